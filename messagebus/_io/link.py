@@ -1,0 +1,236 @@
+"""One AMQP connection with one channel to one broker: dialling, calls, the end.
+
+The only place where pika's exceptions become ours. Runs on one asyncio loop; every method must be
+called on it. A link is dialled once and never comes back: whoever wants another one dials again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pika
+import pika.exceptions
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.channel import Channel
+
+from messagebus.broker import Broker
+from messagebus.errors import ChannelRefused, LinkError, LinkLost, LoginRefused
+from messagebus.secret import Secret
+
+__all__ = ["Credentials", "Link", "dial"]
+
+# pika logs as errors what it also raises; we tell what matters in our own words.
+logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+# A broker under memory or disk alarm may keep a connection blocked; leaving it is the publisher's decision.
+CLOSE_TIMEOUT_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Who logs in where. heartbeat_s: 0 turns heartbeats off. client_id: shown by the broker."""
+
+    user: str
+    password: Secret
+    vhost: str = "/"
+    heartbeat_s: int = 10
+    client_id: str = "messagebus"
+
+
+class Link:
+    """An open connection and channel. Made by `dial`.
+
+    address: what was dialled. broker: ``host:port`` as the broker calls itself (its cluster name),
+    "" when it does not.
+    """
+
+    def __init__(self, address: Broker, connection: AsyncioConnection, channel: Channel) -> None:
+        self.address = address
+        self.connection = connection
+        self.channel = channel
+        self.broker = _own_name(connection)
+        self.is_open = True
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._on_lost: Callable[[LinkError], None] = lambda _why: None
+        self._end: LinkError | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        channel.add_on_close_callback(self._channel_closed)
+        connection.add_on_close_callback(self._connection_closed)
+
+    def on_lost(self, callback: Callable[[LinkError], None]) -> None:
+        """Call this once when the link ends, for whatever reason; at once if it has ended."""
+        if self._end is not None:
+            callback(self._end)
+        else:
+            self._on_lost = callback
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """One request of the channel, as pika names it: ``queue_declare``, ``basic_qos``, ...
+
+        Returns the method of the answer (``method.message_count``, ...). Raises ChannelRefused when
+        the broker closes the channel for it (the link is then lost), LinkLost when the link ends.
+        """
+        return await self._await_answer(getattr(self.channel, method), arguments)
+
+    async def confirm_select(self, on_answer: Callable[[int, bool, bool], None]) -> None:
+        """Ask for confirms: on_answer(tag, multiple, ok) for each answer of the broker."""
+
+        def answered(frame: Any) -> None:
+            method = frame.method
+            on_answer(method.delivery_tag, method.multiple, isinstance(method, pika.spec.Basic.Ack))
+
+        await self._await_answer(self.channel.confirm_delivery, {"ack_nack_callback": answered})
+
+    async def _await_answer(self, send: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if self._end is not None:
+            raise self._end
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.add(answer)
+
+        def answered(frame: Any) -> None:
+            if not answer.done():
+                answer.set_result(frame.method)
+
+        try:
+            send(callback=answered, **arguments)
+            return await answer
+        except pika.exceptions.AMQPError as fault:
+            raise LinkLost(self.address.name, _reason(fault)) from fault
+        finally:
+            self._calls.discard(answer)
+
+    def abort(self) -> None:
+        """End the link now, without a word to the broker. It requeues what was owed."""
+        self._finish(LinkLost(self.address.name, "hung up"))
+        _abort(self.connection)
+
+    async def close(self) -> None:
+        """End the link politely; what was written before is sent. Bounded by CLOSE_TIMEOUT_MS."""
+        self._finish(LinkLost(self.address.name, "closed"))
+        if self.connection.is_open:
+            self.connection.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self.ended), CLOSE_TIMEOUT_MS / 1000)
+        except TimeoutError:
+            _abort(self.connection)
+
+    def _channel_closed(self, _channel: Channel, why: BaseException) -> None:
+        self._finish(_translate(self.address, why))
+        if self.connection.is_open:
+            self.connection.close()
+
+    def _connection_closed(self, _connection: Any, why: BaseException) -> None:
+        self._finish(_translate(self.address, why))
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _finish(self, end: LinkError) -> None:
+        if self._end is not None:
+            return
+        self._end, self.is_open = end, False
+        for answer in self._calls:
+            if not answer.done():
+                answer.set_exception(end)
+        self._on_lost(end)
+
+
+async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) -> Link:
+    """Connect, log in and open a channel, all within timeout_ms.
+
+    Raises LoginRefused (retrying does not help) or LinkLost.
+    """
+    opened: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+
+    def fail(_connection: Any, why: BaseException) -> None:
+        if not opened.done():
+            opened.set_exception(_translate(address, why))
+
+    def channel_opened(channel: Channel) -> None:
+        if not opened.done():
+            opened.set_result(channel)
+
+    connection = AsyncioConnection(
+        _parameters(address, credentials, timeout_ms),
+        on_open_callback=lambda connection: connection.channel(on_open_callback=channel_opened),
+        on_open_error_callback=fail,
+        on_close_callback=fail,
+        custom_ioloop=asyncio.get_running_loop(),
+    )
+    try:
+        channel = await asyncio.wait_for(opened, timeout_ms / 1000)
+    except TimeoutError:
+        _abort(connection)
+        raise LinkLost(address.name, f"no AMQP within {timeout_ms} ms") from None
+    except asyncio.CancelledError:
+        _abort(connection)
+        raise
+    return Link(address, connection, channel)
+
+
+def _parameters(
+    address: Broker, credentials: Credentials, timeout_ms: int
+) -> pika.ConnectionParameters:
+    return pika.ConnectionParameters(
+        host=address.host.strip("[]"),
+        port=address.port,
+        virtual_host=credentials.vhost,
+        credentials=pika.PlainCredentials(credentials.user, credentials.password.reveal()),
+        heartbeat=credentials.heartbeat_s,
+        socket_timeout=timeout_ms / 1000,
+        stack_timeout=timeout_ms / 1000,
+        client_properties={"product": "messagebus", "connection_name": credentials.client_id},
+    )
+
+
+def _abort(connection: AsyncioConnection) -> None:
+    """Close the socket whatever state the connection is in; pika tells its callbacks by itself."""
+    if not connection.is_closed:
+        connection._terminate_stream(pika.exceptions.StreamLostError("hung up"))
+
+
+def _own_name(connection: AsyncioConnection) -> str:
+    name = (connection.server_properties or {}).get("cluster_name", "")
+    if isinstance(name, bytes):
+        name = name.decode("utf-8", "replace")
+    try:
+        return Broker.parse(name).name if ":" in name else ""
+    except ValueError:
+        return ""
+
+
+def _translate(address: Broker, why: BaseException) -> LinkError:
+    why = _root(why)
+    match why:
+        case LinkError():
+            return why
+        case pika.exceptions.ChannelClosedByBroker(reply_code=code, reply_text=text):
+            return ChannelRefused(address.name, code, text)
+        case pika.exceptions.ConnectionClosedByBroker(reply_code=403 | 530, reply_text=text):
+            return LoginRefused(address.name, text)
+        # pika guesses these two from any end during the handshake; only the broker's own word counts.
+        case (
+            pika.exceptions.ProbableAuthenticationError()
+            | pika.exceptions.ProbableAccessDeniedError()
+        ):
+            refused = "ConnectionClosedByBroker" in str(why)
+            return (LoginRefused if refused else LinkLost)(address.name, _reason(why))
+        case _:
+            return LinkLost(address.name, _reason(why))
+
+
+def _root(why: BaseException) -> BaseException:
+    """What pika's connection workflow wrapped, several layers deep."""
+    while True:
+        layers = [*getattr(why, "exceptions", ()), getattr(why, "exception", None), *why.args[:1]]
+        inner = [layer for layer in layers if isinstance(layer, BaseException)]
+        if not inner:
+            return why
+        why = inner[-1]
+
+
+def _reason(why: BaseException) -> str:
+    return " ".join(str(why).split())[:300] or type(why).__name__

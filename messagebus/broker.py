@@ -1,0 +1,155 @@
+"""Brokers, and the consumer list that says which of them to consume from.
+
+Pure values: parsing and writing the text of a list. Fetching it is `_io.fetch`, serving it
+`agent.service`, editing it the kit `consumer_lists`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from messagebus.errors import ListInvalid
+
+__all__ = ["AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "Broker", "BrokerList", "ListedBroker"]
+
+AMQP_PORT = 5672
+AGENT_PORT = 8081
+# 1,000 brokers of 60 bytes are 60 kB; an answer above this is not a list.
+LIST_BYTES_MAX = 1 << 20
+
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
+_CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HEADER = re.compile(r"#\s*(cluster|generation)\s*:\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Broker:
+    """A RabbitMQ node as clients see it. IPv6 addresses are kept in brackets."""
+
+    host: str
+    port: int = AMQP_PORT
+
+    @property
+    def name(self) -> str:
+        """``host:port``: how lists, logs and receipts call it."""
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Broker:
+        """Read ``host:port`` or ``host``. Raises ValueError with what is wrong."""
+        host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+        if not colon:
+            host, port = text, str(AMQP_PORT)
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"not a host name or address: {host!r}")
+        return cls(host, parse_port(port))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedBroker:
+    """One line of a list. agent_port: where the agent of the same host answers HTTP."""
+
+    broker: Broker
+    draining: bool = False
+    agent_port: int = AGENT_PORT
+
+    @property
+    def agent_url(self) -> str:
+        return f"http://{self.broker.host}:{self.agent_port}"
+
+    def render(self) -> str:
+        agent = f" agent={self.agent_port}" if self.agent_port != AGENT_PORT else ""
+        return f"{self.broker}{agent}{' draining' if self.draining else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerList:
+    """Which brokers to consume from: a cluster's name, a generation, its brokers.
+
+    generation: only grows; 0 means that the list does not say, as a plain file of addresses.
+    listed: in the order of the file, no broker twice, never empty.
+    """
+
+    cluster: str = ""
+    generation: int = 0
+    listed: tuple[ListedBroker, ...]
+
+    def __iter__(self) -> Iterator[ListedBroker]:
+        return iter(self.listed)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(entry.broker.name for entry in self.listed)
+
+    def find(self, name: str) -> ListedBroker | None:
+        return next((entry for entry in self.listed if entry.broker.name == name), None)
+
+    def render(self) -> str:
+        """The text of this list; ``parse`` reads it back."""
+        head = [f"# cluster: {self.cluster}"] if self.cluster else []
+        head += [f"# generation: {self.generation}"] if self.generation else []
+        return "\n".join([*head, *(entry.render() for entry in self.listed)]) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> BrokerList:
+        """Read a list. Any bad line rejects the whole.
+
+        Raises ListInvalid with the number of the line: a bad address, port or attribute, a broker
+        named twice, a header that makes no sense, no broker at all, or more than LIST_BYTES_MAX bytes.
+        """
+        if len(text.encode("utf-8", "replace")) > LIST_BYTES_MAX:
+            raise ListInvalid(f"more than {LIST_BYTES_MAX} bytes")
+        headers: dict[str, str] = {}
+        listed: dict[Broker, ListedBroker] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            if header := _HEADER.fullmatch(line.strip()):
+                _read_header(headers, header[1], header[2].strip(), number)
+            elif entry := _read_entry(line, number):
+                if entry.broker in listed:
+                    raise ListInvalid(f"{entry.broker} is listed twice", line=number)
+                listed[entry.broker] = entry
+        if not listed:
+            raise ListInvalid("no broker in it")
+        generation = int(headers.get("generation", "0"))
+        return cls(
+            cluster=headers.get("cluster", ""), generation=generation, listed=tuple(listed.values())
+        )
+
+
+def parse_port(text: str) -> int:
+    """Read a TCP port. Raises ValueError unless it is 1 to 65535."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 65535):
+        raise ValueError(f"not a port from 1 to 65535: {text!r}")
+    return int(text)
+
+
+def _read_header(headers: dict[str, str], key: str, value: str, number: int) -> None:
+    good = _CLUSTER.fullmatch(value) if key == "cluster" else re.fullmatch(r"[0-9]{1,18}", value)
+    if not good:
+        raise ListInvalid(f"not a {key}: {value!r}", line=number)
+    if key in headers:
+        raise ListInvalid(f"{key} is said twice", line=number)
+    headers[key] = value
+
+
+def _read_entry(line: str, number: int) -> ListedBroker | None:
+    words = line.partition("#")[0].split()
+    if not words:
+        return None
+    draining, agent_port = False, AGENT_PORT
+    try:
+        for word in words[1:]:
+            if word == "draining":
+                draining = True
+            elif word.startswith("agent="):
+                agent_port = parse_port(word.removeprefix("agent="))
+            else:
+                raise ValueError(f"unknown attribute {word!r}; allowed: draining, agent=PORT")
+        return ListedBroker(broker=Broker.parse(words[0]), draining=draining, agent_port=agent_port)
+    except ValueError as fault:
+        raise ListInvalid(str(fault), line=number) from None

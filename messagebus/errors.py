@@ -1,0 +1,191 @@
+"""Every error that messagebus raises, in one tree.
+
+MessageBusError
+    ConfigError (also ValueError)     a setting is wrong: key, value, what is allowed
+    NameInvalid (also ValueError)     a topic, queue, subscription or key may not be spelled so
+    MessageInvalid (also ValueError)  a message cannot be sent as it is
+    WrongPayload (also TypeError)     a delivery does not hold what was asked for
+    Stopped                           used before start() or after stop()
+    NotReady                          start(require=...) was not fulfilled in time
+    PublishError                      carries message_id and outcome
+        Refused                       the broker said no
+        Unroutable                    no queue took it
+        Unknown                       no answer: it may or may not be stored
+    BacklogFull                       waited timeout_s for room
+    LinkError                         carries the broker
+        LinkLost                      the connection or channel ended
+        LoginRefused                  wrong user, password or virtual host: retrying does not help
+        ChannelRefused                the broker closed the channel: code and text
+    ListError
+        ListUnavailable               no agent answered: keep the last list
+        ListInvalid                   an answer that is not a list: keep the last list
+    TopologyError
+        RegistrationIncomplete        some broker may take publishes without the wanted queue
+        TopologyMismatch              a queue or exchange exists with other arguments
+    AlreadySettled                    the application answered one delivery twice
+
+pika's exceptions never leave ``messagebus._io``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from messagebus.outcome import Outcome
+
+__all__ = [
+    "AlreadySettled",
+    "BacklogFull",
+    "ChannelRefused",
+    "ConfigError",
+    "LinkError",
+    "LinkLost",
+    "ListError",
+    "ListInvalid",
+    "ListUnavailable",
+    "LoginRefused",
+    "MessageBusError",
+    "MessageInvalid",
+    "NameInvalid",
+    "NotReady",
+    "PublishError",
+    "Refused",
+    "RegistrationIncomplete",
+    "Stopped",
+    "TopologyError",
+    "TopologyMismatch",
+    "Unknown",
+    "Unroutable",
+    "WrongPayload",
+]
+
+
+class MessageBusError(Exception):
+    """Root of all errors of this library."""
+
+
+class ConfigError(MessageBusError, ValueError):
+    """Raised when a setting is wrong; the text names every faulty key and what is allowed."""
+
+
+class NameInvalid(MessageBusError, ValueError):
+    """Raised when a name may not be spelled so; choose another name."""
+
+
+class MessageInvalid(MessageBusError, ValueError):
+    """Raised when a message cannot be sent as it is; nothing was sent."""
+
+
+class WrongPayload(MessageBusError, TypeError):
+    """Raised when a message does not hold what was asked for; look at its content_type."""
+
+
+class Stopped(MessageBusError):
+    """Raised when a client is used before start() or after stop()."""
+
+
+class NotReady(MessageBusError):
+    """Raised when start(require=...) was not fulfilled in time; the client is stopped again."""
+
+
+class PublishError(MessageBusError):
+    """Raised when a publish did not end in a confirm; says which message and how it ended."""
+
+    outcome: Outcome
+
+    def __init__(self, message_id: str, reason: str = "") -> None:
+        super().__init__(
+            f"message {message_id} {self.outcome.value}{': ' if reason else ''}{reason}"
+        )
+        self.message_id = message_id
+        self.reason = reason
+
+
+class Refused(PublishError):
+    """Raised when the broker refused the message (nack); it is not stored, publish again later."""
+
+    outcome = Outcome.REFUSED
+
+
+class Unroutable(PublishError):
+    """Raised when no queue took the message; create a subscription first."""
+
+    outcome = Outcome.UNROUTABLE
+
+
+class Unknown(PublishError):
+    """Raised when no answer came: it may or may not be stored; publish again with the same id."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class BacklogFull(MessageBusError):
+    """Raised when the backlog had no room for timeout_s; nothing was accepted, try later."""
+
+
+class LinkError(MessageBusError):
+    """Raised when a link to a broker does not work."""
+
+    def __init__(self, broker: str, reason: str) -> None:
+        super().__init__(f"{broker}: {reason}")
+        self.broker = broker
+        self.reason = reason
+
+
+class LinkLost(LinkError):
+    """Raised when a link could not be opened or ended; dial again."""
+
+
+class LoginRefused(LinkError):
+    """Raised when user, password or virtual host are wrong; correct them, retrying does not help."""
+
+
+class ChannelRefused(LinkError):
+    """Raised when the broker closed the channel; code is AMQP's reply code (404, 403, 406, ...)."""
+
+    def __init__(self, broker: str, code: int, text: str) -> None:
+        super().__init__(broker, f"{code} {text}")
+        self.code = code
+
+
+class ListError(MessageBusError):
+    """Raised when there is no usable answer to a request for the consumer list."""
+
+
+class ListUnavailable(ListError):
+    """Raised when no agent answered; keep the last list and ask again."""
+
+
+class ListInvalid(ListError):
+    """Raised when an answer is not a list; keep the last list and tell an operator.
+
+    line: 1-based number of the offending line, 0 when the whole answer is meant.
+    """
+
+    def __init__(self, reason: str, *, line: int = 0) -> None:
+        super().__init__(f"line {line}: {reason}" if line else reason)
+        self.line = line
+
+
+class TopologyError(MessageBusError):
+    """Raised when the wanted topics, queues and subscriptions could not be brought about."""
+
+
+class RegistrationIncomplete(TopologyError):
+    """Raised when a broker may take publishes without the wanted queue; repeat it, or look at the brokers.
+
+    missing: broker name -> reason, one entry per broker that stands in the way.
+    """
+
+    def __init__(self, what: str, missing: Mapping[str, str]) -> None:
+        where = ", ".join(f"{broker} ({reason})" for broker, reason in sorted(missing.items()))
+        super().__init__(f"{what} is incomplete: {where or 'no agent answered'}")
+        self.missing = dict(missing)
+
+
+class TopologyMismatch(TopologyError):
+    """Raised when a queue or exchange exists with other arguments; the text shows both."""
+
+
+class AlreadySettled(MessageBusError):
+    """Raised when the application answers one delivery twice: a bug in the caller."""

@@ -1,0 +1,151 @@
+"""What is sent, and what is received.
+
+A `Message` is a value: the library never changes it. A `Delivery` is a message that arrived, with
+the receipt that says where its answer must go.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from messagebus.core.receipts import Receipt
+from messagebus.destination import Source
+from messagebus.errors import MessageInvalid, WrongPayload
+
+__all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message"]
+
+# RabbitMQ 4 refuses larger ones by closing the channel, which makes the whole window unknown.
+BODY_BYTES_MAX = 16 * 1024 * 1024
+TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
+SHORT_BYTES_MAX = 255
+RESERVED_PREFIX = "mb-"
+
+Header = None | bool | int | float | str | bytes | list[Any] | dict[str, Any]
+NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message to publish.
+
+    body: at most BODY_BYTES_MAX bytes.
+    message_id: 1 to 255 bytes; "" lets the publisher make one, once, kept through every retry.
+    headers: names that do not start with ``mb-``; values of AMQP's types. Never mutated.
+    key: groups messages that must keep their order; 0 to 255 bytes of UTF-8.
+    priority: 0 to 9, honoured where the broker can (quorum queues of RabbitMQ 3 cannot).
+    expires_after_ms: the broker may drop it unread after that; None keeps it for ever.
+    """
+
+    body: bytes
+    content_type: str = BINARY
+    message_id: str = ""
+    headers: Mapping[str, Header] = NO_HEADERS
+    key: str = ""
+    priority: int | None = None
+    correlation_id: str = ""
+    reply_to: str = ""
+    type: str = ""
+    expires_after_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.body, bytes):
+            kind = type(self.body).__name__
+            raise MessageInvalid(f"body is {kind}, not bytes; see Message.text, Message.json")
+        if len(self.body) > BODY_BYTES_MAX:
+            raise MessageInvalid(f"body of {len(self.body)} bytes: at most {BODY_BYTES_MAX}")
+        for name in ("content_type", "message_id", "key", "correlation_id", "reply_to", "type"):
+            _check_short(name, getattr(self, name))
+        if self.priority is not None and self.priority not in range(10):
+            raise MessageInvalid(f"priority {self.priority!r}: 0 to 9")
+        if self.expires_after_ms is not None and self.expires_after_ms < 0:
+            raise MessageInvalid(f"expires_after_ms {self.expires_after_ms}: not negative")
+        for name in self.headers:
+            _check_short("header name", name)
+            if name.startswith(RESERVED_PREFIX):
+                raise MessageInvalid(f"header {name!r}: {RESERVED_PREFIX!r} belongs to the library")
+
+    @classmethod
+    def text(cls, text: str, **fields: Any) -> Message:
+        """A text; fields are those of the class."""
+        return cls(body=text.encode(), content_type=TEXT, **fields)
+
+    @classmethod
+    def json(cls, value: Any, **fields: Any) -> Message:
+        """Anything that JSON can say. Raises MessageInvalid for what it cannot."""
+        try:
+            body = jsonlib.dumps(
+                value, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+            ).encode()
+        except (TypeError, ValueError) as fault:
+            raise MessageInvalid(f"not JSON: {fault}") from fault
+        return cls(body=body, content_type=JSON, **fields)
+
+    @classmethod
+    def binary(cls, body: bytes, **fields: Any) -> Message:
+        """Bytes as they are."""
+        return cls(body=body, content_type=BINARY, **fields)
+
+    def as_text(self) -> str:
+        """The text. Raises WrongPayload unless content_type is a text and the bytes are UTF-8."""
+        if not self.content_type.startswith("text/"):
+            raise WrongPayload(f"not a text: content_type is {self.content_type!r}")
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError as fault:
+            raise WrongPayload(f"not UTF-8: {fault}") from fault
+
+    def as_json(self) -> Any:
+        """The decoded value. Raises WrongPayload unless content_type is JSON and the bytes are."""
+        if not self.content_type.startswith(JSON):
+            raise WrongPayload(f"not JSON: content_type is {self.content_type!r}")
+        try:
+            return jsonlib.loads(self.body)
+        except ValueError as fault:
+            raise WrongPayload(f"not JSON: {fault}") from fault
+
+    def as_binary(self) -> bytes:
+        """The bytes. Raises WrongPayload when content_type says text or JSON."""
+        if self.content_type.startswith(("text/", JSON)):
+            raise WrongPayload(f"not binary: content_type is {self.content_type!r}")
+        return self.body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One message as it arrived.
+
+    receipt: where the answer goes; valid for one answer while that link lives.
+    source: the subscription or queue it was consumed from.
+    redelivered: the broker handed it out before (to anyone): it may be a duplicate.
+    received_ns: time.monotonic_ns() when it arrived.
+    """
+
+    message: Message
+    receipt: Receipt
+    source: Source
+    redelivered: bool = False
+    received_ns: int = field(default=0, compare=False)
+
+    @property
+    def broker(self) -> str:
+        """``host:port`` of the broker that delivered."""
+        return self.receipt.broker
+
+    @property
+    def message_id(self) -> str:
+        return self.message.message_id
+
+    @property
+    def body(self) -> bytes:
+        return self.message.body
+
+
+def _check_short(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise MessageInvalid(f"{name} is {type(text).__name__}, not str")
+    if len(text) * 4 > SHORT_BYTES_MAX and len(text.encode()) > SHORT_BYTES_MAX:
+        raise MessageInvalid(f"{name} of {len(text.encode())} bytes: at most {SHORT_BYTES_MAX}")

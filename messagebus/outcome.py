@@ -1,0 +1,51 @@
+"""The one way in which a publish ended, and what was really promised for it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Durability", "Outcome", "Published"]
+
+
+class Outcome(enum.Enum):
+    """How a publish ended. Every publish ends in exactly one of these."""
+
+    CONFIRMED = "confirmed"
+    """A broker took responsibility."""
+    REFUSED = "refused"
+    """A broker said no (basic.nack), or the deadline passed before anything was sent."""
+    UNROUTABLE = "unroutable"
+    """No queue took it (basic.return)."""
+    UNKNOWN = "unknown"
+    """The link ended first: it may or may not be stored. Publish again with the same id."""
+
+
+class Durability(enum.Enum):
+    """What a confirmed message survives."""
+
+    FSYNC = "fsync"
+    """Power-off of the broker: written and fsynced to a settled quorum queue before the confirm."""
+    PAGE_CACHE = "page-cache"
+    """SIGKILL of the broker, not a power-off."""
+    NONE = "none"
+    """Nothing: no confirm was waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The end of one publish.
+
+    broker: the broker that answered as ``host:port``, "" where none did or it is not identified.
+    attempts: how often it was sent; above 1 an earlier copy may be stored too, under the same id.
+    sent_ns, settled_ns: time.monotonic_ns() of the last send (0: never sent) and of the outcome.
+    """
+
+    message_id: str
+    outcome: Outcome
+    durability: Durability
+    broker: str = ""
+    attempts: int = 1
+    sent_ns: int = 0
+    settled_ns: int = 0
+    reason: str = ""

@@ -1,0 +1,35 @@
+"""Waiting for a condition, never for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Times grow with this on slow machines.
+FACTOR = float(os.environ.get("MESSAGEBUS_TEST_TIME_FACTOR", "1"))
+POLL_S = 0.02
+
+
+def eventually(condition: Callable[[], T], *, within_s: float, what: str = "") -> T:
+    """Call until the answer is true, and return it. Raises AssertionError after within_s."""
+    until = time.monotonic() + within_s * FACTOR
+    while not (answer := condition()):
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {within_s} s: {what or condition}")
+        time.sleep(POLL_S)
+    return answer
+
+
+async def eventually_async(condition: Callable[[], T], *, within_s: float, what: str = "") -> T:
+    """The same on a running loop."""
+    until = time.monotonic() + within_s * FACTOR
+    while not (answer := condition()):
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {within_s} s: {what or condition}")
+        await asyncio.sleep(POLL_S)
+    return answer
