@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
-from messagebus.outcome import Durability
 from messagebus.secret import Secret
 
 __all__ = ["BusConfig", "ConsumerConfig", "PublisherConfig"]
@@ -117,7 +116,6 @@ class BusConfig:
 class PublisherConfig:
     """How to publish.
 
-    durability: `fsync` waits for settled queues; `none` waits for no confirm.
     window: publishes sent and not yet confirmed, on one link.
     backlog_messages_max, backlog_bytes_max: accepted and not yet sent; a full backlog makes callers wait.
     deadline_ms: for one publish, from acceptance to outcome, over all retries.
@@ -127,7 +125,6 @@ class PublisherConfig:
     confirm_slow_ms: a broker whose oldest confirm is later than that is left for another one.
     """
 
-    durability: Durability = Durability.FSYNC
     window: int = 512
     backlog_messages_max: int = 10_000
     backlog_bytes_max: int = 64 * 1024 * 1024

@@ -2,6 +2,9 @@
 
 A *topic* gives every subscription a copy; a *queue* has one set of competing consumers. The
 spelling of exchanges and queues is part of the wire format (docs/WIRE.md).
+
+Every destination is published to through an exchange of its own, a queue too: a queue is bound to its
+exchange only when it is settled, so what cannot survive yet cannot be confirmed either.
 """
 
 from __future__ import annotations
@@ -52,10 +55,6 @@ class Topic:
     def exchange(self) -> str:
         return f"mb.topic/{self.name}"
 
-    @property
-    def routing_key(self) -> str:
-        return ""
-
     def __str__(self) -> str:
         return self.name
 
@@ -71,11 +70,7 @@ class Queue:
 
     @property
     def exchange(self) -> str:
-        return ""
-
-    @property
-    def routing_key(self) -> str:
-        return self.amqp_queue
+        return f"mb.queue/{self.name}"
 
     @property
     def amqp_queue(self) -> str:

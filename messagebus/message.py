@@ -43,7 +43,7 @@ class Message:
     body: bytes
     content_type: str = BINARY
     message_id: str = ""
-    headers: Mapping[str, Header] = NO_HEADERS
+    headers: Mapping[str, Header] = field(default_factory=lambda: NO_HEADERS)
     key: str = ""
     priority: int | None = None
     correlation_id: str = ""
@@ -52,8 +52,9 @@ class Message:
     expires_after_ms: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.body, bytes):
-            kind = type(self.body).__name__
+        body: object = self.body
+        if not isinstance(body, bytes):
+            kind = type(body).__name__
             raise MessageInvalid(f"body is {kind}, not bytes; see Message.text, Message.json")
         if len(self.body) > BODY_BYTES_MAX:
             raise MessageInvalid(f"body of {len(self.body)} bytes: at most {BODY_BYTES_MAX}")

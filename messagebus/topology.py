@@ -61,7 +61,10 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declarations:
-    """What to declare, in this order: exchanges, queues, bindings."""
+    """What to declare: exchanges, then queues, and the bindings only when the queues are settled.
+
+    So a bound queue is a settled one, and no confirm can come from one that is not.
+    """
 
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[QueueSpec, ...] = field(default=())
@@ -83,7 +86,11 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
                 bindings=(Binding(exchange=topic.exchange, queue=wanted.amqp_queue),),
             )
         case Queue():
-            return Declarations(queues=_queue_with_parking(wanted, born))
+            return Declarations(
+                exchanges=(Exchange(name=wanted.exchange),),
+                queues=_queue_with_parking(wanted, born),
+                bindings=(Binding(exchange=wanted.exchange, queue=wanted.amqp_queue),),
+            )
 
 
 def _queue_with_parking(source: Source, born: int) -> tuple[QueueSpec, QueueSpec]:

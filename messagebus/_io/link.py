@@ -26,7 +26,7 @@ __all__ = ["Credentials", "Link", "dial"]
 # pika logs as errors what it also raises; we tell what matters in our own words.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
-# A broker under memory or disk alarm may keep a connection blocked; leaving it is the publisher's decision.
+# A broker under an alarm reads nothing more from a connection that published: no answer to a close.
 CLOSE_TIMEOUT_MS = 2_000
 
 
@@ -102,6 +102,52 @@ class Link:
             raise LinkLost(self.address.name, _reason(fault)) from fault
         finally:
             self._calls.discard(answer)
+
+    async def try_call(self, method: str, **arguments: Any) -> Any:
+        """The same on a channel of its own: a refusal leaves this link alone. Raises as `call`."""
+        opened: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+
+        def channel_opened(channel: Channel) -> None:
+            if not opened.done():
+                opened.set_result(channel)
+
+        self._calls.add(opened)
+        try:
+            self.connection.channel(on_open_callback=channel_opened)
+            channel = await opened
+        except pika.exceptions.AMQPError as fault:
+            raise LinkLost(self.address.name, _reason(fault)) from fault
+        finally:
+            self._calls.discard(opened)
+        return await self._call_and_close(channel, method, arguments)
+
+    async def _call_and_close(
+        self, channel: Channel, method: str, arguments: dict[str, Any]
+    ) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.add(answer)
+
+        def answered(frame: Any) -> None:
+            if not answer.done():
+                answer.set_result(frame.method)
+
+        def closed(_channel: Channel, why: BaseException) -> None:
+            if not answer.done():
+                answer.set_exception(_translate(self.address, why))
+
+        channel.add_on_close_callback(closed)
+        try:
+            getattr(channel, method)(callback=answered, **arguments)
+            return await answer
+        finally:
+            self._calls.discard(answer)
+            if channel.is_open:
+                channel.close()
+
+    def on_blocked(self, callback: Callable[[bool], None]) -> None:
+        """Call this with True when the broker blocks publishing (memory or disk alarm), False after."""
+        self.connection.add_on_connection_blocked_callback(lambda *_: callback(True))
+        self.connection.add_on_connection_unblocked_callback(lambda *_: callback(False))
 
     def abort(self) -> None:
         """End the link now, without a word to the broker. It requeues what was owed."""

@@ -3,8 +3,8 @@
 Decides; sends nothing. A broker's *epoch* counts the links to it, so a receipt of an earlier link
 never matches: its broker has requeued that message long ago, and the tag now means another.
 
-Acknowledgements are coalesced: `flush` returns the fewest acks that answer everything answered since
-the last call and nothing else. Only a prefix of tags without a gap becomes one ``multiple``.
+Acknowledgements are coalesced: `flush` returns the fewest acks that answer everything answered
+since the last call and nothing else. Only a prefix of tags without a gap becomes one ``multiple``.
 """
 
 from __future__ import annotations

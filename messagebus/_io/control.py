@@ -1,0 +1,185 @@
+"""Administration of one broker over AMQP: declare, delete, audit, the gate, events.
+
+For agents, whose user may configure. One `Control` wraps one link; the broker ends the link for a
+request that it refuses, so every method may raise LinkError and the caller dials again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from messagebus._io.link import Credentials, Link, dial
+from messagebus.broker import Broker
+from messagebus.errors import ChannelRefused, LinkLost, LoginRefused
+from messagebus.topology import GATE, Declarations, QueueSpec
+
+__all__ = ["EVENT_EXCHANGE", "Control", "login_is_good", "port_refuses"]
+
+# Made by the plugin rabbitmq_event_exchange; durable, so it is still there when the plugin is off.
+EVENT_EXCHANGE = "amq.rabbitmq.event"
+EVENT_KEYS = ("queue.deleted", "exchange.deleted", "binding.deleted")
+# Declaring one more queue flushes the names of those before it.
+SETTLE_QUEUE = QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
+# A broker that does not answer a declaration for so long is treated as gone.
+CALL_TIMEOUT_S = 5.0
+NOT_FOUND = 404
+
+OnEvent = Callable[[str, Mapping[str, Any]], None]
+
+
+class Control:
+    """One administrator's link to a broker."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    @classmethod
+    async def dial(cls, address: Broker, credentials: Credentials, *, timeout_ms: int) -> Control:
+        """Open a link. Raises LoginRefused or LinkLost."""
+        return cls(await dial(address, credentials, timeout_ms=timeout_ms))
+
+    @property
+    def is_open(self) -> bool:
+        return self.link.is_open
+
+    async def declare(self, wanted: Declarations) -> None:
+        """Declare exchanges, queues and bindings. Raises ChannelRefused 406 on a mismatch."""
+        for exchange in wanted.exchanges:
+            await self._call(
+                "exchange_declare",
+                exchange=exchange.name,
+                exchange_type=exchange.type,
+                durable=exchange.durable,
+            )
+        for queue in wanted.queues:
+            await self._declare_queue(queue)
+        await self._bind_all(wanted)
+
+    async def audit(self, wanted: Declarations) -> str:
+        """Look whether all queues are there, and bind them. Returns the name of a missing queue.
+
+        The link is lost when one is missing. "" means that all are there.
+        """
+        for queue in wanted.queues:
+            try:
+                await self._call("queue_declare", queue=queue.name, passive=True)
+            except ChannelRefused as refused:
+                if refused.code != NOT_FOUND:
+                    raise
+                return queue.name
+        await self._bind_all(wanted)
+        return ""
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue with all that is in it; one that is not there is no error."""
+        await self._call("queue_delete", queue=name)
+
+    async def delete_exchange(self, name: str) -> None:
+        await self._call("exchange_delete", exchange=name)
+
+    async def declare_settle_queue(self) -> None:
+        """Flush the names of all queues declared before, to the file, not to the disk.
+
+        Deleted and made again: only a queue that is not known yet makes the broker look it up.
+        """
+        await self._call("queue_delete", queue=SETTLE_QUEUE.name)
+        await self._declare_queue(SETTLE_QUEUE)
+
+    async def gate_is_open(self) -> bool:
+        """Whether the mark is there. The link is lost when it is not."""
+        try:
+            await self._call("exchange_declare", exchange=GATE, passive=True)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return False
+        return True
+
+    async def open_gate(self) -> None:
+        """Declare the mark. Not durable: the broker loses it when it ends."""
+        await self._call("exchange_declare", exchange=GATE, exchange_type="fanout", durable=False)
+
+    async def follow_events(self, on_event: OnEvent) -> bool:
+        """Call on_event(key, headers) for what is deleted from now on.
+
+        Returns False, and the link is lost, when the broker has no event exchange.
+        """
+        answer = await self._call("queue_declare", queue="", exclusive=True, auto_delete=True)
+        try:
+            for key in EVENT_KEYS:
+                await self._call(
+                    "queue_bind", queue=answer.queue, exchange=EVENT_EXCHANGE, routing_key=key
+                )
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return False
+
+        def arrived(_channel: Any, method: Any, properties: Any, _body: bytes) -> None:
+            on_event(method.routing_key, properties.headers or {})
+
+        self.link.channel.basic_consume(
+            answer.queue, on_message_callback=arrived, auto_ack=True, exclusive=True
+        )
+        return True
+
+    async def provoke_event(self) -> str:
+        """Make and delete a queue of our own; returns its name, which an event must tell soon."""
+        answer = await self._call("queue_declare", queue="", exclusive=True)
+        await self._call("queue_delete", queue=answer.queue)
+        return str(answer.queue)
+
+    async def close(self) -> None:
+        await self.link.close()
+
+    def abort(self) -> None:
+        self.link.abort()
+
+    async def _declare_queue(self, queue: QueueSpec) -> None:
+        await self._call(
+            "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
+        )
+
+    async def _bind_all(self, wanted: Declarations) -> None:
+        for binding in wanted.bindings:
+            await self._call(
+                "queue_bind",
+                queue=binding.queue,
+                exchange=binding.exchange,
+                routing_key=binding.routing_key,
+            )
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        try:
+            return await asyncio.wait_for(self.link.call(method, **arguments), CALL_TIMEOUT_S)
+        except TimeoutError:
+            self.link.abort()
+            raise LinkLost(
+                self.link.address.name, f"no answer to {method} within {CALL_TIMEOUT_S:g} s"
+            ) from None
+
+
+async def login_is_good(address: Broker, credentials: Credentials, *, timeout_ms: int) -> bool:
+    """Log in and leave. Raises LinkLost when the broker cannot say."""
+    try:
+        link = await dial(address, credentials, timeout_ms=timeout_ms)
+    except LoginRefused:
+        return False
+    await link.close()
+    return True
+
+
+async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
+    """Whether the AMQP port refuses connections. No answer in time is not a refusal."""
+    try:
+        _reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(address.host.strip("[]"), address.port), timeout_s
+        )
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False

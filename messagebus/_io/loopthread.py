@@ -1,0 +1,69 @@
+"""An asyncio loop in a thread of its own, for the blocking clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from messagebus.errors import Stopped
+
+__all__ = ["LoopThread"]
+
+T = TypeVar("T")
+
+JOIN_TIMEOUT_S = 5.0
+
+
+class LoopThread:
+    """Runs until `stop`. Methods may be called from any other thread of the same process."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._cancel_left()
+        finally:
+            self._loop.close()
+
+    def _cancel_left(self) -> None:
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop."""
+        self._check()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it; whatever bounds it is its own."""
+        return self.begin(work).result()
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call this on the loop. Raises Stopped once the loop has ended."""
+        self._check()
+        self._loop.call_soon_threadsafe(function)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise Stopped("started in another process: start a client after fork, not before")
+        if self._loop.is_closed():
+            raise Stopped("stopped")
+        assert threading.current_thread() is not self._thread, "a blocking call on the I/O thread"
+
+    def stop(self) -> None:
+        """End the loop. What still runs on it is cancelled."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(JOIN_TIMEOUT_S)

@@ -1,0 +1,441 @@
+"""The publisher's driver: carries out what `core.outbox` and `core.route` decide, over pika.
+
+Runs on one asyncio loop; every method must be called on it. Each callback is: translate, one core
+call, perform the actions. Sends are coalesced: however many messages were submitted in one turn of
+the loop, one `_pump` sends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from messagebus._io.clock import now_ms
+from messagebus._io.following import ListFollower
+from messagebus._io.link import Link, dial
+from messagebus._io.registering import Registration, credentials, topology_for
+from messagebus._io.wire import to_properties
+from messagebus.broker import BrokerList
+from messagebus.config import BusConfig, PublisherConfig
+from messagebus.core.outbox import Item, Outbox, Settled
+from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
+from messagebus.destination import Destination
+from messagebus.errors import LinkError, LoginRefused, MessageBusError
+from messagebus.message import Message
+from messagebus.outcome import Durability, Outcome, Published
+
+__all__ = ["PublishDriver", "Ticket"]
+
+log = logging.getLogger("messagebus.publisher")
+
+# Looks for deadlines, slow confirms and due dials. The coarsest wait that the promises stand: the
+# shortest of them, a second dial after 250 ms, is armed by itself.
+TICK_MS = 100
+# A link that was left waits this long for the answers it is owed; then they are unknown.
+RETIRE_MS = 10_000
+# With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
+WINDOW_BYTES_MAX = 16 * 1024 * 1024
+FOLLOW_INTERVAL_S = 30
+REGISTER_TIMEOUT_MS = 30_000
+
+
+class Ticket:
+    """One publish on its way: what is sent, and whom to tell the end."""
+
+    __slots__ = ("broker", "destination", "message", "on_done", "sent_ns")
+
+    def __init__(
+        self, destination: Destination, message: Message, on_done: Callable[[Published], None]
+    ) -> None:
+        self.destination, self.message, self.on_done = destination, message, on_done
+        self.sent_ns = 0
+        self.broker = ""
+
+
+@dataclass(slots=True)
+class Counters:
+    confirmed: int = 0
+    refused: int = 0
+    unroutable: int = 0
+    unknown: int = 0
+    retried: int = 0
+    links_lost: int = 0
+    last_confirm_ms: int = 0
+
+
+class MessageIds:
+    """32 hex digits each: ten random bytes for the process, six that count."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(10)
+        self._numbers = itertools.count(1)
+
+    def make(self) -> str:
+        return f"{self._prefix}{next(self._numbers):012x}"
+
+
+class PublishDriver:
+    """All links of one publisher."""
+
+    def __init__(
+        self, bus: BusConfig, config: PublisherConfig, on_room: Callable[[], None]
+    ) -> None:
+        """on_room: called when messages have left the backlog, at most once a turn."""
+        self._bus, self._config, self._on_room = bus, config, on_room
+        self.outbox = Outbox(
+            messages_max=config.backlog_messages_max,
+            bytes_max=config.backlog_bytes_max,
+            window=config.window,
+            window_bytes_max=WINDOW_BYTES_MAX,
+            attempts_max=config.attempts_max,
+            retry_unknown=config.retry_unknown,
+        )
+        self.route = Route(
+            lifetime_ms=config.connection_lifetime_s * 1000,
+            timeout_first_ms=bus.dial_timeout_ms,
+            timeout_max_ms=bus.dial_timeout_max_ms,
+        )
+        self.counters = Counters()
+        self.fatal: LoginRefused | None = None
+        self.connected = asyncio.Event()
+        """Set when a link is open, or when there will never be one (`fatal`)."""
+        self._ids = MessageIds()
+        self._topology = topology_for(bus)
+        self._follower = ListFollower(
+            bus, subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
+        )
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[int, Link] = {}
+        self._retire_at_ms: dict[int, int] = {}
+        self._destinations: dict[str, Destination] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dials: dict[int, asyncio.Task[None]] = {}
+        self._blocked = False
+        self._woken = False
+        self._slow_until_ms = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle: list[asyncio.Future[None]] = []
+
+    # ------------------------------------------------------------------ life
+    def start(self) -> None:
+        self._follower.start()
+        self._tick()
+
+    async def stop(self, timeout_s: float) -> int:
+        """Wait for what is open, settle the rest, hang up. Returns how many had no known outcome."""
+        await self.flush(timeout_s)
+        left = self.outbox.give_up("the publisher was stopped")
+        self._settle(left)
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (*self._dials.values(), *self._tasks):
+            task.cancel()
+        await self._follower.stop()
+        links, self._links = self._links, {}
+        await asyncio.gather(*(link.close() for link in links.values()))
+        return len(left)
+
+    async def flush(self, timeout_s: float) -> int:
+        """Wait until all accepted publishes are settled. Returns how many are not, in time."""
+        if self.open_publishes:
+            done = self._loop.create_future()
+            self._idle.append(done)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done, timeout_s)
+        return self.open_publishes
+
+    @property
+    def open_publishes(self) -> int:
+        return self.outbox.waiting + self.outbox.in_flight
+
+    # ------------------------------------------------------------------ accepting
+    def submit(self, ticket: Ticket, timeout_ms: int | None = None) -> str:
+        """Accept a publish, whatever the backlog holds: the caller has asked for room.
+
+        Returns its message id. The end comes through ticket.on_done.
+        """
+        message_id = ticket.message.message_id or self._ids.make()
+        lane = ticket.destination.exchange
+        item = Item(
+            message_id=message_id,
+            lane=lane,
+            size=len(ticket.message.body),
+            deadline_ms=now_ms() + (timeout_ms or self._config.deadline_ms),
+            token=ticket,
+        )
+        self.outbox.accept(item)
+        if lane not in self._destinations:
+            self._destinations[lane] = ticket.destination
+            self._spawn(self._open_lane(ticket.destination))
+        self._wake()
+        return message_id
+
+    async def _open_lane(self, destination: Destination) -> None:
+        """Register a destination, make sure of it on the current link, then let its publishes go."""
+        lane = destination.exchange
+        try:
+            await self._topology.register(
+                [destination], timeout_ms=REGISTER_TIMEOUT_MS, enough=True
+            )
+            await self._verify_current([destination])
+        except LinkError as fault:
+            self._retry_lane(destination, fault)
+        except MessageBusError as fault:
+            log.warning("destination refused destination=%s reason=%r", destination, str(fault))
+            del self._destinations[lane]
+            self._settle(self.outbox.refuse_lane(lane, str(fault)))
+        else:
+            self.outbox.open_lane(lane)
+            self._wake()
+
+    def _retry_lane(self, destination: Destination, fault: LinkError) -> None:
+        """The link ended meanwhile, or the broker lacks the exchange: the next link will have it."""
+        if isinstance(fault, LoginRefused):
+            self.fatal = fault
+            del self._destinations[destination.exchange]
+            self._settle(self.outbox.refuse_lane(destination.exchange, str(fault)))
+            return
+        self.route.leave(now_ms())
+        self._spawn(self._open_lane_later(destination))
+
+    async def _open_lane_later(self, destination: Destination) -> None:
+        await asyncio.sleep(TICK_MS / 1000)
+        await self._open_lane(destination)
+
+    async def _verify_current(self, destinations: Iterable[Destination]) -> None:
+        link = self._links.get(self.route.current or 0)
+        if link is not None:
+            await self._topology.verify(link, destinations)
+
+    async def register(self, wanted: Destination, timeout_ms: int) -> Registration:
+        """Make a destination exist everywhere before anything is sent."""
+        return await self._topology.register([wanted], timeout_ms=timeout_ms)
+
+    # ------------------------------------------------------------------ sending
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._woken = False
+        link = self._links.get(self.route.current or 0)
+        if link is not None and link.is_open and not self._blocked:
+            sent_ns = time.monotonic_ns()
+            for item in self.outbox.take(sent_ns // 1_000_000):
+                self._send(link, item, sent_ns)
+        self._on_room()
+
+    def _send(self, link: Link, item: Item, sent_ns: int) -> None:
+        ticket: Ticket = item.token
+        ticket.sent_ns, ticket.broker = sent_ns, link.broker
+        if item.attempts > 1:
+            self.counters.retried += 1
+        link.channel.basic_publish(
+            ticket.destination.exchange,
+            "",
+            ticket.message.body,
+            to_properties(ticket.message, item.message_id),
+            mandatory=True,
+        )
+
+    # ------------------------------------------------------------------ answers
+    def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
+        self.counters.last_confirm_ms = now_ms()
+        self._settle(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
+        if link in self._retire_at_ms:
+            self._hang_up_if_answered(link)
+        self._wake()
+
+    def _settle(self, settled: Iterable[Settled]) -> None:
+        settled_ns = time.monotonic_ns()
+        for each in settled:
+            ticket: Ticket = each.item.token
+            outcome = Outcome(each.outcome)
+            setattr(self.counters, each.outcome, getattr(self.counters, each.outcome) + 1)
+            ticket.on_done(
+                Published(
+                    message_id=each.item.message_id,
+                    outcome=outcome,
+                    durability=_durability(outcome),
+                    broker=ticket.broker,
+                    attempts=each.item.attempts,
+                    sent_ns=ticket.sent_ns,
+                    settled_ns=settled_ns,
+                    reason=each.reason,
+                )
+            )
+        if self._idle and not self.open_publishes:
+            for done in self._idle:
+                if not done.done():
+                    done.set_result(None)
+            self._idle.clear()
+
+    # ------------------------------------------------------------------ links
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Dial(link, timeout_ms):
+                    self._dials[link] = asyncio.create_task(self._dial(link, timeout_ms))
+                case Adopt(link):
+                    self._adopt(link)
+                case HangUp(link):
+                    self._hang_up(link)
+
+    async def _dial(self, number: int, timeout_ms: int) -> None:
+        """One try: connect, log in, ask for confirms, make sure of the destinations in use."""
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                link = await dial(self._bus.address, credentials(self._bus), timeout_ms=timeout_ms)
+                await link.confirm_select(
+                    lambda tag, multiple, ok: self._answered(number, tag, multiple, ok)
+                )
+                await self._topology.verify(link, self._open_destinations())
+        except (LinkError, TimeoutError) as fault:
+            if link is not None:
+                link.abort()
+            self._dial_failed(number, fault)
+        except asyncio.CancelledError:
+            if link is not None:
+                link.abort()
+            raise
+        else:
+            self._opened(number, link)
+        finally:
+            self._dials.pop(number, None)
+
+    def _open_destinations(self) -> list[Destination]:
+        return [d for lane, d in self._destinations.items() if self.outbox.lane_is_open(lane)]
+
+    def _dial_failed(self, number: int, fault: Exception) -> None:
+        log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault))
+        if isinstance(fault, LoginRefused):
+            self.fatal = fault
+            self.connected.set()
+        self.route.lost(number, now_ms(), random.random())
+
+    def _opened(self, number: int, link: Link) -> None:
+        self._links[number] = link
+        link.channel.add_on_return_callback(
+            lambda _channel, _method, properties, _body: self.outbox.returned(
+                number, properties.message_id
+            )
+        )
+        link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
+        link.on_lost(lambda why: self._lost(number, why))
+        self._perform(self.route.opened(number, link.broker, now_ms(), random.random()))
+
+    def _adopt(self, number: int) -> None:
+        new = self._links[number]
+        old = [
+            other for other in self._links if other != number and other not in self._retire_at_ms
+        ]
+        same = any(not new.broker or self._links[other].broker in ("", new.broker) for other in old)
+        self.outbox.link_opened(number, same_broker=same)
+        self._blocked = False
+        for other in old:
+            self._retire_at_ms[other] = now_ms() + RETIRE_MS
+            self._hang_up_if_answered(other)
+        self.fatal = None
+        self.connected.set()
+        log.info("link opened broker=%s dials=%d", new.broker or new.address, self.route.dials)
+        self._wake()
+
+    def _hang_up_if_answered(self, number: int) -> None:
+        if self.outbox.is_answered(number):
+            self._hang_up(number)
+            self._wake()
+
+    def _hang_up(self, number: int) -> None:
+        self._retire_at_ms.pop(number, None)
+        if task := self._dials.get(number):
+            task.cancel()
+        if link := self._links.pop(number, None):
+            self._settle(self.outbox.link_lost(number, now_ms()))
+            self._spawn(link.close())
+
+    def _lost(self, number: int, why: LinkError) -> None:
+        if self._links.pop(number, None) is None:
+            return  # we hung up ourselves
+        self._retire_at_ms.pop(number, None)
+        self.counters.links_lost += 1
+        in_flight = self.outbox.in_flight
+        self._settle(self.outbox.link_lost(number, now_ms()))
+        log.warning("link lost broker=%s in_flight=%d reason=%r", why.broker, in_flight, why.reason)
+        if self.route.current == number:
+            self.connected.clear()
+        self.route.lost(number, now_ms(), random.random())
+        self._perform(self.route.tick(now_ms()))
+
+    def _on_blocked(self, number: int, blocked: bool) -> None:
+        if number == self.route.current:
+            self._blocked = blocked
+            if blocked:
+                log.warning("broker blocked broker=%s", self.route.broker)
+                self.leave()
+            else:
+                self._wake()
+
+    def _on_list(self, brokers: BrokerList) -> None:
+        """Leave a broker that drains, or that is no longer listed."""
+        entry = brokers.find(self.route.broker)
+        if self.route.broker and brokers.generation and (entry is None or entry.draining):
+            self.leave()
+
+    def leave(self) -> None:
+        """Go to another broker."""
+        self.route.leave(now_ms())
+        self._perform(self.route.tick(now_ms()))
+
+    def renew(self) -> None:
+        """Dial anew through the balancer."""
+        self.route.renew(now_ms())
+        self._perform(self.route.tick(now_ms()))
+
+    # ------------------------------------------------------------------ time
+    def _tick(self) -> None:
+        now = now_ms()
+        self._settle(self.outbox.expire(now))
+        self._leave_if_slow(now)
+        for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
+            self._hang_up(number)
+        self._perform(self.route.tick(now))
+        if self._follower.brokers is not None:
+            self._on_list(self._follower.brokers)
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+
+    def _leave_if_slow(self, now: int) -> None:
+        """An fsync stall of all brokers moves nobody twice: the next move is a while away."""
+        slow_ms = self._config.confirm_slow_ms
+        if now < self._slow_until_ms or self.outbox.unanswered_ms(now) < slow_ms:
+            return
+        self._slow_until_ms = now + 10 * slow_ms
+        log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)
+        self.route.leave(now)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def list_age_ms(self) -> int | None:
+        return self._follower.keeper.age_ms(now_ms())
+
+    @property
+    def list_faults(self) -> int:
+        return self._follower.keeper.faults
+
+
+def _durability(outcome: Outcome) -> Durability:
+    """Every queue that can confirm is a settled quorum queue: see `topology.Declarations`."""
+    return Durability.FSYNC if outcome is Outcome.CONFIRMED else Durability.NONE

@@ -1,0 +1,261 @@
+"""Bringing about what a client needs: through an agent, or by our own hands where there is none.
+
+`Agents` asks any agent, which answers for all brokers. `Alone` declares on the one configured broker.
+Both run on one asyncio loop, and both are idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import urljoin
+
+import httpx
+
+from messagebus._io.clock import now_ms
+from messagebus._io.link import Credentials, Link, dial
+from messagebus.config import BusConfig
+from messagebus.core.backoff import backoff_ms
+from messagebus.destination import Destination, Topic
+from messagebus.errors import (
+    ChannelRefused,
+    LinkLost,
+    LoginRefused,
+    NameInvalid,
+    RegistrationIncomplete,
+    TopologyError,
+    TopologyMismatch,
+)
+from messagebus.topology import Binding, Declarations, Exchange, QueueSpec, Wanted, declarations
+
+__all__ = ["Registration", "Topology", "credentials", "topology_for"]
+
+log = logging.getLogger("messagebus.topology")
+
+# An agent asks all others before it answers; each of those has a deadline of its own below this.
+ANSWER_TIMEOUT_S = 10.0
+RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
+# RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/ARCHITECTURE.md.
+SETTLE_MS = 4_000
+NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a registration came to, by broker name.
+
+    held: has it, settled. later: takes no publishes before it has it. missing: may take publishes
+    without it, and why.
+    """
+
+    complete: bool
+    held: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class Topology(Protocol):
+    """Who brings topics, queues and subscriptions about."""
+
+    async def register(
+        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+    ) -> Registration:
+        """Make these exist on every broker; repeated until complete or the time is over.
+
+        enough: one broker that holds it will do. Raises RegistrationIncomplete, TopologyMismatch,
+        LoginRefused or NameInvalid.
+        """
+
+    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+        """Make sure that these can be published to on this link. Raises LinkError."""
+
+
+def topology_for(bus: BusConfig) -> Topology:
+    return Agents(bus) if bus.list_urls else Alone(bus)
+
+
+def credentials(bus: BusConfig) -> Credentials:
+    """As they are now: the password may rotate."""
+    return Credentials(
+        user=bus.user,
+        password=bus.current_password(),
+        vhost=bus.vhost,
+        heartbeat_s=bus.heartbeat_s,
+        client_id=bus.client_id or "messagebus",
+    )
+
+
+class Agents:
+    """The agents own the topology; we ask one of them through the balancer's list address."""
+
+    def __init__(self, bus: BusConfig) -> None:
+        self._bus = bus
+
+    async def register(
+        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+    ) -> Registration:
+        until_ms, failures = now_ms() + timeout_ms, 0
+        missing: Mapping[str, str] = {}
+        async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S) as http:
+            while True:
+                url = self._bus.list_urls[failures % len(self._bus.list_urls)]
+                try:
+                    found = await self._ask(http, urljoin(url, "topology"), wanted)
+                    if found.complete or (enough and found.held):
+                        return found
+                    missing = found.missing
+                except (httpx.HTTPError, LinkLost) as fault:
+                    missing = missing or {url: str(fault) or type(fault).__name__}
+                failures += 1
+                wait_ms = backoff_ms(
+                    failures, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS, share=random.random()
+                )
+                if now_ms() + wait_ms >= until_ms:
+                    raise RegistrationIncomplete(", ".join(map(str, wanted)), missing)
+                await asyncio.sleep(wait_ms / 1000)
+
+    async def _ask(
+        self, http: httpx.AsyncClient, url: str, wanted: Sequence[Wanted]
+    ) -> Registration:
+        who = httpx.BasicAuth(self._bus.user, self._bus.current_password().reveal())
+        answer = await http.post(
+            url, json={"wanted": [str(each) for each in wanted], "alive": True}, auth=who
+        )
+        match answer.status_code:
+            case 200:
+                told = answer.json()
+                return Registration(
+                    told["complete"], tuple(told["held"]), tuple(told["later"]), told["missing"]
+                )
+            case 401 | 403:
+                raise LoginRefused(url, "user or password refused by the agent")
+            case 400:
+                raise NameInvalid(answer.text.strip()[:300])
+            case _:
+                raise LinkLost(url, f"HTTP {answer.status_code} {answer.text.strip()[:200]}")
+
+    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+        for destination in destinations:
+            await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
+
+
+class Alone:
+    """One RabbitMQ without agents: we declare, settle and bind by ourselves.
+
+    That a queue is settled is remembered in the broker: an auto-delete exchange bound to the queue,
+    declared when it is. It vanishes with the queue, and spares the wait at the next start.
+    """
+
+    def __init__(self, bus: BusConfig) -> None:
+        self._bus = bus
+
+    async def register(
+        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+    ) -> Registration:
+        link = await dial(
+            self._bus.address,
+            credentials(self._bus),
+            timeout_ms=min(timeout_ms, self._bus.dial_timeout_max_ms),
+        )
+        try:
+            await asyncio.wait_for(self._bring_about(link, wanted), timeout_ms / 1000)
+        except TimeoutError:
+            missing = {self._bus.broker: f"not settled within {timeout_ms} ms"}
+            raise RegistrationIncomplete(", ".join(map(str, wanted)), missing) from None
+        except ChannelRefused as fault:
+            if fault.code == PRECONDITION_FAILED:
+                raise TopologyMismatch(str(fault)) from fault
+            raise TopologyError(str(fault)) from fault
+        finally:
+            await link.close()
+        return Registration(True, held=(link.broker or link.address.name,))
+
+    async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:
+        parts = [declarations(each) for each in wanted]
+        for part in parts:
+            await _declare(link, part)
+        unsettled = [part for part in parts if part.queues and not await _is_settled(link, part)]
+        if unsettled:
+            # One more declaration makes the broker write the names of those before it.
+            await _declare_queue(
+                link, QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
+            )
+            await asyncio.sleep(SETTLE_MS / 1000)
+        for part in parts:
+            await _bind(link, part.bindings)
+        for part in unsettled:
+            await _mark_settled(link, part)
+
+    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+        for destination in destinations:
+            try:
+                await _declare_exchange(link, Exchange(name=destination.exchange))
+            except ChannelRefused as fault:
+                if fault.code != ACCESS_REFUSED:
+                    raise
+                await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
+            if not isinstance(destination, Topic):
+                # A queue has no subscriber who would declare it.
+                await self._bring_about(link, [destination])
+
+
+async def _declare(link: Link, part: Declarations) -> None:
+    for exchange in part.exchanges:
+        await _declare_exchange(link, exchange)
+    for queue in part.queues:
+        await _declare_queue(link, queue)
+
+
+async def _declare_exchange(link: Link, exchange: Exchange) -> None:
+    await link.try_call(
+        "exchange_declare",
+        exchange=exchange.name,
+        exchange_type=exchange.type,
+        durable=exchange.durable,
+    )
+
+
+async def _declare_queue(link: Link, queue: QueueSpec) -> None:
+    await link.try_call(
+        "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
+    )
+
+
+async def _bind(link: Link, bindings: Iterable[Binding]) -> None:
+    for binding in bindings:
+        await link.try_call(
+            "queue_bind",
+            queue=binding.queue,
+            exchange=binding.exchange,
+            routing_key=binding.routing_key,
+        )
+
+
+def _mark(part: Declarations) -> Exchange:
+    return Exchange(name=f"mb.settled/{part.queues[-1].name}")
+
+
+async def _is_settled(link: Link, part: Declarations) -> bool:
+    try:
+        await link.try_call("exchange_declare", exchange=_mark(part).name, passive=True)
+    except ChannelRefused as fault:
+        if fault.code != NOT_FOUND:
+            raise
+        return False
+    return True
+
+
+async def _mark_settled(link: Link, part: Declarations) -> None:
+    mark = _mark(part)
+    await link.try_call(
+        "exchange_declare",
+        exchange=mark.name,
+        exchange_type=mark.type,
+        durable=True,
+        auto_delete=True,
+    )
+    await _bind(link, [Binding(exchange=mark.name, queue=part.queues[-1].name)])

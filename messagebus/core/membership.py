@@ -1,0 +1,158 @@
+"""Which brokers a consumer is attached to, given a list that changes.
+
+Decides; dials nothing. Times are whole milliseconds of a monotonic clock, passed in; `share` is a
+random number from 0 to 1 that spreads waits.
+
+    state \\ event   listed        unlisted      opened   lost          drained     time
+    (absent)         waiting
+    waiting                        (absent)                                         Dial, dialing
+    dialing                        HangUp, absent  open   waiting*
+    open                           Drain, draining        waiting*
+    draining         (noted)                              absent/waiting  HangUp, absent/waiting
+                                                                        after drain_ms: as drained
+
+    * with back-off. A broker that is listed again while it drains is dialled anew afterwards.
+
+An empty list changes nothing: no list can be meant to disconnect everybody.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from messagebus.core.backoff import backoff_ms
+
+__all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a link to this broker; tell `opened` or `lost`. failures: tries that failed in a row."""
+
+    broker: str
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no more deliveries; keep the link for the answers that are owed, then tell `drained`."""
+
+    broker: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close the link, or give up the dial. No event is expected afterwards."""
+
+    broker: str
+
+
+Action = Dial | Drain | HangUp
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    DIALING = "dialing"
+    OPEN = "open"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class _Member:
+    state: State
+    due_ms: int
+    failures: int = 0
+
+
+class Membership:
+    """The brokers of one consumer. Not thread-safe."""
+
+    def __init__(
+        self, *, backoff_first_ms: int = 100, backoff_max_ms: int = 5_000, drain_ms: int = 60_000
+    ) -> None:
+        self._first_ms, self._max_ms, self._drain_ms = backoff_first_ms, backoff_max_ms, drain_ms
+        self._members: dict[str, _Member] = {}
+        self._listed: frozenset[str] = frozenset()
+
+    @property
+    def states(self) -> dict[str, State]:
+        return {broker: member.state for broker, member in self._members.items()}
+
+    def refresh(self, listed: Iterable[str], now_ms: int) -> list[Action]:
+        """A new list: the brokers that are ours."""
+        wanted = frozenset(listed)
+        if not wanted:
+            return []
+        self._listed = wanted
+        for broker in sorted(wanted - self._members.keys()):
+            self._members[broker] = _Member(State.WAITING, now_ms)
+        unlisted = sorted(self._members.keys() - wanted)
+        actions = [action for broker in unlisted for action in self._let_go(broker, now_ms)]
+        return actions + self.tick(now_ms)
+
+    def _let_go(self, broker: str, now_ms: int) -> list[Action]:
+        member = self._members[broker]
+        match member.state:
+            case State.WAITING:
+                del self._members[broker]
+                return []
+            case State.DIALING:
+                del self._members[broker]
+                return [HangUp(broker)]
+            case State.OPEN:
+                member.state, member.due_ms = State.DRAINING, now_ms + self._drain_ms
+                return [Drain(broker)]
+            case State.DRAINING:
+                return []
+
+    def tick(self, now_ms: int) -> list[Action]:
+        """Time has passed: dial what is due, give up drains that take too long."""
+        actions: list[Action] = []
+        for broker in sorted(self._members):
+            member = self._members[broker]
+            if member.due_ms > now_ms:
+                continue
+            if member.state is State.WAITING:
+                member.state = State.DIALING
+                actions.append(Dial(broker, member.failures))
+            elif member.state is State.DRAINING:
+                actions += self.drained(broker, now_ms)
+        return actions
+
+    def opened(self, broker: str) -> None:
+        """The dial succeeded."""
+        member = self._members.get(broker)
+        assert member is not None
+        assert member.state is State.DIALING
+        member.state, member.failures = State.OPEN, 0
+
+    def lost(self, broker: str, now_ms: int, share: float) -> None:
+        """A dial failed or a link ended."""
+        member = self._members.get(broker)
+        if member is None:
+            return
+        if broker not in self._listed:
+            del self._members[broker]
+            return
+        member.failures += 1
+        wait_ms = backoff_ms(
+            member.failures, first_ms=self._first_ms, max_ms=self._max_ms, share=share
+        )
+        member.state, member.due_ms = State.WAITING, now_ms + wait_ms
+
+    def drained(self, broker: str, now_ms: int) -> list[Action]:
+        """Nothing is owed to a draining broker any more."""
+        member = self._members.get(broker)
+        if member is None or member.state is not State.DRAINING:
+            return []
+        del self._members[broker]
+        if broker in self._listed:
+            self._members[broker] = _Member(State.WAITING, now_ms)
+        return [HangUp(broker)]
+
+    def next_due_ms(self) -> int | None:
+        """When `tick` has something to do; None: not before another event."""
+        timed = (State.WAITING, State.DRAINING)
+        return min((m.due_ms for m in self._members.values() if m.state in timed), default=None)

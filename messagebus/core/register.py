@@ -1,0 +1,245 @@
+"""The map of wanted topics, queues and subscriptions, as one agent keeps it.
+
+Decides; stores and sends nothing. One entry per name is a quorum register: a change is written to,
+and an agent after its start reads from, a majority of the agents on the list. No election, no
+leader. Of two entries for one name the larger ``(number, origin, alive)`` stands; a deleted name
+leaves a *tombstone*, so that a map from before the deletion cannot bring it back.
+
+States of an agent's map:
+
+- not *intact*: new, wiped or adopted again. It takes part, but counts for nothing in a majority.
+- intact: everything acknowledged up to `current_at_ms` is in it.
+- *informed*: a majority (itself too, if intact) was read since this life of the broker began.
+
+A map that missed more than AWAY_MS may lack tombstones that the others have dropped since; it is
+never merged into a newer one, and its owner forgets it and adopts the newer one. What counts is the
+difference between two maps, not the time on the wall: a cluster that was off as a whole for a month
+keeps its map.
+
+Sources: reference/topology.md, rules 1 and 6 to 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+__all__ = ["AWAY_MS", "TOMB_KEPT_MS", "Entry", "Register", "Snapshot", "majority"]
+
+# An agent that had no contact with a majority for a week starts again from the others' map.
+AWAY_MS = 7 * 24 * 3600 * 1000
+# Twice as long, so that whoever may still be merged has seen the tombstone.
+TOMB_KEPT_MS = 2 * AWAY_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One wanted topic, queue or subscription.
+
+    wanted: as `messagebus.topology.parse_wanted` reads it.
+    number: grows over all entries of the map with each change.
+    origin: broker name of the agent that made the change; decides between equal numbers.
+    tomb: number of the last deletion, 0 for none; queues born before it belong to an earlier life.
+    changed_at_ms: wall clock of the change.
+    """
+
+    wanted: str
+    number: int
+    origin: str
+    alive: bool
+    tomb: int
+    changed_at_ms: int
+
+    @property
+    def rank(self) -> tuple[int, str, bool]:
+        return (self.number, self.origin, self.alive)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An agent's map at one moment, as it is stored and as peers read it."""
+
+    intact: bool
+    current_at_ms: int = 0
+    entries: tuple[Entry, ...] = ()
+
+
+class Register:
+    """The map of one agent. Not thread-safe.
+
+    me: broker name of this agent. kept: what it stored before its start, None for nothing.
+    """
+
+    def __init__(self, me: str, kept: Snapshot | None = None) -> None:
+        self.me = me
+        self.version = 1
+        self._voters: frozenset[str] = frozenset()
+        self._entries = {entry.wanted: entry for entry in kept.entries} if kept else {}
+        self._intact = kept is not None and kept.intact
+        self._current_at_ms = kept.current_at_ms if kept else 0
+        self._life = 0
+        self._heard: dict[str, tuple[int, int]] = {}
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        return self._entries
+
+    @property
+    def intact(self) -> bool:
+        return self._intact
+
+    @property
+    def voters(self) -> frozenset[str]:
+        return self._voters
+
+    @property
+    def life(self) -> int:
+        """Give this to `heard` with an answer that was asked for after now."""
+        return self._life
+
+    @property
+    def informed(self) -> bool:
+        """A majority was read in this life of the broker."""
+        return self._is_majority(
+            name for name, (life, _asked) in self._heard.items() if life == self._life
+        )
+
+    @property
+    def snapshot(self) -> Snapshot:
+        entries = tuple(self._entries[name] for name in sorted(self._entries))
+        return Snapshot(intact=self._intact, current_at_ms=self._current_at_ms, entries=entries)
+
+    def listed(self, voters: Iterable[str]) -> None:
+        """The consumer list names these brokers; their agents are the majority's whole."""
+        self._voters = frozenset(voters)
+        self._heard = {name: when for name, when in self._heard.items() if name in self._voters}
+
+    def life_began(self) -> None:
+        """The broker came up without a gate: what was read before says nothing about now."""
+        self._life += 1
+
+    def heard(self, peer: str, snapshot: Snapshot, *, life: int, asked_at_ms: int) -> None:
+        """Merge the whole map of a peer.
+
+        life: as `self.life` was, and asked_at_ms: the wall clock, when the question was sent.
+        """
+        if not self._admit(snapshot):
+            return
+        self._merge(snapshot.entries)
+        if peer in self._voters and peer != self.me:
+            self._heard[peer] = (life, asked_at_ms)
+        self._read_on(asked_at_ms)
+
+    def alone(self, now_ms: int) -> None:
+        """Nobody else is on the list: an intact map is a majority by itself."""
+        self._read_on(now_ms)
+
+    def told(self, snapshot: Snapshot) -> bool:
+        """Merge entries that a peer changed. Returns False when its map must not be merged."""
+        if not self._admit(snapshot):
+            return False
+        self._merge(snapshot.entries)
+        return True
+
+    def change(
+        self, names: Iterable[str], *, alive: bool, answered: Iterable[str], now_ms: int
+    ) -> tuple[Entry, ...] | None:
+        """Create or delete names. Returns their entries in the order of names.
+
+        answered: peers whose maps were merged for this change; None is returned unless they are a
+        majority. What lives already gets no new number.
+        """
+        if not self._is_majority(answered):
+            return None
+        return tuple(self._changed(name, alive, now_ms) for name in names)
+
+    def forget_tombs(self) -> None:
+        """Drop tombstones that every map that may still be merged has seen."""
+        if not self._intact:
+            return
+        old = [
+            entry.wanted
+            for entry in self._entries.values()
+            if not entry.alive and self._current_at_ms - entry.changed_at_ms > TOMB_KEPT_MS
+        ]
+        for name in old:
+            del self._entries[name]
+            self.version += 1
+
+    def _changed(self, name: str, alive: bool, now_ms: int) -> Entry:
+        old = self._entries.get(name)
+        if old is not None and old.alive and alive:
+            return old
+        number = 1 + max((entry.number for entry in self._entries.values()), default=0)
+        tomb = (old.tomb if old else 0) if alive else number
+        entry = Entry(
+            wanted=name,
+            number=number,
+            origin=self.me,
+            alive=alive,
+            tomb=tomb,
+            changed_at_ms=now_ms,
+        )
+        self._entries[name] = entry
+        self.version += 1
+        return entry
+
+    def _admit(self, other: Snapshot) -> bool:
+        if not other.intact:
+            return False
+        missed_ms = other.current_at_ms - self._current_at_ms
+        if self._current_at_ms and missed_ms < -AWAY_MS:
+            return False
+        if self._current_at_ms and missed_ms > AWAY_MS:
+            self._forget_all()
+        if not self._intact:
+            self._current_at_ms = max(self._current_at_ms, other.current_at_ms)
+        return True
+
+    def _forget_all(self) -> None:
+        self._entries, self._heard = {}, {}
+        self._intact, self._current_at_ms = False, 0
+        self.version += 1
+
+    def _merge(self, entries: Iterable[Entry]) -> None:
+        for theirs in entries:
+            ours = self._entries.get(theirs.wanted)
+            merged = theirs if ours is None else _larger(ours, theirs)
+            if merged != ours:
+                self._entries[theirs.wanted] = merged
+                self.version += 1
+
+    def _read_on(self, now_ms: int) -> None:
+        if not self._intact and self.informed:
+            self._intact = True
+            self.version += 1
+        if self._intact:
+            self._current_at_ms = max(self._current_at_ms, self._majority_asked_at_ms(now_ms))
+
+    def _majority_asked_at_ms(self, now_ms: int) -> int:
+        """Since when at least a majority has been read: what was acknowledged before is known."""
+        asked = [asked_at_ms for _life, asked_at_ms in self._heard.values()]
+        if self._counts_itself:
+            asked.append(now_ms)
+        asked.sort(reverse=True)
+        needed = majority(len(self._voters))
+        return asked[needed - 1] if 0 < needed <= len(asked) else 0
+
+    def _is_majority(self, peers: Iterable[str]) -> bool:
+        names = (set(peers) & self._voters) - {self.me}
+        count = len(names) + self._counts_itself
+        return bool(self._voters) and count >= majority(len(self._voters))
+
+    @property
+    def _counts_itself(self) -> bool:
+        return self._intact and self.me in self._voters
+
+
+def majority(voters: int) -> int:
+    """How many of so many agents are more than half."""
+    return voters // 2 + 1
+
+
+def _larger(ours: Entry, theirs: Entry) -> Entry:
+    entry = theirs if theirs.rank > ours.rank else ours
+    return replace(entry, tomb=max(ours.tomb, theirs.tomb))

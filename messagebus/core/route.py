@@ -1,0 +1,142 @@
+"""Through which link a publisher sends: when it dials, when it moves, when it hangs up.
+
+Decides; dials nothing. Times are whole milliseconds of a monotonic clock, passed in; `share` is a
+random number from 0 to 1.
+
+Without a link it dials at once, and a second time before the first try is given up: just after a
+death the balancer may still send us to the corpse, and a frozen broker accepts TCP. With a link it
+*moves* when told (the broker drains, is blocked or slow, the link's lifetime is over, the
+application asks): it keeps the old link until a new one is open, so that nobody waits. A new link to
+the broker that is to be left is hung up again; one that does not say its name is taken as another.
+
+Links are numbered by the dial that made them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from messagebus.core.backoff import backoff_ms
+
+__all__ = ["Action", "Adopt", "Dial", "HangUp", "Route"]
+
+DIALS_AT_ONCE = 2
+BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 20, 2_000
+# Some reasons to move may hold for every broker (a stalled disk under all of them): then moving on
+# and on helps nobody.
+MOVE_TRIES_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a link through the balancer; tell `opened` or `lost` with this number."""
+
+    link: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Publish through this link from now on; an earlier one only waits for its answers."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close this link or give up this dial. No event is expected afterwards."""
+
+    link: int
+
+
+Action = Dial | Adopt | HangUp
+
+
+@dataclass(slots=True)
+class Route:
+    """The links of one publisher. Not thread-safe."""
+
+    lifetime_ms: int
+    timeout_first_ms: int
+    timeout_max_ms: int
+    current: int | None = None
+    broker: str = ""
+    """Name of the current link's broker, "" when it has none or there is no link."""
+    moves: int = 0
+    dials: int = 0
+    _dialing: dict[int, int] = field(default_factory=dict)  # link -> when a second dial is due
+    _failures: int = 0
+    _due_ms: int = 0
+    _renew_at_ms: int = 0
+    _leaving: str | None = None
+    _move_tries: int = 0
+
+    def tick(self, now_ms: int) -> list[Action]:
+        """Time has passed. Call it first, and again at `next_due_ms`."""
+        if self.current is not None and self._leaving is None and now_ms >= self._renew_at_ms:
+            self._leaving = ""  # any broker will do, also the same one
+        if self.current is not None and self._leaving is None:
+            return []
+        if now_ms < self._due_ms or len(self._dialing) >= DIALS_AT_ONCE:
+            return []
+        if any(now_ms < hedge_ms for hedge_ms in self._dialing.values()):
+            return []
+        return [self._dial(now_ms)]
+
+    def _dial(self, now_ms: int) -> Dial:
+        self.dials += 1
+        timeout_ms = min(self.timeout_max_ms, self.timeout_first_ms << min(self._failures, 10))
+        self._dialing[self.dials] = now_ms + timeout_ms // 2
+        return Dial(self.dials, timeout_ms)
+
+    def opened(self, link: int, broker: str, now_ms: int, share: float) -> list[Action]:
+        """A dial succeeded. broker: its name, "" when it does not say."""
+        if link not in self._dialing:
+            return [HangUp(link)]
+        del self._dialing[link]
+        if self.current is not None and broker and broker == self._leaving:
+            self._moved_nowhere(now_ms, share)
+            return [HangUp(link)]
+        actions: list[Action] = [Adopt(link), *(HangUp(other) for other in self._dialing)]
+        self._dialing.clear()
+        self.moves += self.current is not None
+        self.current, self.broker = link, broker
+        self._leaving, self._failures, self._move_tries, self._due_ms = None, 0, 0, 0
+        # Within 20 % at random, so that publishers started together do not renew together.
+        self._renew_at_ms = now_ms + int(self.lifetime_ms * (0.8 + 0.4 * share))
+        return actions
+
+    def _moved_nowhere(self, now_ms: int, share: float) -> None:
+        self._move_tries += 1
+        if self._move_tries >= MOVE_TRIES_MAX:
+            self._leaving, self._move_tries = None, 0
+        self._due_ms = now_ms + self._wait_ms(self._move_tries, share)
+
+    def lost(self, link: int, now_ms: int, share: float) -> None:
+        """A dial failed, or the current link ended."""
+        if self._dialing.pop(link, None) is not None:
+            self._failures += 1
+            self._due_ms = now_ms + self._wait_ms(self._failures, share)
+        elif link == self.current:
+            self.current, self.broker, self._leaving = None, "", None
+            self._due_ms = now_ms
+
+    def leave(self, now_ms: int) -> None:
+        """The current broker is to be left for another one."""
+        if self.current is not None and self._leaving is None:
+            self._leaving = self.broker
+            self._due_ms = now_ms
+
+    def renew(self, now_ms: int) -> None:
+        """Dial anew through the balancer, whichever broker that gives."""
+        if self.current is not None and self._leaving is None:
+            self._renew_at_ms = now_ms
+
+    def next_due_ms(self) -> int:
+        """When `tick` may have something to do."""
+        if self.current is not None and self._leaving is None:
+            return self._renew_at_ms
+        return max(self._due_ms, *self._dialing.values()) if self._dialing else self._due_ms
+
+    def _wait_ms(self, failures: int, share: float) -> int:
+        return backoff_ms(failures, first_ms=BACKOFF_FIRST_MS, max_ms=BACKOFF_MAX_MS, share=share)

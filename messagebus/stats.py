@@ -1,0 +1,75 @@
+"""What clients count, as frozen snapshots."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["BrokerStats", "ConsumerStats", "PublisherStats", "Status"]
+
+
+class Status(enum.Enum):
+    """The life of a client."""
+
+    INITIALIZED = "initialized"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherStats:
+    """One moment of a publisher; counts since its start.
+
+    confirmed, refused, unroutable, unknown: outcomes. retried: sends after the first of a message.
+    backlog: accepted and not sent. window: sent and not answered.
+    broker: the one that takes publishes now, "" when there is none or it does not say.
+    dials: links tried. moves: links changed in good order. links_lost: links that ended by themselves.
+    last_confirm_age_ms: since the last answer of a broker; None before the first.
+    list_age_ms: since the last good answer about the consumer list; None without one.
+    """
+
+    confirmed: int
+    refused: int
+    unroutable: int
+    unknown: int
+    retried: int
+    backlog: int
+    window: int
+    broker: str
+    dials: int
+    moves: int
+    links_lost: int
+    last_confirm_age_ms: int | None
+    list_age_ms: int | None
+    list_faults: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStats:
+    """One broker of a consumer. owed: deliveries without an answer, handed out or not."""
+
+    state: str
+    delivered: int
+    owed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStats:
+    """One moment of a consumer; counts since its start.
+
+    acks_stale: answers that could go nowhere, because their link had ended.
+    list_age_ms: since the last good answer about the list; None without one.
+    list_faults: answers that changed nothing because they were no list, older, or none at all.
+    """
+
+    brokers: Mapping[str, BrokerStats]
+    delivered: int
+    acked: int
+    nacked: int
+    acks_stale: int
+    buffered: int
+    handed_out: int
+    list_generation: int
+    list_age_ms: int | None
+    list_faults: int
