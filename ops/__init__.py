@@ -1,0 +1,1 @@
+"""Operators' kit: a local cluster, and playbooks that change a running one."""

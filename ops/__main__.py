@@ -1,0 +1,48 @@
+"""`python -m ops`: the local cluster and the playbooks."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from messagebus.errors import MessageBusError
+from ops.local.cli import local
+
+__all__ = ["main"]
+
+EXIT_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Operate a cluster: a local one to try things on, and changes to a running one.
+
+    \b
+    Example:
+      python -m ops local up
+      python -m ops add mb4 --yes
+    """
+
+
+cli.add_command(local)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 done, 1 failed, 2 wrong use, 130 interrupted; errors are one line."""
+    try:
+        answer = cli.main(args=argv, prog_name="python -m ops", standalone_mode=False)
+        return answer if isinstance(answer, int) else 0
+    except click.ClickException as fault:
+        fault.show()
+        return fault.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except (MessageBusError, OSError) as fault:
+        click.echo(f"error: {fault}", err=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""What goes wrong when a cluster is operated.
+
+OpsError
+    LocalFault     the local cluster cannot do what was asked; one line says why
+    CommandFailed  a command ended with another exit code than 0, or did not end in time
+    PlanFailed     a step of a playbook failed; what was done before it is in the journal
+    LockHeld       somebody else is changing this cluster
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from messagebus.errors import MessageBusError
+
+__all__ = ["CommandFailed", "LocalFault", "LockHeld", "OpsError", "PlanFailed"]
+
+# Lines of a failed command's output that an error shows; the whole is in its `output`.
+TAIL_LINES = 12
+
+
+class OpsError(MessageBusError):
+    """Root of all errors of this kit."""
+
+
+class LocalFault(OpsError):
+    """Raised when the local cluster cannot do what was asked; the text is one line for the user."""
+
+
+class CommandFailed(OpsError):
+    """Raised when a command failed; exit_code is -1 when it did not end in time.
+
+    output: everything it wrote to standard output and standard error.
+    """
+
+    def __init__(self, argv: Sequence[str], exit_code: int, output: str, host: str = "") -> None:
+        where = f" on {host}" if host else ""
+        how = "did not end in time" if exit_code == -1 else f"exit code {exit_code}"
+        super().__init__(f"{argv[0]}{where}: {how}: {tail(output)}")
+        self.argv = tuple(argv)
+        self.exit_code = exit_code
+        self.output = output
+        self.host = host
+
+
+class PlanFailed(OpsError):
+    """Raised when a step failed; run the same command again to resume, after looking at the reason."""
+
+    def __init__(self, step: str, reason: str) -> None:
+        super().__init__(f"step {step!r}: {reason}")
+        self.step = step
+        self.reason = reason
+
+
+class LockHeld(OpsError):
+    """Raised when another playbook holds the lock of this cluster; wait for it, or look at who it is."""
+
+    def __init__(self, who: str, since: str) -> None:
+        super().__init__(f"{who} is changing this cluster since {since}")
+        self.who = who
+        self.since = since
+
+
+def tail(output: str) -> str:
+    """The last lines of an output, in one line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return " | ".join(lines[-TAIL_LINES:]) or "no output"

@@ -1,0 +1,202 @@
+"""`python -m ops local`: a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
+from ops.local.layout import DEFAULT_NETWORK
+from ops.local.parts import CHECKOUT
+
+__all__ = ["default_dir", "local"]
+
+_SIGNALS = {"STOP": signal.SIGSTOP, "CONT": signal.SIGCONT, "KILL": signal.SIGKILL}
+
+
+def default_dir() -> Path:
+    """$MESSAGEBUS_LOCAL_DIR, else .local in the checkout."""
+    return Path(os.environ.get("MESSAGEBUS_LOCAL_DIR") or CHECKOUT / ".local")
+
+
+def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    option = click.option(
+        "--dir",
+        type=click.Path(path_type=Path),
+        default=default_dir,
+        help="Folder of the cluster; default $MESSAGEBUS_LOCAL_DIR or .local.",
+    )
+    return option(command)
+
+
+@click.group()
+def local() -> None:
+    """A whole cluster on loopback addresses: brokers, agents, HAProxy.
+
+    \b
+    Example:
+      python -m ops local up
+      python -m ops local status
+      python -m ops local kill mb2 && python -m ops local start mb2
+      python -m ops local down
+    """
+
+
+@local.command()
+@_dir_option
+@click.option("--brokers", type=click.IntRange(1, 99), help=f"Default {DEFAULT_BROKERS}.")
+@click.option("--network", help=f"First three numbers of all addresses; default {DEFAULT_NETWORK}.")
+@click.option("--port-offset", type=click.IntRange(0, 30_000), help="Move all ports by this.")
+def up(dir: Path, brokers: int | None, network: str | None, port_offset: int | None) -> None:
+    """Start what does not run yet, and wait until all brokers take publishes.
+
+    \b
+    Example:
+      python -m ops local up --brokers 3
+    """
+    console = Console(stderr=True)
+    with console.status("starting the local cluster") as shown:
+        cluster = LocalCluster(
+            dir,
+            brokers or DEFAULT_BROKERS,
+            network=network or DEFAULT_NETWORK,
+            port_offset=port_offset,
+            say=lambda line: console.print(line, highlight=False),
+            show=shown.update,
+        )
+        cluster.up()
+    if brokers and len(cluster.names) != brokers:
+        console.print(
+            f"this cluster has {len(cluster.names)} brokers; `python -m ops add NAME` adds one"
+        )
+    _print_environment(cluster)
+
+
+@local.command()
+@_dir_option
+@click.option("--wipe", is_flag=True, help="Remove data and settings too.")
+def down(dir: Path, wipe: bool) -> None:
+    """Stop everything that `up` started; data stay.
+
+    \b
+    Example:
+      python -m ops local down --wipe
+    """
+    LocalCluster(dir).down(wipe=wipe)
+
+
+@local.command()
+@_dir_option
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(dir: Path, as_json: bool) -> None:
+    """Show every part: addresses, pid, state.
+
+    \b
+    Example:
+      python -m ops local status --json
+    """
+    found = LocalCluster(dir).status()
+    click.echo(json.dumps(found, indent=2)) if as_json else _print_status(found)
+
+
+@local.command()
+@_dir_option
+@click.argument("name")
+@click.option("--signal", "word", type=click.Choice(list(_SIGNALS)), default="KILL")
+def kill(dir: Path, name: str, word: str) -> None:
+    """Signal NAME: a broker (mb2), its agent (mb2-agent), haproxy or epmd.
+
+    \b
+    Example:
+      python -m ops local kill mb2
+      python -m ops local kill mb2 --signal STOP
+    """
+    LocalCluster(dir).kill(name, number=_SIGNALS[word])
+
+
+@local.command()
+@_dir_option
+@click.argument("name")
+def start(dir: Path, name: str) -> None:
+    """Start NAME, a part that was killed or stopped.
+
+    \b
+    Example:
+      python -m ops local start mb2
+    """
+    LocalCluster(dir).start(name)
+
+
+@local.command()
+@_dir_option
+@click.argument("name")
+def stop(dir: Path, name: str) -> None:
+    """Stop NAME politely.
+
+    \b
+    Example:
+      python -m ops local stop mb2-agent
+    """
+    LocalCluster(dir).stop(name)
+
+
+@local.command()
+@_dir_option
+@click.argument("name")
+def provision(dir: Path, name: str) -> None:
+    """Make the folder and settings of a new node NAME; `ops add` does it for you.
+
+    \b
+    Example:
+      python -m ops local provision mb4
+    """
+    LocalCluster(dir).provision(name)
+
+
+@local.command()
+@_dir_option
+@click.argument("name")
+def forget(dir: Path, name: str) -> None:
+    """Remove the stopped node NAME with its data; `ops remove` does it for you.
+
+    \b
+    Example:
+      python -m ops local forget mb4
+    """
+    LocalCluster(dir).forget(name)
+
+
+def _print_environment(cluster: LocalCluster) -> None:
+    for key, value in cluster.client_env().items():
+        click.echo(f"export {key}={value}")
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    console = Console()
+    console.print(
+        f"{found['cluster']}: AMQP {found['broker']}, list {found['list_url']} "
+        f"(generation {found['generation']}), statistics {found['stats_url']}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("part", "address", "state", "pid", "agent", "verdict", "list", box=None)
+    for one in found["parts"]:
+        listed = "draining" if one.get("draining") else "yes" if one.get("listed") else "no"
+        table.add_row(
+            one["name"],
+            one.get("address", ""),
+            one["state"],
+            str(one["pid"] or ""),
+            one.get("agent_state", ""),
+            one.get("verdict", ""),
+            listed if one["kind"] == "broker" else "",
+        )
+    console.print(table)

@@ -1,0 +1,485 @@
+"""A local cluster that is brought up, broken and stopped: for the shell, for tests and for the bench.
+
+    cluster = LocalCluster(folder, brokers=3)
+    cluster.up()
+    cluster.kill("mb2"); cluster.start("mb2"); cluster.wait_ready()
+    cluster.down()
+
+The folder holds everything: settings, secrets, data, logs, pid files. Any number of `LocalCluster`
+objects, in any process, may speak of one folder; what changes its set of nodes holds its lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.secret import Secret
+from ops.errors import LocalFault
+from ops.local import files, ports, preflight, process, secrets
+from ops.local.layout import BALANCER, DEFAULT_NETWORK, EPMD, Layout, NodeLayout
+from ops.local.parts import AGENT_SUFFIX, Part, agent_part, part, part_names
+from ops.local.process import Process
+
+__all__ = ["LocalCluster"]
+
+DEFAULT_BROKERS = 3
+# Three nodes boot in 9 s on two idle cores; a loaded machine takes several times that.
+BOOT_WITHIN_S = 120.0
+READY_WITHIN_S = 60.0
+LOCK_WITHIN_S = 180.0
+POLL_S = 0.05
+PROBE_S = 0.5
+HTTP_TIMEOUT_S = 5.0
+LOG_TAIL_LINES = 3
+
+
+class LocalCluster:
+    """One folder with a cluster in it. Thread-safe as far as two calls do not concern one part.
+
+    dir: made by `up` where it is missing. brokers: of a cluster that does not exist yet.
+    port_offset: moves all ports; None takes the first offset whose ports are free.
+    say: gets one line for whatever a person should know. show: what is waited for at the moment.
+    """
+
+    def __init__(
+        self,
+        dir: str | Path,
+        brokers: int = DEFAULT_BROKERS,
+        *,
+        network: str = DEFAULT_NETWORK,
+        port_offset: int | None = None,
+        say: Callable[[str], None] = lambda line: None,
+        show: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.dir = Path(dir).resolve()
+        self._brokers = brokers
+        self._network = network
+        self._port_offset = port_offset
+        self._say = say
+        self._show = show
+
+    # -- the whole cluster
+
+    def up(self) -> None:
+        """Bring up whatever is missing and wait until every broker takes publishes.
+
+        Raises LocalFault; what this call started is then stopped again.
+        """
+        with self._lock():
+            known = self._known()
+            layout = known or self._new_layout()
+            if known and not self._stopped_parts(known):
+                self._say(f"already running in {self.dir}")
+                self.wait_ready()
+                return
+            launched: list[str] = []
+            try:
+                self._bring_up(layout, launched)
+            except BaseException:
+                if launched:
+                    self._stop_parts(self.layout, launched)
+                raise
+
+    def down(self, *, wipe: bool = False) -> None:
+        """Stop everything, politely first. wipe: remove the data too. Does nothing when nothing runs."""
+        with self._lock():
+            if layout := self._known():
+                self._stop_parts(layout, part_names(layout))
+            process.kill(process.marked(f"{self.dir}#"))
+            if wipe:
+                self._wipe()
+
+    def _bring_up(self, layout: Layout, launched: list[str]) -> None:
+        stopped = self._stopped_parts(layout)
+        to_start = [node for node in layout.nodes if node.name in stopped]
+        self.dir.mkdir(parents=True, exist_ok=True)
+        preflight.check(layout, to_start=len(to_start))
+        claim = self._claim(layout) if EPMD in stopped else ports.Claim(layout, ())
+        try:
+            layout = claim.layout
+            self._write_files(layout)
+            for name in stopped:
+                launched.append(name)
+                self._launch(part(layout, name), keep_fds=claim.fds if name == EPMD else ())
+        finally:
+            claim.release()
+        for name in stopped:
+            self._show(f"waiting for {name}")
+            self._wait_answers(part(layout, name))
+        self.wait_ready()
+
+    def _claim(self, layout: Layout) -> ports.Claim:
+        """Ports of a cluster of which nothing runs."""
+        if len(self._stopped_parts(layout)) < len(part_names(layout)):
+            return ports.Claim(layout, ())
+        claim = ports.claim(layout, port_offset=self._port_offset)
+        if claim.layout.offset != (self._port_offset or 0):
+            self._say(
+                f"default ports are in use: all ports are {claim.layout.offset} higher, "
+                f"AMQP is {claim.layout.amqp}"
+            )
+        return claim
+
+    # -- one part: "mb2", "mb2-agent", "haproxy" or "epmd"
+
+    def start(self, name: str, *, agent: bool = False, wait: bool = True) -> None:
+        """Start a part that does not run. wait: until it answers on its port."""
+        wanted = part(self.layout, _part_name(name, agent))
+        if not self._find(wanted.name):
+            process.kill(process.marked(self._mark(wanted.name)))
+            self._launch(wanted)
+        if wait:
+            self._wait_answers(wanted)
+
+    def stop(self, name: str, *, agent: bool = False) -> None:
+        """Stop a part politely; SIGKILL after its bound."""
+        self._stop_parts(self.layout, [_part_name(name, agent)])
+
+    def kill(
+        self, name: str, *, agent: bool = False, number: signal.Signals = signal.SIGKILL
+    ) -> None:
+        """Signal a part, SIGKILL by default, and see it gone. Raises LocalFault when it does not run."""
+        wanted = part(self.layout, _part_name(name, agent)).name
+        found = self._find(wanted)
+        if not found or not process.send(found, number):
+            raise LocalFault(f"{wanted} does not run")
+        if number == signal.SIGKILL:
+            process.wait_gone([found], within_s=process.KILL_WITHIN_S)
+            # HAProxy's worker and Erlang's helpers would end by themselves, a moment later.
+            process.kill(process.marked(self._mark(wanted)))
+
+    def freeze(self, name: str, *, agent: bool = False) -> None:
+        """SIGSTOP: it still holds its sockets and answers nothing."""
+        self.kill(name, agent=agent, number=signal.SIGSTOP)
+
+    def thaw(self, name: str, *, agent: bool = False) -> None:
+        self.kill(name, agent=agent, number=signal.SIGCONT)
+
+    # -- the set of nodes
+
+    def provision(self, name: str) -> None:
+        """Make a node's folder and enter it into the inventory; nothing is started."""
+        with self._lock():
+            self._write_files(self.layout.with_node(name))
+
+    def forget(self, name: str) -> None:
+        """Take a stopped node out of the inventory and remove its folder."""
+        with self._lock():
+            layout = self.layout
+            node = layout.node(name)
+            if self._find(name) or self._find(agent_part(name)):
+                raise LocalFault(f"{name} still runs")
+            self._save(layout.without_node(name))
+            shutil.rmtree(node.dir)
+
+    # -- what there is
+
+    @property
+    def layout(self) -> Layout:
+        """Addresses and files. Raises LocalFault when there is no cluster in the folder."""
+        if layout := self._known():
+            return layout
+        raise LocalFault(f"no cluster in {self.dir}: `python -m ops local up` makes one")
+
+    @property
+    def names(self) -> list[str]:
+        """Of all brokers: mb1, mb2, ..."""
+        return [node.name for node in self.layout.nodes]
+
+    def node(self, name: str) -> NodeLayout:
+        return self.layout.node(name)
+
+    @property
+    def broker(self) -> str:
+        """HAProxy's AMQP address."""
+        return self.layout.amqp
+
+    @property
+    def list_url(self) -> str:
+        return f"http://{self.layout.list_address}/consumer-list"
+
+    @property
+    def inventory(self) -> Path:
+        return self.layout.inventory
+
+    @property
+    def password(self) -> Secret:
+        """Of the user bus."""
+        return secrets.read(self.layout.secret(secrets.BUS))
+
+    @property
+    def admin_password(self) -> Secret:
+        return secrets.read(self.layout.secret(secrets.ADMIN))
+
+    @property
+    def token(self) -> Secret:
+        """Operators' token of the agents."""
+        return secrets.read(self.layout.secret(secrets.TOKEN))
+
+    def client_env(self) -> dict[str, str]:
+        """What a client's process needs in its environment."""
+        return {
+            "MESSAGEBUS_BROKER": self.broker,
+            "MESSAGEBUS_LIST_URL": self.list_url,
+            "MESSAGEBUS_USER": "bus",
+            "MESSAGEBUS_PASSWORD_FILE": str(self.layout.secret(secrets.BUS)),
+        }
+
+    def management(self, name: str) -> httpx.Client:
+        """A client of this broker's management API, as admin; close it after use."""
+        return httpx.Client(
+            base_url=f"http://{self.node(name).management}",
+            auth=("admin", self.admin_password.reveal()),
+            timeout=HTTP_TIMEOUT_S,
+            trust_env=False,
+        )
+
+    def consumer_list(self) -> BrokerList:
+        """The operators' copy."""
+        return BrokerList.parse(self.layout.list_file.read_text())
+
+    def process_of(self, name: str, *, agent: bool = False) -> Process | None:
+        """The running process of a part."""
+        return self._find(_part_name(name, agent))
+
+    def status(self) -> dict[str, Any]:
+        """What runs where, as `python -m ops local status --json` prints it."""
+        layout = self.layout
+        listed = self.consumer_list()
+        return {
+            "cluster": layout.cluster,
+            "dir": str(self.dir),
+            "broker": self.broker,
+            "list_url": self.list_url,
+            "user": "bus",
+            "password_file": str(layout.secret(secrets.BUS)),
+            "admin_user": "admin",
+            "admin_password_file": str(layout.secret(secrets.ADMIN)),
+            "token_file": str(layout.secret(secrets.TOKEN)),
+            "stats_url": f"http://{layout.stats}/",
+            "admin_socket": str(layout.admin_socket),
+            "generation": listed.generation,
+            "parts": [
+                *(self._node_status(node, listed) for node in layout.nodes),
+                self._part_status(part(layout, BALANCER)),
+                self._part_status(part(layout, EPMD)),
+            ],
+        }
+
+    def wait_ready(self, names: Iterable[str] = (), *, within_s: float = READY_WITHIN_S) -> None:
+        """Wait until these brokers, all by default, take publishes. Raises LocalFault with who does not."""
+
+    # -- inside
+
+    def _known(self) -> Layout | None:
+        state = self.dir / "cluster.json"
+        return Layout.from_json(self.dir, state.read_text()) if state.exists() else None
+
+    def _new_layout(self) -> Layout:
+        numbers = tuple(range(1, self._brokers + 1))
+        return Layout(dir=self.dir, network=self._network, numbers=numbers)
+
+    def _write_files(self, layout: Layout) -> None:
+        """Everything that the parts read. State and secrets are kept, the rest is written anew."""
+        secrets.ensure(layout.secrets_dir)
+        for folder in (layout.haproxy_dir, layout.run_dir, layout.list_file.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        for node in layout.nodes:
+            _write_node(layout, node)
+        self._write_lists(layout)
+        self._save(layout)
+
+    def _write_lists(self, layout: Layout) -> None:
+        """The list of a new cluster, or of one whose ports have moved."""
+        known = self._known()
+        if known is None or known.offset != layout.offset:
+            generation = self.consumer_list().generation + 1 if layout.list_file.exists() else 1
+            text = _first_list(layout, generation).render()
+            for file in (layout.list_file, *(node.list_file for node in layout.nodes)):
+                file.write_text(text)
+
+    def _save(self, layout: Layout) -> None:
+        secrets.write(layout.inventory, files.inventory_toml(layout), mode=0o644)
+        secrets.write(layout.state_file, layout.to_json(), mode=0o644)
+
+    def _mark(self, name: str) -> str:
+        return f"{self.dir}#{name}#"
+
+    def _pid_file(self, name: str) -> Path:
+        return self.dir / "run" / f"{name}.pid"
+
+    def _find(self, name: str) -> Process | None:
+        return process.find(self._pid_file(name))
+
+    def _stopped_parts(self, layout: Layout) -> list[str]:
+        return [name for name in part_names(layout) if not self._find(name)]
+
+    def _launch(self, wanted: Part, keep_fds: Iterable[int] = ()) -> None:
+        layout = self.layout
+        process.spawn(
+            wanted.argv,
+            env=wanted.env,
+            log=layout.log_file(wanted.name),
+            pid_file=self._pid_file(wanted.name),
+            mark=self._mark(wanted.name),
+            keep_fds=keep_fds,
+        )
+
+    def _wait_answers(self, wanted: Part) -> None:
+        until = time.monotonic() + BOOT_WITHIN_S
+        while not _answers(wanted.address):
+            if not self._find(wanted.name):
+                raise LocalFault(
+                    f"{wanted.name} ended at its start: {self._last_words(wanted.name)}"
+                )
+            if time.monotonic() > until:
+                raise LocalFault(f"{wanted.name} does not answer after {BOOT_WITHIN_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _last_words(self, name: str) -> str:
+        log = self.layout.log_file(name)
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+        said = " | ".join([line for line in lines if line][-LOG_TAIL_LINES:])
+        return f"{said or 'it said nothing'} ({log})"
+
+    def _stop_parts(self, layout: Layout, names: Iterable[str]) -> None:
+        """In the order opposite to their start; parts of one kind together."""
+        parts = [part(layout, name) for name in names]
+        for kind in ("balancer", "agent", "broker", "epmd"):
+            self._stop_together([one for one in parts if one.kind == kind])
+
+    def _stop_together(self, parts: list[Part]) -> None:
+        running = {one.name: found for one in parts if (found := self._find(one.name))}
+        for found in running.values():
+            process.send(found, signal.SIGTERM)
+            # A frozen process would see the signal only when it is thawed.
+            process.send(found, signal.SIGCONT)
+        within_s = max((one.stop_within_s for one in parts), default=0)
+        process.wait_gone(running.values(), within_s=within_s)
+        for one in parts:
+            process.kill(process.marked(self._mark(one.name)))
+            (self._pid_file(one.name)).unlink(missing_ok=True)
+
+    def _wipe(self) -> None:
+        """Remove what we made; a folder that holds something else is left with that."""
+        for name in ("nodes", "run", "haproxy", "secrets", "consumer_lists"):
+            shutil.rmtree(self.dir / name, ignore_errors=True)
+        for name in ("inventory.toml", "cluster.json", "lock"):
+            (self.dir / name).unlink(missing_ok=True)
+        if self.dir.exists() and not any(self.dir.iterdir()):
+            self.dir.rmdir()
+
+    def _node_status(self, node: NodeLayout, listed: BrokerList) -> dict[str, Any]:
+        entry = listed.find(node.broker)
+        agent = self._find(agent_part(node.name))
+        return {
+            **self._part_status(part(self.layout, node.name)),
+            "address": node.broker,
+            "management": f"http://{node.management}",
+            "agent": f"http://{node.agent}",
+            "check": node.check,
+            "agent_pid": agent.pid if agent else None,
+            "agent_state": self._state(part(self.layout, agent_part(node.name))),
+            "verdict": _verdict(node),
+            "listed": entry is not None,
+            "draining": entry is not None and entry.draining,
+        }
+
+    def _part_status(self, wanted: Part) -> dict[str, Any]:
+        found = self._find(wanted.name)
+        return {
+            "kind": wanted.kind,
+            "name": wanted.name,
+            "pid": found.pid if found else None,
+            "state": self._state(wanted),
+        }
+
+    def _state(self, wanted: Part) -> str:
+        """running, booting (alive, does not answer), frozen, stopped (by us), gone (died)."""
+        file = self._pid_file(wanted.name)
+        found = process.find(file)
+        if found is None:
+            return "gone" if file.exists() else "stopped"
+        if found.state == "T":
+            return "frozen"
+        return "running" if _answers(wanted.address) else "booting"
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Held while the cluster as a whole changes. Freed by the end of the process, however it ends."""
+        self.dir.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            until = time.monotonic() + LOCK_WITHIN_S
+            while not _try_lock(fd):
+                if time.monotonic() > until:
+                    raise LocalFault(f"another command is at work in {self.dir}")
+                time.sleep(POLL_S)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _part_name(name: str, agent: bool) -> str:
+    return agent_part(name) if agent and not name.endswith(AGENT_SUFFIX) else name
+
+
+def _write_node(layout: Layout, node: NodeLayout) -> None:
+    for folder in (node.home, node.data_dir, node.log_dir, node.agent_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    passwords = {
+        "admin": secrets.read(layout.secret(secrets.ADMIN)),
+        "bus": secrets.read(layout.secret(secrets.BUS)),
+        "probe": secrets.read(layout.secret(secrets.PROBE)),
+    }
+    cookie = secrets.read(layout.secret(secrets.COOKIE)).reveal()
+    secrets.write(node.home / ".erlang.cookie", cookie, mode=0o400)
+    secrets.write(node.dir / "definitions.json", files.definitions(node, passwords))
+    (node.dir / "advanced.config").write_text(files.broker_config(node))
+    (node.dir / "enabled_plugins").write_text(files.PLUGINS)
+    (node.dir / "agent.toml").write_text(files.agent_toml(layout, node))
+
+
+def _first_list(layout: Layout, generation: int) -> BrokerList:
+    listed = tuple(
+        ListedBroker(broker=Broker.parse(node.broker), agent_port=node.agent_port)
+        for node in layout.nodes
+    )
+    return BrokerList(cluster=layout.cluster, generation=generation, listed=listed)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address, timeout=PROBE_S):
+            return True
+    except OSError:
+        return False
+
+
+def _verdict(node: NodeLayout) -> str:
+    """What the node's agent says: ready, drain or down; silent when it does not answer."""
+    try:
+        answer = httpx.get(f"http://{node.agent}/health", timeout=PROBE_S, trust_env=False)
+        return str(answer.json()["verdict"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return "silent"
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False

@@ -1,0 +1,177 @@
+"""The text of every file that the parts of a local cluster read. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from messagebus.secret import Secret
+from ops.local.layout import Layout, NodeLayout
+from ops.local.secrets import ADMIN, PROBE, TOKEN, password_hash
+
+__all__ = [
+    "DISK_FREE_LIMIT_BYTES",
+    "PLUGINS",
+    "agent_toml",
+    "broker_config",
+    "definitions",
+    "inventory_toml",
+]
+
+PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
+# RabbitMQ's default of 50 MB leaves no room for the write-ahead logs of three brokers.
+DISK_FREE_LIMIT_BYTES = 500_000_000
+# Five brokers on one machine stay below three quarters of its memory.
+MEMORY_SHARE = 0.15
+# 512 MiB by default; a short-lived broker fills the first file of that size with nothing gained.
+WAL_BYTES_MAX = 67_108_864
+# How old the counts of the management API may be: queues and connections report this often. 5,000 by
+# default; the playbooks wait for more than one interval to believe in an empty queue.
+STATISTICS_INTERVAL_MS = 1_000
+
+_USERS = {
+    "admin": ("administrator", ".*", ".*", ".*"),
+    # Applications: no configure right, and write on exchanges only, so that none can be unbound.
+    "bus": (
+        "monitoring",
+        "^$",
+        r"^(mb\.topic/.*|amq\.default)$",
+        r"^mb\.(sub|queue|park)/.*",
+    ),
+    # HAProxy's check logs in and asks for the gate; that needs no right at all.
+    "probe": ("", "^$", "^$", "^$"),
+}
+
+
+def broker_config(node: NodeLayout) -> str:
+    """RabbitMQ's settings as Erlang terms.
+
+    Not rabbitmq.conf: translating that costs a node one to two seconds of its boot.
+    """
+    retention = "{global,[{60,5}]},{basic,[{60,5}]},{detailed,[{10,5}]}"
+    return f"""%% Written by `python -m ops local`; changes are lost.
+[
+ {{rabbit, [
+   {{tcp_listeners, [{{{_erlang(node.host)}, {node.amqp_port}}}]}},
+   {{load_definitions, {_erlang(node.dir / "definitions.json")}}},
+   {{disk_free_limit, {DISK_FREE_LIMIT_BYTES}}},
+   {{vm_memory_high_watermark, {MEMORY_SHARE}}},
+   {{collect_statistics_interval, {STATISTICS_INTERVAL_MS}}},
+   {{quorum_tick_interval, {STATISTICS_INTERVAL_MS}}},
+   {{log, [{{categories, [{{connection, [{{level, error}}]}}]}},
+          {{file, [{{file, {_erlang(node.log_dir / "broker.log")}}}, {{level, info}}]}}]}}]}},
+ {{ra, [{{wal_max_size_bytes, {WAL_BYTES_MAX}}}]}},
+ {{rabbitmq_management, [
+   {{tcp_config, [{{ip, {_erlang(node.host)}}}, {{port, {node.management_port}}}]}},
+   {{rates_mode, basic}},
+   {{sample_retention_policies, [{retention}]}}]}}
+].
+"""
+
+
+def definitions(node: NodeLayout, passwords: Mapping[str, Secret]) -> str:
+    """Users, rights and the broker's own name, as RabbitMQ imports them at every boot.
+
+    passwords: of admin, bus and probe.
+    """
+    users = [
+        {
+            "name": name,
+            "password_hash": password_hash(passwords[name]),
+            "hashing_algorithm": "rabbit_password_hashing_sha256",
+            "tags": tag,
+        }
+        for name, (tag, *_rights) in _USERS.items()
+    ]
+    permissions = [
+        {"user": name, "vhost": "/", "configure": configure, "write": write, "read": read}
+        for name, (_tag, configure, write, read) in _USERS.items()
+    ]
+    return json.dumps(
+        {
+            "vhosts": [{"name": "/"}],
+            "users": users,
+            "permissions": permissions,
+            "global_parameters": [{"name": "cluster_name", "value": node.broker}],
+        },
+        indent=1,
+    )
+
+
+def agent_toml(layout: Layout, node: NodeLayout) -> str:
+    return _toml(
+        {
+            "broker": node.broker,
+            "management": node.management,
+            "user": "admin",
+            "password_file": layout.secret(ADMIN),
+            "http": node.agent,
+            "check": node.check,
+            "list_file": node.list_file,
+            "state_dir": node.agent_dir,
+            "token_file": layout.secret(TOKEN),
+            "data_dir": node.data_dir,
+            "node_name": node.node_name,
+            "epmd_port": layout.epmd_port,
+            "cookie_file": node.home / ".erlang.cookie",
+        }
+    )
+
+
+def inventory_toml(layout: Layout) -> str:
+    """The operators' view of the cluster. Paths are relative to the file."""
+
+    def here(path: Path) -> Path:
+        return path.relative_to(layout.dir)
+
+    parts = [
+        _toml(
+            {
+                "cluster": layout.cluster,
+                "list_file": here(layout.list_file),
+                "token_file": here(layout.secret(TOKEN)),
+                "admin_user": "admin",
+                "admin_password_file": here(layout.secret(ADMIN)),
+                "supervisor": "local",
+            }
+        ),
+        "[balancer]\n"
+        + _toml(
+            {
+                "amqp": layout.amqp,
+                "list": layout.list_address,
+                "stats": layout.stats,
+                "config": here(layout.haproxy_dir / "haproxy.cfg"),
+                "socket": here(layout.admin_socket),
+                "state_file": here(layout.haproxy_dir / "server-state"),
+                "master_pid_file": here(layout.haproxy_dir / "master.pid"),
+                "probe_user": "probe",
+                "probe_password_file": here(layout.secret(PROBE)),
+            }
+        ),
+    ]
+    for node in layout.nodes:
+        entry = {
+            "name": node.name,
+            "address": node.broker,
+            "agent": node.agent,
+            "check": node.check,
+            "management": node.management,
+            "node_list_file": here(node.list_file),
+        }
+        parts.append("[[brokers]]\n" + _toml(entry))
+    return "\n".join(parts)
+
+
+def _toml(values: Mapping[str, object]) -> str:
+    # A JSON string is a TOML basic string.
+    return "".join(
+        f"{key} = {value if isinstance(value, int) else json.dumps(str(value))}\n"
+        for key, value in values.items()
+    )
+
+
+def _erlang(text: str | Path) -> str:
+    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,249 @@
+"""Names, addresses, ports and files of a local cluster. Pure; looks at nothing and starts nothing.
+
+Every node has an address of its own (127.0.0.11, .12, ...), HAProxy has 127.0.0.10. So all nodes use
+the same ports, as real hosts would. `offset` moves all of these ports together. epmd and the
+distribution of Erlang listen on 127.0.0.1 only, in a `block` of ports that no other local cluster has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ops.errors import LocalFault
+
+__all__ = ["BALANCER", "DEFAULT_NETWORK", "EPMD", "Layout", "NodeLayout", "node_number"]
+
+DEFAULT_NETWORK = "127.0.0"
+BALANCER = "haproxy"
+EPMD = "epmd"
+
+AMQP_PORT = 5672
+MANAGEMENT_PORT = 15672
+AGENT_PORT = 8081
+CHECK_PORT = 8082
+STATS_PORT = 8404
+
+# 127.0.0.10 is HAProxy, 127.0.0.11 is mb1; the last address of a network is .254.
+BALANCER_HOST = 10
+NODES_MAX = 99
+# Below Linux's range of ephemeral ports (32768-60999), so that no client's port is in the way.
+BLOCK_FIRST = 21_000
+BLOCK_SIZE = 100
+BLOCKS = 100
+
+_NETWORK = re.compile(r"127\.\d{1,3}\.\d{1,3}")
+_NODE = re.compile(r"mb([1-9][0-9]?)")
+
+
+def node_number(name: str) -> int:
+    """1 for ``mb1``. Raises LocalFault for anything that is not the name of a local node."""
+    found = _NODE.fullmatch(name)
+    if not found:
+        raise LocalFault(f"{name!r}: local brokers are called mb1, mb2, ... mb{NODES_MAX}")
+    return int(found[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLayout:
+    """One broker with its agent."""
+
+    name: str
+    host: str
+    amqp_port: int
+    management_port: int
+    agent_port: int
+    check_port: int
+    distribution_port: int
+    dir: Path
+
+    @property
+    def broker(self) -> str:
+        """``host:port``: its name in the consumer list, and its cluster_name."""
+        return f"{self.host}:{self.amqp_port}"
+
+    @property
+    def management(self) -> str:
+        return f"{self.host}:{self.management_port}"
+
+    @property
+    def agent(self) -> str:
+        return f"{self.host}:{self.agent_port}"
+
+    @property
+    def check(self) -> str:
+        return f"{self.host}:{self.check_port}"
+
+    @property
+    def node_name(self) -> str:
+        """Erlang's name of the node."""
+        return f"{self.name}@localhost"
+
+    @property
+    def home(self) -> Path:
+        """HOME of the broker: Erlang looks for its cookie there."""
+        return self.dir / "home"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.dir / "data"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.dir / "log"
+
+    @property
+    def agent_dir(self) -> Path:
+        return self.dir / "agent"
+
+    @property
+    def list_file(self) -> Path:
+        return self.dir / "list.txt"
+
+    @property
+    def sockets(self) -> list[tuple[str, int]]:
+        """Where it listens for others."""
+        ports = (self.amqp_port, self.management_port, self.agent_port, self.check_port)
+        return [(self.host, port) for port in ports]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A local cluster. dir: absolute. numbers: of its nodes, ascending; 1 is mb1."""
+
+    dir: Path
+    numbers: tuple[int, ...]
+    network: str = DEFAULT_NETWORK
+    offset: int = 0
+    block: int = 0
+    cluster: str = "local"
+
+    def __post_init__(self) -> None:
+        if not _NETWORK.fullmatch(self.network) or any(
+            int(part) > 255 for part in self.network.split(".")
+        ):
+            raise LocalFault(
+                f"network {self.network!r}: three numbers that begin with 127, 127.0.7"
+            )
+        if not self.numbers or not all(1 <= number <= NODES_MAX for number in self.numbers):
+            raise LocalFault(f"1 to {NODES_MAX} brokers, not {list(self.numbers)}")
+
+    @property
+    def nodes(self) -> list[NodeLayout]:
+        return [self._node(number) for number in self.numbers]
+
+    def node(self, name: str) -> NodeLayout:
+        """Raises LocalFault for a name that this cluster does not have."""
+        number = node_number(name)
+        if number not in self.numbers:
+            names = ", ".join(f"mb{known}" for known in self.numbers)
+            raise LocalFault(f"no broker {name} here; there are {names}")
+        return self._node(number)
+
+    def _node(self, number: int) -> NodeLayout:
+        return NodeLayout(
+            name=f"mb{number}",
+            host=f"{self.network}.{BALANCER_HOST + number}",
+            amqp_port=AMQP_PORT + self.offset,
+            management_port=MANAGEMENT_PORT + self.offset,
+            agent_port=AGENT_PORT + self.offset,
+            check_port=CHECK_PORT + self.offset,
+            distribution_port=self.epmd_port + number,
+            dir=self.dir / "nodes" / f"mb{number}",
+        )
+
+    def with_node(self, name: str) -> Layout:
+        return replace(self, numbers=tuple(sorted({*self.numbers, node_number(name)})))
+
+    def without_node(self, name: str) -> Layout:
+        left = tuple(number for number in self.numbers if number != node_number(name))
+        return replace(self, numbers=left)
+
+    @property
+    def host(self) -> str:
+        """Address of HAProxy."""
+        return f"{self.network}.{BALANCER_HOST}"
+
+    @property
+    def amqp(self) -> str:
+        return f"{self.host}:{AMQP_PORT + self.offset}"
+
+    @property
+    def list_address(self) -> str:
+        return f"{self.host}:{AGENT_PORT + self.offset}"
+
+    @property
+    def stats(self) -> str:
+        return f"{self.host}:{STATS_PORT + self.offset}"
+
+    @property
+    def epmd_port(self) -> int:
+        return BLOCK_FIRST + self.block * BLOCK_SIZE
+
+    @property
+    def sockets(self) -> Iterator[tuple[str, int]]:
+        """Where the cluster listens for others: what must be free before it starts."""
+        for port in (AMQP_PORT, AGENT_PORT, STATS_PORT):
+            yield self.host, port + self.offset
+        for node in self.nodes:
+            yield from node.sockets
+
+    @property
+    def secrets_dir(self) -> Path:
+        return self.dir / "secrets"
+
+    def secret(self, name: str) -> Path:
+        return self.secrets_dir / name
+
+    @property
+    def run_dir(self) -> Path:
+        return self.dir / "run"
+
+    @property
+    def inventory(self) -> Path:
+        return self.dir / "inventory.toml"
+
+    @property
+    def list_file(self) -> Path:
+        """The operators' copy of the consumer list."""
+        return self.dir / "consumer_lists" / f"{self.cluster}.txt"
+
+    @property
+    def haproxy_dir(self) -> Path:
+        return self.dir / "haproxy"
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.haproxy_dir / "admin.sock"
+
+    def log_file(self, part: str) -> Path:
+        """What a part (mb1, mb1-agent, haproxy, epmd) writes to its standard output."""
+        return self.run_dir / f"{part}.log"
+
+    @property
+    def state_file(self) -> Path:
+        return self.dir / "cluster.json"
+
+    def to_json(self) -> str:
+        state: dict[str, Any] = {
+            "cluster": self.cluster,
+            "network": self.network,
+            "offset": self.offset,
+            "block": self.block,
+            "numbers": list(self.numbers),
+        }
+        return json.dumps(state, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, dir: Path, text: str) -> Layout:
+        """Read what `to_json` wrote. Raises LocalFault for anything else."""
+        try:
+            state = json.loads(text)
+            numbers = tuple(int(number) for number in state.pop("numbers"))
+            return cls(dir=dir, numbers=numbers, **state)
+        except (ValueError, TypeError, KeyError, AttributeError) as fault:
+            raise LocalFault(f"{dir / 'cluster.json'} is damaged: {fault}") from fault

@@ -1,0 +1,113 @@
+"""The programs of a local cluster: what each is called, how it is started, where it answers. Pure."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.commands import broker
+from ops.local.layout import BALANCER, EPMD, Layout
+from ops.local.preflight import HAPROXY
+
+__all__ = ["AGENT_SUFFIX", "CHECKOUT", "Part", "agent_part", "part", "part_names"]
+
+AGENT_SUFFIX = "-agent"
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A long-lived program. kind: epmd, broker, agent or balancer. address: where it answers TCP.
+
+    stop_within_s: it gets SIGTERM and that long, then SIGKILL.
+    """
+
+    name: str
+    kind: str
+    argv: list[str]
+    env: dict[str, str]
+    address: tuple[str, int]
+    stop_within_s: float
+
+
+def agent_part(node: str) -> str:
+    return f"{node}{AGENT_SUFFIX}"
+
+
+def part_names(layout: Layout) -> list[str]:
+    """All parts in the order in which they start."""
+    nodes = [node.name for node in layout.nodes]
+    return [EPMD, *nodes]
+
+
+def part(layout: Layout, name: str) -> Part:
+    """Raises LocalFault for a name that this cluster does not have."""
+    if name == EPMD:
+        return _epmd(layout)
+    if name == BALANCER:
+        return _balancer(layout)
+    if name.endswith(AGENT_SUFFIX):
+        return _agent(layout, name)
+    return _broker(layout, name)
+
+
+def _epmd(layout: Layout) -> Part:
+    return Part(
+        name=EPMD,
+        kind="epmd",
+        argv=broker.epmd(port=layout.epmd_port),
+        env=broker.epmd_environment(layout.epmd_port),
+        address=("127.0.0.1", layout.epmd_port),
+        stop_within_s=2,
+    )
+
+
+def _broker(layout: Layout, name: str) -> Part:
+    node = layout.node(name)
+    return Part(
+        name=name,
+        kind="broker",
+        argv=broker.start(node),
+        env=broker.environment(node, epmd_port=layout.epmd_port),
+        address=(node.host, node.amqp_port),
+        stop_within_s=20,
+    )
+
+
+def _agent(layout: Layout, name: str) -> Part:
+    node = layout.node(name.removesuffix(AGENT_SUFFIX))
+    return Part(
+        name=name,
+        kind="agent",
+        argv=[
+            sys.executable,
+            "-m",
+            "messagebus",
+            "agent",
+            "--config",
+            str(node.dir / "agent.toml"),
+        ],
+        env={
+            **broker.epmd_environment(layout.epmd_port),
+            "HOME": str(node.home),
+            "PYTHONPATH": str(CHECKOUT),
+        },
+        address=(node.host, node.agent_port),
+        stop_within_s=5,
+    )
+
+
+def _balancer(layout: Layout) -> Part:
+    """Master and worker: the master keeps its pid over reloads."""
+    host, _, port = layout.amqp.rpartition(":")
+    folder = layout.haproxy_dir
+    config, pid = str(folder / "haproxy.cfg"), str(folder / "master.pid")
+    return Part(
+        name=BALANCER,
+        kind="balancer",
+        argv=[HAPROXY, "-W", "-q", "-f", config, "-p", pid],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)},
+        address=(host, int(port)),
+        stop_within_s=5,
+    )

@@ -1,0 +1,157 @@
+"""Long-lived processes: start them, find them again in another run, signal them, see them end.
+
+A process is named by its pid and the time it started (field 22 of /proc/PID/stat), so a pid that now
+belongs to somebody else is never signalled. Everything that a part starts carries a mark in its
+environment, so that its children are found although they leave its process group.
+
+These processes outlive the command that starts them, which `sh` is not made for; commands that end
+are run by `ops.shell`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Process", "find", "kill", "marked", "recorded", "send", "spawn", "wait_gone"]
+
+MARK = "MB_LOCAL_PART"
+POLL_S = 0.02
+# SIGKILL needs no consent, but a process in a disk write ends only when that is done.
+KILL_WITHIN_S = 10.0
+
+
+class Process(NamedTuple):
+    """started: in ticks since the machine's boot."""
+
+    pid: int
+    started: int
+
+    @property
+    def state(self) -> str:
+        """R, S, D, T (stopped by a signal), ... as in proc(5); "" when it has ended."""
+        stat = _stat(self.pid)
+        if stat is None or stat[1] != self.started:
+            return ""
+        if stat[0] == "Z":
+            # Only its parent can take it off the table; harmless when that is not us.
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)
+        return "" if stat[0] in "ZX" else stat[0]
+
+    @property
+    def is_alive(self) -> bool:
+        return bool(self.state)
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    pid_file: Path,
+    mark: str,
+    keep_fds: Iterable[int] = (),
+) -> Process:
+    """Start a program in a session of its own and write its pid file.
+
+    log: gets its standard output and standard error, appended. keep_fds: descriptors it inherits.
+    """
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        argv[0],
+        list(argv),
+        {**env, MARK: mark},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in keep_fds),
+        ],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGHUP],
+    )
+    stat = _stat(pid)
+    process = Process(pid, stat[1] if stat else 0)
+    pid_file.write_text(f"{process.pid} {process.started}\n")
+    return process
+
+
+def recorded(pid_file: Path) -> Process | None:
+    """What a pid file says, alive or not; None when there is none or it makes no sense."""
+    try:
+        pid, started = pid_file.read_text().split()
+        return Process(int(pid), int(started))
+    except (OSError, ValueError):
+        return None
+
+
+def find(pid_file: Path) -> Process | None:
+    """The process of a pid file, if it still runs."""
+    process = recorded(pid_file)
+    return process if process and process.is_alive else None
+
+
+def marked(mark: str) -> list[Process]:
+    """Every process of this user whose mark begins so, children included."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environ = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.startswith(wanted) for word in environ) and (stat := _stat(int(entry.name))):
+            found.append(Process(int(entry.name), stat[1]))
+    return [process for process in found if process.is_alive]
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal exactly this process. False when it has ended."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The descriptor cannot come to mean another process, so look and signal are one.
+        if not process.is_alive:
+            return False
+        signal.pidfd_send_signal(fd, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def kill(processes: Iterable[Process]) -> None:
+    """End these at once and wait until they are gone."""
+    ending = [process for process in processes if send(process, signal.SIGKILL)]
+    wait_gone(ending, within_s=KILL_WITHIN_S)
+
+
+def wait_gone(processes: Iterable[Process], *, within_s: float) -> list[Process]:
+    """Wait until these have ended. Returns those that have not, in time."""
+    left = [process for process in processes if process.is_alive]
+    until = time.monotonic() + within_s
+    while left and time.monotonic() < until:
+        time.sleep(POLL_S)
+        left = [process for process in left if process.is_alive]
+    return left
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State and start time. The name, in parentheses, may hold anything."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return fields[0], int(fields[19])

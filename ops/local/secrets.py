@@ -1,0 +1,51 @@
+"""Passwords and tokens of a local cluster: made once at random, kept in files of mode 0600."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+from messagebus.secret import Secret
+
+__all__ = ["ADMIN", "BUS", "COOKIE", "PROBE", "TOKEN", "ensure", "password_hash", "read", "write"]
+
+ADMIN, BUS, PROBE = "admin.password", "bus.password", "probe.password"
+TOKEN, COOKIE = "token", "cookie"
+SECRET_BYTES = 24
+SALT_BYTES = 4
+
+
+def ensure(folder: Path) -> None:
+    """Make the secrets that are missing."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in (ADMIN, BUS, PROBE, TOKEN, COOKIE):
+        if not (folder / name).exists():
+            # Erlang takes letters and digits for a cookie; hex is good for all of them.
+            write(folder / name, secrets.token_hex(SECRET_BYTES))
+
+
+def write(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Write a file that nobody else can ever read: it has its mode before it has its text."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    part.replace(path)
+
+
+def read(path: Path) -> Secret:
+    return Secret(path.read_text().strip())
+
+
+def password_hash(password: Secret, salt: bytes = b"") -> str:
+    """As RabbitMQ stores it: base64 of a salt of 4 bytes and sha256(salt + password).
+
+    Source: https://www.rabbitmq.com/docs/passwords.
+    """
+    salt = salt or os.urandom(SALT_BYTES)
+    digest = hashlib.sha256(salt + password.reveal().encode()).digest()
+    return base64.b64encode(salt + digest).decode()

@@ -1,0 +1,40 @@
+"""Local clusters for tests: real brokers, agents and HAProxy, in folders and on addresses of their own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ops.local.cluster import LocalCluster
+
+__all__ = ["MakeCluster", "cluster_factory"]
+
+MakeCluster = Callable[..., LocalCluster]
+
+
+@contextmanager
+def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeCluster]:
+    """Give ``make(brokers=3, up=True) -> LocalCluster``; everything made is stopped at the end.
+
+    keep: asked at the end whether logs and data are to stay, for a look at what failed.
+    Networks differ between processes that run side by side; where they do not, ports do.
+    """
+    numbers = itertools.count(1)
+    made: list[LocalCluster] = []
+
+    def make(brokers: int = 3, *, up: bool = True) -> LocalCluster:
+        number = next(numbers)
+        network = f"127.{1 + os.getpid() % 250}.{number}"
+        made.append(LocalCluster(folder / f"c{number}", brokers, network=network))
+        if up:
+            made[-1].up()
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for cluster in made:
+            cluster.down(wipe=not keep())
