@@ -1,1 +1,103 @@
 """Publish to any RabbitMQ broker behind a balancer, consume from all of them."""
+
+import logging
+
+from messagebus.aio import AsyncConsumer, AsyncPublisher
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.consumer import Consumer
+from messagebus.core.receipts import Receipt
+from messagebus.destination import (
+    Destination,
+    Queue,
+    Source,
+    Subscription,
+    Topic,
+    parse_destination,
+)
+from messagebus.errors import (
+    AlreadySettled,
+    BacklogFull,
+    ChannelRefused,
+    ConfigError,
+    LinkError,
+    LinkLost,
+    ListError,
+    ListInvalid,
+    ListUnavailable,
+    LoginRefused,
+    MessageBusError,
+    MessageInvalid,
+    NameInvalid,
+    NotReady,
+    PublishError,
+    Refused,
+    RegistrationIncomplete,
+    Stopped,
+    TopologyError,
+    TopologyMismatch,
+    Unknown,
+    Unroutable,
+    WrongPayload,
+)
+from messagebus.message import Delivery, Message
+from messagebus.outcome import Durability, Outcome, Published
+from messagebus.publisher import Publisher
+from messagebus.secret import Secret
+from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
+
+__all__ = [
+    "AlreadySettled",
+    "AsyncConsumer",
+    "AsyncPublisher",
+    "BacklogFull",
+    "Broker",
+    "BrokerList",
+    "BrokerStats",
+    "BusConfig",
+    "ChannelRefused",
+    "ConfigError",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerStats",
+    "Delivery",
+    "Destination",
+    "Durability",
+    "LinkError",
+    "LinkLost",
+    "ListError",
+    "ListInvalid",
+    "ListUnavailable",
+    "ListedBroker",
+    "LoginRefused",
+    "Message",
+    "MessageBusError",
+    "MessageInvalid",
+    "NameInvalid",
+    "NotReady",
+    "Outcome",
+    "PublishError",
+    "Published",
+    "Publisher",
+    "PublisherConfig",
+    "PublisherStats",
+    "Queue",
+    "Receipt",
+    "Refused",
+    "RegistrationIncomplete",
+    "Secret",
+    "Source",
+    "Status",
+    "Stopped",
+    "Subscription",
+    "Topic",
+    "TopologyError",
+    "TopologyMismatch",
+    "Unknown",
+    "Unroutable",
+    "WrongPayload",
+    "parse_destination",
+]
+
+# The library says nothing unless the application listens.
+logging.getLogger("messagebus").addHandler(logging.NullHandler())

@@ -61,6 +61,10 @@ class FanIn(Generic[T]):
         self._handed_out_in_all -= self._handed_out.pop(broker, 0)
         return len(self._ready.pop(broker, ()))
 
+    def discard_buffers(self) -> None:
+        """Hand out nothing more of what has arrived: it goes back to the brokers."""
+        self._ready.clear()
+
     @property
     def buffered(self) -> int:
         return sum(len(buffer) for buffer in self._ready.values())

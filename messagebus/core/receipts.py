@@ -95,6 +95,11 @@ class Receipts:
             yield Ack(broker, tag, False)
         link.acked = set()
 
+    def is_live(self, receipt: Receipt) -> bool:
+        """Whether the link that delivered still lives."""
+        link = self._links.get(receipt.broker)
+        return link is not None and link.epoch == receipt.epoch
+
     def _live(self, receipt: Receipt) -> _Link | None:
         link = self._links.get(receipt.broker)
         if link is None or link.epoch != receipt.epoch or receipt.tag not in link.owed:

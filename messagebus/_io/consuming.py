@@ -1,0 +1,427 @@
+"""The consumer's driver: fan-in over all brokers of the list, over pika.
+
+Runs on one asyncio loop; every method must be called on it. `core.membership` decides to whom we are
+attached, `core.fanin` what the application gets next, `core.receipts` where answers go. A link here
+only consumes: a connection that publishes is blocked under an alarm, and its acks with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pika
+from pika.channel import Channel
+
+from messagebus._io.clock import now_ms
+from messagebus._io.following import ListFollower
+from messagebus._io.link import Link, dial
+from messagebus._io.registering import Registration, credentials, topology_for
+from messagebus._io.wire import from_amqp
+from messagebus.broker import Broker, BrokerList
+from messagebus.config import BusConfig, ConsumerConfig
+from messagebus.core.fanin import FanIn
+from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State
+from messagebus.core.receipts import Receipt, Receipts
+from messagebus.destination import Source
+from messagebus.errors import (
+    LinkError,
+    LinkLost,
+    LoginRefused,
+    MessageBusError,
+    RegistrationIncomplete,
+)
+from messagebus.message import Delivery
+from messagebus.stats import BrokerStats, ConsumerStats
+
+__all__ = ["ConsumeDriver"]
+
+log = logging.getLogger("messagebus.consumer")
+
+TICK_MS = 100
+REGISTER_TIMEOUT_MS = 30_000
+REGISTER_RETRY_MS = 1_000
+
+
+@dataclass(slots=True)
+class Counters:
+    delivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    acks_stale: int = 0
+
+
+class ConsumeDriver:
+    """All links of one consumer."""
+
+    def __init__(
+        self,
+        bus: BusConfig,
+        source: Source,
+        config: ConsumerConfig,
+        on_ready: Callable[[], None],
+    ) -> None:
+        """on_ready: called when `take` may have something, at most once a turn."""
+        self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
+        self.counters = Counters()
+        self.fatal: LoginRefused | None = None
+        self.registration: Registration | None = None
+        """None until an agent answered; `complete` in it says whether every broker has the queue."""
+        self._topology = topology_for(bus)
+        self.follower = ListFollower(
+            bus,
+            subscription=str(source),
+            interval_s=config.refresh_interval_s,
+            on_list=self._on_list,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._members = Membership()
+        self._fanin: FanIn[Delivery] = FanIn(config.handed_out_max)
+        self._receipts = Receipts()
+        self._links: dict[str, Link] = {}
+        self._tags: dict[str, str] = {}
+        self._delivered: dict[str, int] = {}
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._woken = False
+        self._stopping = False
+        self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    # ------------------------------------------------------------------ life
+    def start(self) -> None:
+        self._spawn(self._register())
+        self.follower.start()
+        self._tick()
+
+    async def _register(self) -> None:
+        """Make the subscription exist on every broker; go on until it does."""
+        while self.registration is None or not self.registration.complete:
+            try:
+                self.registration = await self._topology.register(
+                    [self._source], timeout_ms=REGISTER_TIMEOUT_MS
+                )
+            except RegistrationIncomplete as fault:
+                self.registration = Registration(False, missing=fault.missing)
+                log.warning(
+                    "registration incomplete subscription=%s reason=%r", self._source, str(fault)
+                )
+            except LoginRefused as fault:
+                self._give_up(fault)
+                return
+            except MessageBusError as fault:
+                log.warning(
+                    "registration failed subscription=%s reason=%r", self._source, str(fault)
+                )
+                await asyncio.sleep(REGISTER_RETRY_MS / 1000)
+            self._tell_changed()
+
+    def _give_up(self, fault: LoginRefused) -> None:
+        """Retrying does not help, and locks accounts."""
+        log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
+        self.fatal = fault
+        self._tell_changed()
+        self._on_ready()
+
+    async def stop(self, drain_s: float, *, untouched: int = 0) -> int:
+        """Take no more, wait for answers of what is handed out, give the rest back, hang up.
+
+        untouched: taken, but the application never saw them. Returns how many deliveries it saw and
+        did not answer: they will come again.
+        """
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (*self._dials.values(), *self._tasks):
+            task.cancel()
+        await self.follower.stop()
+        self._give_back_buffers()
+        await self.wait_until(lambda: self._fanin.handed_out <= untouched, drain_s)
+        left = max(0, self._fanin.handed_out - untouched)
+        self._flush_acks()
+        links, self._links = self._links, {}
+        await asyncio.gather(*(link.close() for link in links.values()))
+        return left
+
+    def _give_back_buffers(self) -> None:
+        """Closing the channel gives them back, in order; until then nobody gets them."""
+        for broker, tag in self._tags.items():
+            if self._links[broker].is_open:
+                self._links[broker].channel.basic_cancel(tag)
+        self._fanin.discard_buffers()
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for something that a change of links, registration or answers may bring about."""
+        if condition():
+            return True
+        done = self._loop.create_future()
+        self._changed.append((condition, done))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done, timeout_s)
+        return condition()
+
+    def _tell_changed(self) -> None:
+        waiting = self._changed
+        self._changed = []
+        for condition, done in waiting:
+            if done.done():
+                continue
+            if condition():
+                done.set_result(None)
+            else:
+                self._changed.append((condition, done))
+
+    def is_attached_to_one(self) -> bool:
+        return State.OPEN in self._members.states.values()
+
+    def is_attached_to_all(self) -> bool:
+        states = self._members.states
+        registered = self.registration is not None and self.registration.complete
+        return registered and bool(states) and all(s is State.OPEN for s in states.values())
+
+    # ------------------------------------------------------------------ the application's side
+    def take(self) -> Delivery | None:
+        """The next delivery; None when there is none or the application holds enough."""
+        if self._stopping:
+            return None
+        delivery = self._fanin.take()
+        if delivery is not None and self._config.at_most_once:
+            self.ack(delivery.receipt)
+        return delivery
+
+    def ack(self, receipt: Receipt) -> bool:
+        """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
+        if not self._receipts.ack(receipt):
+            return self._stale()
+        self.counters.acked += 1
+        self._answered(receipt)
+        return True
+
+    def nack(self, receipt: Receipt, *, requeue: bool) -> bool:
+        """Give a delivery back (requeue), or reject it into the parking queue. False: stale."""
+        if not self._receipts.nack(receipt):
+            return self._stale()
+        self.counters.nacked += 1
+        self._links[receipt.broker].channel.basic_nack(receipt.tag, requeue=requeue)
+        self._answered(receipt)
+        return True
+
+    async def ack_safe(self, receipt: Receipt, timeout_s: float) -> bool:
+        """Answer, and return when the broker has received it: after a round trip behind it."""
+        if not self.ack(receipt):
+            return False
+        self._flush_acks()
+        link = self._links.get(receipt.broker)
+        try:
+            if link is None:
+                return False
+            await asyncio.wait_for(
+                link.call("basic_qos", prefetch_count=self._config.prefetch), timeout_s
+            )
+        except (LinkError, TimeoutError):
+            return False
+        return True
+
+    def is_live(self, receipt: Receipt) -> bool:
+        """Whether the link that delivered still lives. May be asked from any thread."""
+        return self._receipts.is_live(receipt)
+
+    def _stale(self) -> bool:
+        self.counters.acks_stale += 1
+        return False
+
+    def _answered(self, receipt: Receipt) -> None:
+        self._fanin.answered(receipt.broker)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Once a turn of the loop: acks go out together, the application is told."""
+        self._woken = False
+        self._flush_acks()
+        if not self._stopping:
+            self._on_ready()
+        if self._changed:
+            self._tell_changed()
+
+    def _flush_acks(self) -> None:
+        for broker, tag, multiple in self._receipts.flush():
+            self._links[broker].channel.basic_ack(tag, multiple)
+        for broker in [b for b, s in self._members.states.items() if s is State.DRAINING]:
+            if not self._receipts.owed(broker):
+                self._perform(self._members.drained(broker, now_ms()))
+
+    # ------------------------------------------------------------------ links
+    def _on_list(self, brokers: BrokerList) -> None:
+        """A draining broker is consumed from until it leaves the list."""
+        self._perform(self._members.refresh(brokers.names, now_ms()))
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Dial(broker, failures):
+                    self._dials[broker] = asyncio.create_task(self._dial(broker, failures))
+                case Drain(broker):
+                    self._drain(broker)
+                case HangUp(broker):
+                    self._hang_up(broker)
+
+    async def _dial(self, broker: str, failures: int) -> None:
+        """One try: connect, log in, consume."""
+        timeout_ms = min(
+            self._bus.dial_timeout_max_ms, self._bus.dial_timeout_ms << min(failures, 10)
+        )
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                address = Broker.parse(broker)
+                link = await dial(address, credentials(self._bus), timeout_ms=timeout_ms)
+                await link.call("basic_qos", prefetch_count=self._config.prefetch)
+                await self._consume(broker, link)
+        except (LinkError, TimeoutError) as fault:
+            if link is not None:
+                link.abort()
+            self._dial_failed(broker, fault or LinkLost(broker, "timed out"))
+        except asyncio.CancelledError:
+            if link is not None:
+                link.abort()
+            raise
+        finally:
+            if self._dials.get(broker) is asyncio.current_task():
+                del self._dials[broker]
+
+    async def _consume(self, broker: str, link: Link) -> None:
+        """Attach. Deliveries may arrive before the broker's answer: the epoch comes first."""
+        epoch = self._receipts.connected(broker)
+        self._links[broker] = link
+        link.on_lost(lambda why: self._lost(broker, link, why))
+
+        def arrived(
+            _channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
+        ) -> None:
+            self._arrived(broker, epoch, method, properties, body)
+
+        link.channel.add_on_cancel_callback(lambda _frame: link.abort())
+        tag = f"messagebus-{epoch}"
+        await link.call(
+            "basic_consume",
+            queue=self._source.amqp_queue,
+            on_message_callback=arrived,
+            consumer_tag=tag,
+        )
+        if not link.is_open:
+            raise LinkLost(broker, "ended while attaching")
+        self._members.opened(broker)
+        self._tags[broker] = tag
+        log.info("attached broker=%s epoch=%d", broker, epoch)
+        self._tell_changed()
+
+    def _dial_failed(self, broker: str, fault: Exception) -> None:
+        log.info("dial failed broker=%s reason=%r", broker, str(fault))
+        if isinstance(fault, LoginRefused):
+            self._give_up(fault)
+        if self._members.states.get(broker) is State.DIALING:
+            self._members.lost(broker, now_ms(), random.random())
+
+    def _arrived(
+        self, broker: str, epoch: int, method: Any, properties: pika.BasicProperties, body: bytes
+    ) -> None:
+        received_ns = time.monotonic_ns()
+        receipt = self._receipts.delivered(broker, method.delivery_tag)
+        assert receipt.epoch == epoch
+        if self._stopping:
+            return
+        self.counters.delivered += 1
+        self._delivered[broker] = self._delivered.get(broker, 0) + 1
+        self._fanin.arrived(
+            broker,
+            Delivery(
+                message=from_amqp(properties, body),
+                receipt=receipt,
+                source=self._source,
+                redelivered=method.redelivered,
+                received_ns=received_ns,
+            ),
+        )
+        self._wake()
+
+    def _drain(self, broker: str) -> None:
+        """What is buffered is handed out still; what is owed is waited for, then we hang up."""
+        log.info("draining broker=%s owed=%d", broker, self._receipts.owed(broker))
+        link = self._links.get(broker)
+        if link is not None and link.is_open and broker in self._tags:
+            link.channel.basic_cancel(self._tags.pop(broker), callback=lambda _frame: self._wake())
+
+    def _hang_up(self, broker: str) -> None:
+        if task := self._dials.get(broker):
+            task.cancel()
+        if link := self._forget(broker):
+            log.info("detached broker=%s", broker)
+            self._spawn(link.close())
+
+    def _lost(self, broker: str, link: Link, why: LinkError) -> None:
+        if self._links.get(broker) is not link:
+            return  # we hung up ourselves
+        owed, was_attached = self._receipts.owed(broker), broker in self._tags
+        self._forget(broker)
+        if was_attached:
+            log.warning("link lost broker=%s owed=%d reason=%r", broker, owed, why.reason)
+        self._members.lost(broker, now_ms(), random.random())
+        self._wake()
+
+    def _forget(self, broker: str) -> Link | None:
+        link = self._links.pop(broker, None)
+        if link is not None:
+            self._tags.pop(broker, None)
+            self._receipts.disconnected(broker)
+            self._fanin.dropped(broker)
+        return link
+
+    # ------------------------------------------------------------------ time
+    def _tick(self) -> None:
+        if self.fatal is None:
+            self._perform(self._members.tick(now_ms()))
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------------ numbers
+    def keep_alive(self) -> bool:
+        """Whether every listed broker's link is open."""
+        states = self._members.states
+        return bool(states) and all(state is State.OPEN for state in states.values())
+
+    def stats(self) -> ConsumerStats:
+        keeper = self.follower.keeper
+        return ConsumerStats(
+            brokers={
+                broker: BrokerStats(
+                    state=state.value,
+                    delivered=self._delivered.get(broker, 0),
+                    owed=self._receipts.owed(broker),
+                )
+                for broker, state in sorted(self._members.states.items())
+            },
+            delivered=self.counters.delivered,
+            acked=self.counters.acked,
+            nacked=self.counters.nacked,
+            acks_stale=self.counters.acks_stale,
+            buffered=self._fanin.buffered,
+            handed_out=self._fanin.handed_out,
+            list_generation=max(keeper.generation, 0),
+            list_age_ms=keeper.age_ms(now_ms()),
+            list_faults=keeper.faults,
+        )

@@ -1,0 +1,303 @@
+"""The asyncio clients: the same drivers, on the caller's own loop. Not thread-safe, as asyncio is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from messagebus._io.clock import now_ms
+from messagebus._io.consuming import ConsumeDriver
+from messagebus._io.publishing import PublishDriver, Ticket
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
+from messagebus.destination import Destination
+from messagebus.errors import BacklogFull, NotReady, Stopped
+from messagebus.message import Delivery
+from messagebus.outcome import Published
+from messagebus.publisher import (
+    START_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    Payload,
+    as_destination,
+    as_message,
+    publisher_stats,
+    raise_unless_confirmed,
+)
+from messagebus.stats import ConsumerStats, PublisherStats, Status
+
+__all__ = ["AsyncConsumer", "AsyncPublisher"]
+
+log = logging.getLogger("messagebus.consumer")
+
+
+class AsyncPublisher:
+    """`messagebus.Publisher` for asyncio: the same promises, real back-pressure.
+
+    async with AsyncPublisher(bus) as publisher:
+        await publisher.send_safe("orders", b"...")
+    """
+
+    def __init__(self, bus: BusConfig, config: PublisherConfig | None = None) -> None:
+        self._bus = bus
+        self._config = config or PublisherConfig()
+        self._status = Status.INITIALIZED
+        self._driver: PublishDriver | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    async def start(
+        self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
+        """As `Publisher.start`."""
+        if self._status is not Status.INITIALIZED:
+            raise Stopped(f"a publisher starts once; this one is {self._status.value}")
+        self._driver = driver = PublishDriver(self._bus, self._config, self._on_room)
+        driver.start()
+        self._status = Status.RUNNING
+        if require is None:
+            return
+        try:
+            await asyncio.wait_for(driver.connected.wait(), timeout_s)
+        except TimeoutError:
+            await self.stop(0)
+            raise NotReady(f"no link to {self._bus.broker} within {timeout_s:g} s") from None
+        if driver.fatal is not None:
+            await self.stop(0)
+            raise driver.fatal
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """As `Publisher.stop`."""
+        if self._status is not Status.RUNNING or self._driver is None:
+            self._status = Status.STOPPED
+            return 0
+        self._status = Status.STOPPED
+        self._on_room()
+        return await self._driver.stop(timeout_s)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def submit(
+        self, destination: Destination | str, payload: Payload, *, timeout_s: float | None = None
+    ) -> asyncio.Future[Published]:
+        """Wait for room, accept a publish, return the future of its end. As `Publisher.submit`."""
+        message, driver = as_message(payload), self._running()
+        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
+        if not driver.outbox.has_room(len(message.body)):
+            timeout_ms = await self._wait_for_room(len(message.body), timeout_ms)
+
+        def on_done(published: Published) -> None:
+            if not future.done():
+                future.set_result(published)
+
+        driver.submit(Ticket(as_destination(destination), message, on_done), timeout_ms)
+        return future
+
+    async def send(self, destination: Destination | str, payload: Payload) -> None:
+        """As `Publisher.send`; waits for room only."""
+        await self.submit(destination, payload)
+
+    async def send_safe(
+        self, destination: Destination | str, payload: Payload, *, timeout_s: float | None = None
+    ) -> Published:
+        """As `Publisher.send_safe`."""
+        return raise_unless_confirmed(
+            await (await self.submit(destination, payload, timeout_s=timeout_s))
+        )
+
+    async def send_many(
+        self,
+        destination: Destination | str,
+        payloads: Iterable[Payload],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Published]:
+        """As `Publisher.send_many`."""
+        futures = [await self.submit(destination, each, timeout_s=timeout_s) for each in payloads]
+        return [await future for future in futures]
+
+    async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """As `Publisher.flush`."""
+        return await self._running().flush(timeout_s)
+
+    def refresh_connection(self) -> None:
+        """As `Publisher.refresh_connection`."""
+        self._running().renew()
+
+    def stats(self) -> PublisherStats:
+        """A snapshot; cheap."""
+        return publisher_stats(self._running())
+
+    def _running(self) -> PublishDriver:
+        if self._driver is None or self._status is not Status.RUNNING:
+            raise Stopped(f"the publisher is {self._status.value}")
+        return self._driver
+
+    async def _wait_for_room(self, size: int, timeout_ms: int) -> int:
+        """Returns how much of the time is left. Raises BacklogFull."""
+        until_ms = now_ms() + timeout_ms
+        while not self._running().outbox.has_room(size):
+            room = asyncio.get_running_loop().create_future()
+            self._waiting.append(room)
+            try:
+                await asyncio.wait_for(room, max(0, until_ms - now_ms()) / 1000)
+            except TimeoutError:
+                raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms") from None
+        return max(1, until_ms - now_ms())
+
+    def _on_room(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for room in waiting:
+            if not room.done():
+                room.set_result(None)
+
+
+class AsyncConsumer:
+    """`messagebus.Consumer` for asyncio.
+
+    async with AsyncConsumer(bus, "orders", subscription="billing") as consumer:
+        async for delivery in consumer:
+            await handle(delivery.body)
+            consumer.ack(delivery)
+    """
+
+    def __init__(
+        self,
+        bus: BusConfig,
+        destination: Destination | str,
+        *,
+        subscription: str = "",
+        config: ConsumerConfig | None = None,
+    ) -> None:
+        self._bus = bus
+        self._source = as_source(destination, subscription)
+        self._config = config or ConsumerConfig()
+        self._status = Status.INITIALIZED
+        self._driver: ConsumeDriver | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    async def start(
+        self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
+    ) -> bool:
+        """As `Consumer.start`."""
+        if self._status is not Status.INITIALIZED:
+            raise Stopped(f"a consumer starts once; this one is {self._status.value}")
+        self._driver = driver = ConsumeDriver(
+            self._bus, self._source, self._config, self._ready.set
+        )
+        driver.start()
+        self._status = Status.RUNNING
+        try:
+            done = await fulfilled(driver, require, timeout_s)
+        except BaseException:
+            await self.stop(0)
+            raise
+        if require and not done:
+            await self.stop(0)
+            raise not_ready(driver, require, timeout_s)
+        return driver.registration is not None and driver.registration.complete
+
+    async def stop(self, drain_s: float = DRAIN_S) -> int:
+        """As `Consumer.stop`."""
+        if self._status is not Status.RUNNING or self._driver is None:
+            self._status = Status.STOPPED
+            return 0
+        self._status = Status.STOPPED
+        self._ready.set()
+        return await self._driver.stop(drain_s)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop(DRAIN_S if kind is None else 0)
+
+    async def receive(self, timeout_s: float | None = None) -> Delivery | None:
+        """As `Consumer.receive`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._status is Status.RUNNING:
+                    if (delivery := self.receive_immediate()) is not None:
+                        return delivery
+                    self._ready.clear()
+                    await self._ready.wait()
+        except TimeoutError:
+            pass
+        return None
+
+    def receive_immediate(self) -> Delivery | None:
+        """A delivery that has arrived already, or None."""
+        return self._started().take()
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        """Deliveries until the consumer is stopped."""
+        while (delivery := await self.receive()) is not None:
+            yield delivery
+
+    async def run(
+        self, handler: Callable[[Delivery], Awaitable[object]], *, workers: int = 1
+    ) -> None:
+        """As `Consumer.run`, with that many coroutines."""
+        await asyncio.gather(*(self._work(handler) for _ in range(workers)))
+
+    async def _work(self, handler: Callable[[Delivery], Awaitable[object]]) -> None:
+        async for delivery in self:
+            try:
+                await handler(delivery)
+            except Exception:  # whatever an application raises must not end the worker
+                log.exception("handler failed message=%s", delivery.message_id)
+                await asyncio.sleep(FAILED_HANDLER_PAUSE_S)
+                self.nack(delivery)
+            else:
+                self.ack(delivery)
+
+    def ack(self, delivery: Delivery) -> bool:
+        """As `Consumer.ack`, and exact: an answer given twice is stale the second time."""
+        return self._started().ack(delivery.receipt)
+
+    def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
+        """As `Consumer.nack`."""
+        return self._started().nack(delivery.receipt, requeue=requeue)
+
+    async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
+        """As `Consumer.ack_safe`."""
+        return await self._started().ack_safe(delivery.receipt, timeout_s)
+
+    def keep_alive(self) -> bool:
+        """As `Consumer.keep_alive`."""
+        return self._started().keep_alive()
+
+    def stats(self) -> ConsumerStats:
+        """A snapshot."""
+        return self._started().stats()
+
+    def _started(self) -> ConsumeDriver:
+        if self._driver is None:
+            raise Stopped("not started")
+        return self._driver
