@@ -15,6 +15,7 @@ from messagebus.destination import (
     Topic,
     parse_destination,
 )
+from messagebus.directory import Registration, brokers, declare
 from messagebus.errors import (
     AlreadySettled,
     BacklogFull,
@@ -84,6 +85,7 @@ __all__ = [
     "Queue",
     "Receipt",
     "Refused",
+    "Registration",
     "RegistrationIncomplete",
     "Secret",
     "Source",
@@ -96,6 +98,8 @@ __all__ = [
     "Unknown",
     "Unroutable",
     "WrongPayload",
+    "brokers",
+    "declare",
     "parse_destination",
 ]
 

@@ -1,0 +1,292 @@
+"""The command `messagebus`: publish, consume, declare, brokers, agent.
+
+Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
+MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE). Errors are one line on standard error.
+Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import click
+
+from messagebus import directory
+from messagebus.config import BusConfig
+from messagebus.consumer import Consumer
+from messagebus.errors import ConfigError, MessageBusError, MessageInvalid, NameInvalid
+from messagebus.message import BODY_BYTES_MAX, Delivery, Message
+from messagebus.outcome import Outcome, Published
+from messagebus.publisher import Publisher
+
+__all__ = ["main"]
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+PUBLISH_STOP_S = 30.0
+# How often a consumer that waits looks whether it is to stop.
+RECEIVE_STEP_S = 0.2
+CLUSTER_SETTINGS = ("MESSAGEBUS_LOCAL_DIR", "MESSAGEBUS_INVENTORY", "MESSAGEBUS_TEST_TIME_FACTOR")
+
+
+def main() -> NoReturn:
+    """Entry point; turns every expected error into one line and an exit code."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as fault:
+        _fail(fault.format_message(), fault.exit_code)
+    except (ConfigError, NameInvalid, MessageInvalid) as fault:
+        _fail(str(fault), EXIT_USAGE)
+    except MessageBusError as fault:
+        _fail(str(fault), EXIT_FAILED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as in `messagebus consume ... | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted", EXIT_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    print(f"messagebus: {' '.join(text.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _bus() -> BusConfig:
+    return BusConfig.from_env({k: v for k, v in os.environ.items() if k not in CLUSTER_SETTINGS})
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists.")
+def cli(verbose: bool) -> None:
+    """Publish to any RabbitMQ broker, consume from all of them.
+
+    \b
+    Example:
+      messagebus declare orders orders/billing
+      echo hello | messagebus publish orders -
+      messagebus consume orders --subscription billing --count 1
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.ERROR,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+# ---------------------------------------------------------------------- publish
+@cli.command()
+@click.argument("topic")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), default="-")
+@click.option(
+    "--lines", "form", flag_value="lines", help="One message a line, without its line end."
+)
+@click.option("--ndjson", "form", flag_value="ndjson", help="One JSON message a line; checked.")
+@click.option("--key", default="", help="Key of all messages: they keep their order per broker.")
+def publish(topic: str, file: Path, form: str | None, key: str) -> int:
+    """Publish FILE ("-": standard input) to TOPIC ("queue:NAME" for a queue) and wait for the confirms.
+
+    \b
+    Example:
+      messagebus publish orders order.json
+      seq 1000 | messagebus publish orders - --lines
+    """
+    ends: Counter[Outcome] = Counter()
+
+    def ended(future: Future[Published]) -> None:
+        published = future.result()
+        ends[published.outcome] += 1
+        if (
+            published.outcome is not Outcome.CONFIRMED
+            and ends.total() - ends[Outcome.CONFIRMED] == 1
+        ):
+            reason = f": {published.reason}" if published.reason else ""
+            click.echo(
+                f"messagebus: message {published.message_id} {published.outcome.value}{reason}",
+                err=True,
+            )
+
+    publisher = Publisher(_bus())
+    publisher.start(require="one")
+    try:
+        with click.open_file(str(file), "rb") as source:
+            for message in _messages(source, form, key):
+                publisher.submit(topic, message).add_done_callback(ended)
+    except OSError as fault:
+        raise click.UsageError(f"{file}: {fault.strerror}") from fault
+    finally:
+        publisher.stop(PUBLISH_STOP_S)
+    told = ", ".join(f"{outcome.value} {count}" for outcome, count in sorted(ends.items(), key=str))
+    click.echo(f"published {ends.total()}: {told or 'nothing to publish'}", err=True)
+    return 0 if ends.total() == ends[Outcome.CONFIRMED] else EXIT_FAILED
+
+
+def _messages(source: IO[bytes], form: str | None, key: str) -> Iterator[Message]:
+    if form is None:
+        yield Message(body=source.read(BODY_BYTES_MAX + 1), key=key)
+        return
+    for number, line in enumerate(iter(lambda: source.readline(BODY_BYTES_MAX + 2), b""), start=1):
+        body = line.rstrip(b"\r\n")
+        if form == "lines":
+            yield Message(body=body, content_type="text/plain", key=key)
+        elif body:
+            try:
+                json.loads(body)
+            except ValueError as fault:
+                raise MessageInvalid(f"line {number}: not JSON: {fault}") from fault
+            yield Message(body=body, content_type="application/json", key=key)
+
+
+# ---------------------------------------------------------------------- consume
+@cli.command()
+@click.argument("topic")
+@click.option(
+    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
+)
+@click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
+@click.option(
+    "--idle-exit-s", type=click.FloatRange(min=0), help="Stop when that long nothing came."
+)
+@click.option("--ndjson", is_flag=True, help="Print id, broker, key, headers and body as JSON.")
+def consume(
+    topic: str, subscription: str, count: int | None, idle_exit_s: float | None, ndjson: bool
+) -> int:
+    r"""Print the messages of TOPIC, one a line, from all brokers; acked once they are printed.
+
+    A line end within a message is printed as \n; --ndjson keeps every byte. Runs until it is stopped,
+    unless --count or --idle-exit-s say otherwise.
+
+    \b
+    Example:
+      messagebus consume orders --subscription billing --idle-exit-s 5 | sort | uniq -c
+    """
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
+    consumer = Consumer(_bus(), topic, subscription=subscription)
+    consumer.start()
+    try:
+        _print_all(consumer, _as_json if ndjson else _as_line, count, idle_exit_s, stop)
+    finally:
+        consumer.stop(drain_s=1)
+    return 0
+
+
+def _print_all(
+    consumer: Consumer, form: Any, count: int | None, idle_exit_s: float | None, stop: list[int]
+) -> None:
+    out, printed, last_s = sys.stdout.buffer, 0, time.monotonic()
+    unacked: list[Delivery] = []
+
+    def flush() -> None:
+        """Nothing is acked that is not out of our hands."""
+        out.flush()
+        for delivery in unacked:
+            consumer.ack(delivery)
+        unacked.clear()
+
+    while not stop and (count is None or printed < count):
+        delivery = consumer.receive_immediate()
+        if delivery is None:
+            flush()
+            delivery = consumer.receive(RECEIVE_STEP_S)
+        if delivery is not None:
+            out.write(form(delivery) + b"\n")
+            unacked.append(delivery)
+            printed, last_s = printed + 1, time.monotonic()
+        elif idle_exit_s is not None and time.monotonic() - last_s >= idle_exit_s:
+            break
+    flush()
+
+
+def _as_line(delivery: Delivery) -> bytes:
+    return delivery.body.replace(b"\r", b"\\r").replace(b"\n", b"\\n")
+
+
+def _as_json(delivery: Delivery) -> bytes:
+    message = delivery.message
+    try:
+        body = {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_hex": message.body.hex()}
+    told = {
+        "id": message.message_id,
+        "broker": delivery.broker,
+        "redelivered": delivery.redelivered,
+        "key": message.key,
+        "content_type": message.content_type,
+        "headers": dict(message.headers),
+    }
+    return json.dumps(told | body, ensure_ascii=False, default=str).encode()
+
+
+# ---------------------------------------------------------------------- declare, brokers, agent
+@cli.command()
+@click.argument("wanted", nargs=-1, required=True)
+@click.option("--timeout-s", type=click.FloatRange(min=0.1), default=directory.DECLARE_TIMEOUT_S)
+def declare(wanted: tuple[str, ...], timeout_s: float) -> int:
+    """Make topics, subscriptions and queues exist on every broker, settled.
+
+    \b
+    Example:
+      messagebus declare orders orders/billing queue:jobs
+    """
+    done = directory.declare(_bus(), wanted, timeout_s=timeout_s)
+    later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
+    click.echo(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
+    return 0
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def brokers(as_json: bool) -> int:
+    """Print the brokers that consumers consume from.
+
+    \b
+    Example:
+      messagebus brokers --json
+    """
+    found = directory.brokers(_bus())
+    if as_json:
+        rows = [
+            {"broker": e.broker.name, "draining": e.draining, "agent": e.agent_url} for e in found
+        ]
+        told = {"cluster": found.cluster, "generation": found.generation, "brokers": rows}
+        click.echo(json.dumps(told, indent=2))
+        return 0
+    click.echo(f"cluster {found.cluster or '-'}  generation {found.generation}")
+    for entry in found:
+        click.echo(f"{entry.broker.name:<24}{'draining' if entry.draining else 'consumed from'}")
+    return 0
+
+
+@cli.command()
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), required=True)
+def agent(config: Path) -> int:
+    """Serve the list, own the topology and tell the health of the broker on this node.
+
+    \b
+    Example:
+      messagebus agent --config /etc/messagebus/agent.toml
+    """
+    try:
+        from messagebus.agent import run
+    except ImportError as fault:
+        raise click.UsageError(
+            f"the agent needs more packages ({fault.name}): pip install messagebus[agent]"
+        ) from fault
+    return run(config)
+
+
+if __name__ == "__main__":
+    main()
