@@ -20,8 +20,9 @@ import pika
 from pika.channel import Channel
 
 from messagebus._io.clock import now_ms
+from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
-from messagebus._io.link import Link, dial
+from messagebus._io.link import Link
 from messagebus._io.registering import Registration, credentials, topology_for
 from messagebus._io.wire import from_amqp
 from messagebus.broker import Broker, BrokerList
@@ -284,8 +285,8 @@ class ConsumeDriver:
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                address = Broker.parse(broker)
-                link = await dial(address, credentials(self._bus), timeout_ms=timeout_ms)
+                target = Target.named(Broker.parse(broker))
+                link = await dial_target(target, credentials(self._bus), timeout_ms=timeout_ms)
                 await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)
         except (LinkError, TimeoutError) as fault:

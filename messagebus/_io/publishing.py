@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from messagebus._io.clock import now_ms
+from messagebus._io.dialer import Target
 from messagebus._io.following import ListFollower
-from messagebus._io.link import Link, dial
+from messagebus._io.link import Link
 from messagebus._io.registering import Registration, credentials, topology_for
 from messagebus._io.wire import to_properties
 from messagebus.broker import BrokerList
@@ -90,6 +91,7 @@ class PublishDriver:
     ) -> None:
         """on_room: called when messages have left the backlog, at most once a turn."""
         self._bus, self._config, self._on_room = bus, config, on_room
+        self._target = Target(bus.address)
         self.outbox = Outbox(
             messages_max=config.backlog_messages_max,
             bytes_max=config.backlog_bytes_max,
