@@ -285,7 +285,9 @@ class ConsumeDriver:
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                target = Target.named(Broker.parse(broker))
+                address = Broker.parse(broker)
+                # A list names its brokers; a single configured address may be a balancer's.
+                target = Target.named(address) if self._bus.list_urls else Target(address)
                 link = await dial_target(target, credentials(self._bus), timeout_ms=timeout_ms)
                 await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)

@@ -297,7 +297,9 @@ class PublishDriver:
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                link = await dial(self._bus.address, credentials(self._bus), timeout_ms=timeout_ms)
+                link = await dial_target(
+                    self._target, credentials(self._bus), timeout_ms=timeout_ms
+                )
                 await link.confirm_select(
                     lambda tag, multiple, ok: self._answered(number, tag, multiple, ok)
                 )
