@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from messagebus._io.clock import now_ms
-from messagebus._io.dialer import Target
+from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.link import Link
 from messagebus._io.registering import Registration, credentials, topology_for
