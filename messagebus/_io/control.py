@@ -125,10 +125,9 @@ class Control:
         )
         return True
 
-    async def provoke_event(self) -> str:
-        """Make and delete a queue of our own; returns its name, which an event must tell soon."""
+    async def declare_probe(self) -> str:
+        """Make a queue of our own, under a name of the broker's choice; returns the name."""
         answer = await self._call("queue_declare", queue="", exclusive=True)
-        await self._call("queue_delete", queue=answer.queue)
         return str(answer.queue)
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ SYNC_NAMES = (
     b"[dets:sync(T) || T <- dets:all(), "
     b'filename:basename(dets:info(T, filename)) =:= "names.dets"].\n'
 )
+# One "ok" per table; an empty list means that no table has that name any more.
+ALL_OK = re.compile(r"\{ok, ?\[ok(, ?ok)*\]\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,14 @@ class Settler:
 
     @classmethod
     def prepare(
-        cls, *, node_name: str, epmd_port: int, cookie: str, home: Path, erl_call: str, data_dir: str
+        cls,
+        *,
+        node_name: str,
+        epmd_port: int,
+        cookie: str,
+        home: Path,
+        erl_call: str,
+        data_dir: str,
     ) -> Settler:
         """Put the cookie into home and find erl_call. Without either, settling is slow."""
         program = erl_call or shutil.which("erl_call") or ""
@@ -68,8 +78,10 @@ class Settler:
         """Have the names of all queues written and fsynced. False: use the slow way."""
         if not self.erl_call:
             return False
-        answer = await _run([self.erl_call, "-n", self.node_name, "-e"], SYNC_NAMES, self._environ())
-        if answer is None or "ok" not in answer.replace("{ok,", "", 1):
+        answer = await _run(
+            [self.erl_call, "-n", self.node_name, "-e"], SYNC_NAMES, self._environ()
+        )
+        if answer is None or not ALL_OK.fullmatch(answer.strip()):
             log.warning("settle by erl_call failed node=%s answer=%r", self.node_name, answer)
             return False
         return True
@@ -109,7 +121,8 @@ async def _run(
             env={"PATH": os.environ.get("PATH", os.defpath), **environ},
         )
     except OSError as fault:
-        return log.warning("%s does not start: %s", argv[0], fault)
+        log.warning("%s does not start: %s", argv[0], fault)
+        return None
     try:
         out, _ = await asyncio.wait_for(process.communicate(stdin), timeout_s)
     except (TimeoutError, asyncio.CancelledError) as why:

@@ -89,6 +89,11 @@ class Register:
         return self._intact
 
     @property
+    def current_at_ms(self) -> int:
+        """Wall clock: what was acknowledged before is in this map, if it is intact."""
+        return self._current_at_ms
+
+    @property
     def voters(self) -> frozenset[str]:
         return self._voters
 
@@ -131,7 +136,7 @@ class Register:
         self._read_on(asked_at_ms)
 
     def alone(self, now_ms: int) -> None:
-        """Nobody else is on the list: an intact map is a majority by itself."""
+        """No peer answered; where nobody else is listed an intact map is a majority by itself."""
         self._read_on(now_ms)
 
     def told(self, snapshot: Snapshot) -> bool:

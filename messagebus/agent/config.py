@@ -1,0 +1,137 @@
+"""Settings of an agent: a frozen value, checked whole, read from a TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from messagebus.broker import Broker
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+
+__all__ = ["AgentConfig"]
+
+EPMD_PORT = 4369
+_OPTIONAL = ("management", "data_dir", "node_name", "cookie_file", "erl_call")
+_ADDRESSES = ("broker", "http", "check", "management")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """One agent, beside one broker.
+
+    broker: the broker as the list names it, ``host:port``. user, password_file: may administrate it.
+    http, check: where this agent listens, ``host:port``: requests, and the balancer's agent-check.
+    list_file: the consumer list. state_dir: kept over restarts. token_file: operators' token.
+    management: the broker's management API, ``host:port``; "" for none (then neither alarms nor
+    queues of an earlier life of the same name are seen).
+    node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
+    takes seconds. data_dir: the broker's data folder, whose file system is synced.
+    """
+
+    broker: str
+    user: str
+    password_file: str
+    http: str
+    check: str
+    list_file: str
+    state_dir: str
+    token_file: str
+    management: str = ""
+    data_dir: str = ""
+    node_name: str = ""
+    epmd_port: int = EPMD_PORT
+    cookie_file: str = ""
+    erl_call: str = ""
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{field.name}: must be given"
+            for field in dataclasses.fields(self)
+            if field.name not in (*_OPTIONAL, "epmd_port") and not getattr(self, field.name)
+        ]
+        if not 1 <= self.epmd_port <= 65_535:
+            faults.append(f"epmd_port {self.epmd_port}: 1 to 65535")
+        faults += [fault for key in _ADDRESSES if (fault := self._address_fault(key))]
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    @property
+    def address(self) -> Broker:
+        return Broker.parse(self.broker)
+
+    @property
+    def password(self) -> Secret:
+        """Read again at every dial, so that it can rotate. Raises ConfigError."""
+        return read_secret("password_file", self.password_file)
+
+    @property
+    def token(self) -> Secret:
+        return read_secret("token_file", self.token_file)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Take settings by field name. Raises ConfigError for an unknown key or a wrong type."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        wanted = {key: int if key == "epmd_port" else str for key in known}
+        faults = [_unknown(key, known) for key in values if key not in known]
+        faults += [
+            f"{key}: {wanted[key].__name__} wanted, not {type(value).__name__}"
+            for key, value in values.items()
+            if key in known and type(value) is not wanted[key]
+        ]
+        required = known - {*_OPTIONAL, "epmd_port"}
+        faults += [f"{key}: must be given" for key in sorted(required - values.keys())]
+        if faults:
+            raise ConfigError("; ".join(faults))
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML file; relative paths in it are relative to its folder."""
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+            raise ConfigError(f"{path}: {fault}") from fault
+        folder = Path(path).absolute().parent
+        for key in (
+            "password_file",
+            "list_file",
+            "state_dir",
+            "token_file",
+            "data_dir",
+            "cookie_file",
+        ):
+            if isinstance(value := values.get(key), str) and value:
+                values[key] = str(folder / value)
+        return cls.from_mapping(values)
+
+    def _address_fault(self, key: str) -> str:
+        text = getattr(self, key)
+        try:
+            if text:
+                Broker.parse(text)
+        except ValueError as fault:
+            return f"{key}: {fault}"
+        return ""
+
+
+def read_secret(key: str, path: str) -> Secret:
+    """The text of a file without surrounding blanks. Raises ConfigError naming the key."""
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"{key}: {fault}") from fault
+    if not text:
+        raise ConfigError(f"{key}: {path} is empty")
+    return Secret(text)
+
+
+def _unknown(key: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -1,0 +1,159 @@
+"""Asks the other agents for their maps, and tells them changes.
+
+Every request has its own short deadline; an agent that does not answer is left out of the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from messagebus.agent.store import entry_from_json, entry_to_json, snapshot_from_json
+from messagebus.broker import ListedBroker
+from messagebus.core.register import Entry, Snapshot
+from messagebus.secret import Secret
+
+__all__ = ["Heard", "Peers", "Told"]
+
+CONNECT_TIMEOUT_S = 0.5
+PULL_TIMEOUT_S = 1.0
+# A peer brings the change about before it answers; a slow settle takes 4 s.
+PUSH_TIMEOUT_S = 8.0
+CONNECTIONS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A peer's whole map. asked_at_ms: wall clock before the question."""
+
+    snapshot: Snapshot
+    asked_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A peer's answer to a change.
+
+    answer: held, later or no. stored: it is on its disk, in a map that counts. entries: how it has
+    them now, to be merged if its map is intact.
+    """
+
+    answer: str
+    reason: str
+    stored: bool
+    intact: bool
+    entries: tuple[Entry, ...]
+
+
+class Peers:
+    """The other agents. me: broker name of this one."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        timeout = httpx.Timeout(PULL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
+        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
+        self.pulls = 0
+        self.pulls_failed = 0
+
+    async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Heard]:
+        """The maps of those that answer in PULL_TIMEOUT_S, by broker name."""
+        peers = self._without_me(listed)
+        answers = await asyncio.gather(*(self._pull_one(peer) for peer in peers))
+        return {
+            peer.broker.name: heard
+            for peer, heard in zip(peers, answers, strict=True)
+            if heard is not None
+        }
+
+    async def push(
+        self,
+        listed: Iterable[ListedBroker],
+        entries: Sequence[Entry],
+        mine: Snapshot,
+        token: Secret,
+    ) -> dict[str, Told]:
+        """Tell all of them these entries of my map; answers by broker name."""
+        body = {
+            "from": self._me,
+            "intact": mine.intact,
+            "current_at_ms": mine.current_at_ms,
+            "entries": [entry_to_json(entry) for entry in entries],
+        }
+        peers = self._without_me(listed)
+        answers = await asyncio.gather(*(self._push_one(peer, body, token) for peer in peers))
+        return {
+            peer.broker.name: told
+            for peer, told in zip(peers, answers, strict=True)
+            if told is not None
+        }
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _without_me(self, listed: Iterable[ListedBroker]) -> list[ListedBroker]:
+        return [peer for peer in listed if peer.broker.name != self._me]
+
+    async def _pull_one(self, peer: ListedBroker) -> Heard | None:
+        url = f"{peer.agent_url}/topology"
+        etag, known = self._last.get(url, ("", None))
+        asked_at_ms = time.time_ns() // 1_000_000
+        self.pulls += 1
+        try:
+            answer = await asyncio.wait_for(
+                self._client.get(url, headers={"If-None-Match": etag} if etag else {}),
+                PULL_TIMEOUT_S,
+            )
+            if answer.status_code != httpx.codes.NOT_MODIFIED or known is None:
+                known = self._read(peer, answer)
+                self._last[url] = (answer.headers.get("ETag", ""), known)
+        except (httpx.HTTPError, TimeoutError, ValueError):
+            self._last.pop(url, None)
+            self.pulls_failed += 1
+            return None
+        return Heard(snapshot=known, asked_at_ms=asked_at_ms)
+
+    def _read(self, peer: ListedBroker, answer: httpx.Response) -> Snapshot:
+        if answer.status_code != httpx.codes.OK:
+            raise ValueError(f"HTTP {answer.status_code}")
+        value = answer.json()
+        if value.get("broker") != peer.broker.name:
+            raise ValueError(f"the agent of {value.get('broker')!r} answers for {peer.broker}")
+        return snapshot_from_json(value)
+
+    async def _push_one(
+        self, peer: ListedBroker, body: dict[str, Any], token: Secret
+    ) -> Told | None:
+        try:
+            answer = await asyncio.wait_for(
+                self._client.post(
+                    f"{peer.agent_url}/topology/merge",
+                    json=body,
+                    headers={"Authorization": f"Bearer {token.reveal()}"},
+                    timeout=httpx.Timeout(PUSH_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                ),
+                PUSH_TIMEOUT_S,
+            )
+            return _told(answer)
+        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _told(answer: httpx.Response) -> Told:
+    if answer.status_code != httpx.codes.OK:
+        reason = f"HTTP {answer.status_code}"
+        return Told(answer="no", reason=reason, stored=False, intact=False, entries=())
+    value = answer.json()
+    return Told(
+        answer=str(value["answer"]),
+        reason=str(value.get("reason", "")),
+        stored=value.get("stored") is True,
+        intact=value.get("intact") is True,
+        entries=tuple(entry_from_json(entry) for entry in value["entries"]),
+    )

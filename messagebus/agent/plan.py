@@ -1,0 +1,102 @@
+"""What has to be done on a broker so that it has what the map wants, and no more.
+
+Pure: from the map, what was brought about before, and what the broker has, to steps. A queue whose
+`mb-born` is below the entry's tomb is of an earlier life of the same name: its backlog was deleted
+with it, wherever the broker was then, so the queue is deleted before it is declared again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from messagebus.core.register import Entry
+from messagebus.destination import Subscription, Topic
+from messagebus.topology import Declarations, Wanted, declarations, parse_wanted
+
+__all__ = ["Declare", "DeleteExchange", "DeleteQueue", "Step", "needs_births", "plan", "wanted_of"]
+
+Births = Mapping[str, int | None]
+"""Queues that are on the broker -> their `mb-born`, None for a queue without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteQueue:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteExchange:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    entry: Entry
+    declarations: Declarations
+
+
+Step = DeleteQueue | DeleteExchange | Declare
+
+
+def wanted_of(entry: Entry) -> Declarations:
+    """All that an entry needs, born with its number."""
+    return declarations(parse_wanted(entry.wanted), born=entry.number)
+
+
+def needs_births(entries: Mapping[str, Entry], brought: Mapping[str, Entry]) -> bool:
+    """Whether `plan` must know when the broker's queues were born."""
+    return any(entry.alive and entry.tomb for entry in _pending(entries, brought))
+
+
+def plan(
+    entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], births: Births
+) -> tuple[Step, ...]:
+    """Steps in the order to do them: deletions, then declarations.
+
+    brought: entries that need nothing, because they are on the broker as they are.
+    """
+    pending = list(_pending(entries, brought))
+    return (
+        *_deletions_of_dead(entries, pending),
+        *(step for entry in pending if entry.alive for step in _revive(entry, births)),
+    )
+
+
+def _pending(entries: Mapping[str, Entry], brought: Mapping[str, Entry]) -> Iterator[Entry]:
+    for name in sorted(entries):
+        if brought.get(name) != entries[name]:
+            yield entries[name]
+
+
+def _revive(entry: Entry, births: Births) -> Iterator[Step]:
+    wanted = wanted_of(entry)
+    for queue in wanted.queues:
+        born = births.get(queue.name)
+        if born is not None and born < entry.tomb:
+            yield DeleteQueue(queue.name)
+    yield Declare(entry, wanted)
+
+
+def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> Iterator[Step]:
+    alive = [parse_wanted(name) for name, entry in entries.items() if entry.alive]
+    # A topic's exchange outlives its entry while a subscription needs it, and goes with the last.
+    exchanges = dict[str, None]()
+    for entry in pending:
+        if entry.alive:
+            continue
+        wanted = parse_wanted(entry.wanted)
+        yield from (DeleteQueue(queue.name) for queue in declarations(wanted).queues)
+        topic = wanted.topic if isinstance(wanted, Subscription) else wanted
+        if isinstance(topic, Topic) and _is_dead(entries, topic) and not _is_used(topic, alive):
+            exchanges[topic.exchange] = None
+    yield from map(DeleteExchange, exchanges)
+
+
+def _is_dead(entries: Mapping[str, Entry], topic: Topic) -> bool:
+    entry = entries.get(str(topic))
+    return entry is not None and not entry.alive
+
+
+def _is_used(topic: Topic, alive: list[Wanted]) -> bool:
+    return any(isinstance(wanted, Subscription) and wanted.topic == topic for wanted in alive)

@@ -1,0 +1,338 @@
+"""One agent: its parts put together, its listeners, its end.
+
+Everything runs on one asyncio loop; files and nothing else are written in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Generator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from messagebus._io.control import login_is_good
+from messagebus._io.link import Credentials
+from messagebus._io.settle import Settler
+from messagebus.agent.clients import Clients
+from messagebus.agent.config import AgentConfig, read_secret
+from messagebus.agent.listfile import ListFile
+from messagebus.agent.login import Login
+from messagebus.agent.management import Management, ManagementUnavailable
+from messagebus.agent.metrics import Figure, Metrics
+from messagebus.agent.peers import Peers
+from messagebus.agent.store import Store
+from messagebus.agent.topology import Topology
+from messagebus.agent.upkeep import Loss, Upkeep
+from messagebus.agent.web import Parts, application
+from messagebus.broker import Broker
+from messagebus.core.gate import Condition, Verdict, VerdictKind, verdict
+from messagebus.core.register import Register
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+
+__all__ = ["Service"]
+
+log = logging.getLogger("messagebus.agent")
+
+LOGIN_TIMEOUT_MS = 2_000
+# An alarm stops publishers at once; within this they are led to other brokers.
+ALARM_INTERVAL_S = 2.0
+STOP_TIMEOUT_S = 2
+CHECK_WRITE_TIMEOUT_S = 1.0
+
+
+class Service:
+    """The agent of one broker."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        """Read what was kept. Raises ConfigError when files or folders are unusable."""
+        self._config = config
+        self._store = Store(config.state_dir)
+        self._store.prepare()
+        _ = config.password, config.token
+        register = Register(config.address.name, self._store.load_map())
+        self._draining = self._store.load_draining()
+        self._alarm = ""
+        self._said = VerdictKind.DOWN
+        self._report_due = asyncio.Event()
+        self.lists = ListFile(config.list_file)
+        self.clients = Clients()
+        self._management = Management(config)
+        self._peers = Peers(config.address.name)
+        self.upkeep = Upkeep(
+            config,
+            register,
+            settler=_settler(config),
+            management=self._management,
+            on_new_life=lambda: self.topology.pull_soon(),
+            on_report=self._report_due.set,
+        )
+        self._load_report()
+        self.topology = Topology(
+            me=config.address.name,
+            register=register,
+            store=self._store,
+            peers=self._peers,
+            lists=self.lists,
+            upkeep=self.upkeep,
+            token=lambda: config.token,
+        )
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises ConfigError when a port cannot be had."""
+        config = self._config
+        http = _listen("http", Broker.parse(config.http))
+        try:
+            check = _listen("check", Broker.parse(config.check))
+        except ConfigError:
+            http.close()
+            raise
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        if self.lists.look():
+            self.topology.list_changed()
+        server = _Server(uvicorn.Config(self._application(), **_UVICORN))
+        checks = await asyncio.start_server(self._answer_check, sock=check)
+        log.info(
+            "agent serves broker=%s http=%s check=%s", config.broker, config.http, config.check
+        )
+        await _until(
+            stopping,
+            server.serve(sockets=[http]),
+            self.lists.watch(self.topology.list_changed),
+            self.topology.run(),
+            self.upkeep.run(),
+            self._watch_alarms(),
+            self._write_reports(),
+            self._tell_verdicts(),
+            first=server.stop,
+        )
+        checks.close()
+        await self._peers.close()
+        await self._management.close()
+        log.info("agent stopped broker=%s", config.broker)
+
+    # What is said about the broker.
+
+    @property
+    def condition(self) -> Condition:
+        return replace(
+            self.upkeep.condition,
+            alarm=self._alarm,
+            draining=self._draining_reason(),
+            joining=self.topology.joining,
+        )
+
+    def verdict(self) -> Verdict:
+        return verdict(self.condition, time.time_ns() // 1_000_000)
+
+    async def set_draining(self, draining: bool) -> None:
+        """Operators' wish; on disk before it counts. Raises OSError."""
+        await asyncio.to_thread(self._store.save_draining, draining)
+        self._draining = draining
+        log.info("draining=%s by operators broker=%s", draining, self._config.broker)
+
+    def _draining_reason(self) -> str:
+        if self._draining:
+            return "operators drain it"
+        current = self.lists.current
+        listed = current.find(self._config.address.name) if current else None
+        return "draining in the consumer list" if listed and listed.draining else ""
+
+    async def _answer_check(
+        self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Never up or down: that is the gate's business, and must not depend on an agent."""
+        is_ready = self.verdict().kind is VerdictKind.READY
+        with contextlib.suppress(OSError, TimeoutError):
+            writer.write(b"ready\n" if is_ready else b"drain\n")
+            writer.close()
+            await asyncio.wait_for(writer.wait_closed(), CHECK_WRITE_TIMEOUT_S)
+
+    async def _watch_alarms(self) -> None:
+        while self._management.is_there:
+            with contextlib.suppress(ManagementUnavailable):
+                if self.upkeep.condition.linked:
+                    self._alarm = await self._management.alarm()
+            await asyncio.sleep(ALARM_INTERVAL_S)
+
+    async def _tell_verdicts(self) -> None:
+        """Log when the verdict becomes another one."""
+        while True:
+            now = self.verdict()
+            if now.kind is not self._said:
+                self._said = now.kind
+                level = logging.INFO if now.kind is VerdictKind.READY else logging.WARNING
+                log.log(level, "verdict %s %s", now.kind.value, now.reason)
+            await asyncio.sleep(ALARM_INTERVAL_S / 4)
+
+    # What is kept as a report.
+
+    def _load_report(self) -> None:
+        report = self._store.load_report()
+        try:
+            self.upkeep.held = {str(k): int(v) for k, v in report.get("held", {}).items()}
+            self.upkeep.losses.extend(Loss(**loss) for loss in report.get("losses", []))
+        except (AttributeError, TypeError, ValueError) as fault:
+            log.warning("stored report is unusable: %s", fault)
+
+    async def _write_reports(self) -> None:
+        while True:
+            await self._report_due.wait()
+            self._report_due.clear()
+            losses = [asdict(loss) for loss in self.upkeep.losses]
+            report = {"held": self.upkeep.held, "losses": losses}
+            try:
+                await asyncio.to_thread(self._store.save_report, report)
+            except OSError as fault:
+                log.warning("report not stored: %s", fault)
+
+    # The interface.
+
+    def _application(self) -> Any:
+        config = self._config
+        return application(
+            Parts(
+                broker=config.address.name,
+                lists=self.lists,
+                clients=self.clients,
+                topology=self.topology,
+                upkeep=self.upkeep,
+                login=Login(token=lambda: config.token, try_login=self._try_login),
+                metrics=Metrics(config.address.name, self._figures),
+                verdict=self.verdict,
+                is_draining=lambda: self._draining,
+                set_draining=self.set_draining,
+                started=secrets.token_hex(4),
+            )
+        )
+
+    async def _try_login(self, user: str, password: Secret) -> bool:
+        credentials = Credentials(user=user, password=password, client_id="agent checks a login")
+        return await login_is_good(self._config.address, credentials, timeout_ms=LOGIN_TIMEOUT_MS)
+
+    def _figures(self) -> list[Figure]:
+        upkeep, topology, condition = self.upkeep, self.topology, self.condition
+        register, current = topology.register, self.lists.current
+        kind = self.verdict().kind
+        alive = sum(entry.alive for entry in register.entries.values())
+        return [
+            Figure("ready", "1 while publishes are welcome.", kind is VerdictKind.READY),
+            Figure("draining", "1 while operators drain the broker.", bool(condition.draining)),
+            Figure("alarm", "1 during a memory or disk alarm.", bool(condition.alarm)),
+            Figure("linked", "1 while the AMQP link is open.", condition.linked),
+            Figure("gate_open", "1 while the gate is open.", condition.gate_open),
+            Figure("intact", "1 while the map counts in a majority.", register.intact),
+            Figure("informed", "1 when a majority was read.", register.informed),
+            Figure("settled", "1 while the map is there and settled.", upkeep.is_settled),
+            Figure("events_proven", "1 when the broker's events arrive.", upkeep.events_proven),
+            Figure("entries_alive", "Wanted topics, queues and subscriptions.", alive),
+            Figure("tombstones", "Deleted names remembered.", len(register.entries) - alive),
+            Figure("list_generation", "Of the list served.", current.generation if current else -1),
+            Figure("list_faults", "Bad list files seen.", self.lists.faults, True),
+            Figure("clients", "Clients that ask here.", len(self.clients.living(_now_ms()))),
+            Figure("lost", "Queues, bindings, exchanges that vanished.", upkeep.losses_total, True),
+            Figure("dials", "AMQP links dialled.", upkeep.dials, True),
+            Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
+            Figure("settles_slow", "Settled by waiting.", upkeep.settles_slow, True),
+            Figure("changes", "Changes coordinated here.", topology.changes, True),
+            Figure("changes_incomplete", "Of them.", topology.changes_incomplete, True),
+            Figure("pulls", "Questions to peers.", self._peers.pulls, True),
+            Figure("pulls_failed", "Of them.", self._peers.pulls_failed, True),
+        ]
+
+
+# The access log would be a line per client and minute; h11 alone keeps the agent small.
+_UVICORN: dict[str, Any] = {
+    "log_config": None,
+    "log_level": "warning",
+    "access_log": False,
+    "lifespan": "off",
+    "loop": "asyncio",
+    "http": "h11",
+    "ws": "none",
+    "server_header": False,
+    "timeout_keep_alive": 75,
+    "timeout_graceful_shutdown": STOP_TIMEOUT_S,
+}
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the service."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+async def _until(
+    stopping: asyncio.Event, server: Coroutine[Any, Any, None], *others: Any, first: Any
+) -> None:
+    """Run all until stopping is set or one fails; the server ends first, and politely."""
+    serving = asyncio.ensure_future(server)
+    tasks = [serving, *(asyncio.ensure_future(other) for other in others)]
+    stop = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
+    while not stop.done() and not any(_failed(task) for task in tasks):
+        rest = [task for task in tasks if not task.done()]
+        await asyncio.wait([*rest, stop], return_when=asyncio.FIRST_COMPLETED)
+    first()
+    await asyncio.wait([serving], timeout=2 * STOP_TIMEOUT_S)
+    for task in (*tasks, stop):
+        task.cancel()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+
+
+def _failed(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None
+
+
+def _settler(config: AgentConfig) -> Settler:
+    cookie = read_secret("cookie_file", config.cookie_file).reveal() if config.cookie_file else ""
+    settler = Settler.prepare(
+        node_name=config.node_name,
+        epmd_port=config.epmd_port,
+        cookie=cookie,
+        home=Path(config.state_dir) / "erlang",
+        erl_call=config.erl_call,
+        data_dir=config.data_dir,
+    )
+    if not settler.erl_call:
+        log.warning("no erl_call, node_name or cookie_file: settling a queue takes seconds")
+    return settler
+
+
+def _listen(key: str, address: Broker) -> socket.socket:
+    host = address.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, address.port))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as fault:
+        listener.close()
+        raise ConfigError(f"{key} {address}: {fault.strerror or fault}") from fault
+    return listener
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

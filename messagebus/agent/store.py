@@ -1,0 +1,168 @@
+"""What an agent keeps over restarts: its map, the operators' drain, what it held.
+
+The map and the drain are on disk, fsynced with their folder, before anybody is told of them. What
+was held and what was lost is only a report: written, not synced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from messagebus.core.register import Entry, Snapshot
+from messagebus.errors import ConfigError
+from messagebus.topology import parse_wanted
+
+__all__ = ["Store", "entry_from_json", "entry_to_json", "genesis", "snapshot_from_json"]
+
+log = logging.getLogger("messagebus.agent")
+
+MAP_FILE = "topology.json"
+DRAIN_FILE = "draining"
+REPORT_FILE = "report.json"
+
+
+def genesis(state_dir: str | Path) -> bool:
+    """Write the first, empty, intact map of an agent of a NEW cluster.
+
+    A broker that joins a cluster gets none: its agent reads the map from the others. Returns False
+    and changes nothing when there is a map already.
+    """
+    folder = Path(state_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / MAP_FILE).exists():
+        return False
+    first = Snapshot(intact=True, current_at_ms=time.time_ns() // 1_000_000)
+    write_synced(folder / MAP_FILE, json.dumps(_snapshot_to_json(first)))
+    return True
+
+
+class Store:
+    """The files of one agent in state_dir. Every call blocks; not on the event loop."""
+
+    def __init__(self, state_dir: str | Path) -> None:
+        self._folder = Path(state_dir)
+
+    def prepare(self) -> None:
+        """Make the folder. Raises ConfigError when it cannot be written to."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_synced(self._folder / "probe", "")
+            (self._folder / "probe").unlink()
+        except OSError as fault:
+            raise ConfigError(f"state_dir: {fault}") from fault
+
+    def load_map(self) -> Snapshot | None:
+        """The stored map; None when there is none. Raises ConfigError when it is damaged."""
+        path = self._folder / MAP_FILE
+        try:
+            return snapshot_from_json(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as fault:
+            raise ConfigError(
+                f"{path}: {fault}; remove it to read the map from the peers"
+            ) from fault
+
+    def save_map(self, snapshot: Snapshot) -> None:
+        write_synced(self._folder / MAP_FILE, json.dumps(_snapshot_to_json(snapshot)))
+
+    def load_draining(self) -> bool:
+        return (self._folder / DRAIN_FILE).exists()
+
+    def save_draining(self, draining: bool) -> None:
+        if draining:
+            write_synced(self._folder / DRAIN_FILE, "")
+        else:
+            (self._folder / DRAIN_FILE).unlink(missing_ok=True)
+            _sync_folder(self._folder)
+
+    def load_report(self) -> dict[str, Any]:
+        """What `save_report` was given; {} when there is nothing or it is unreadable."""
+        try:
+            report = json.loads((self._folder / REPORT_FILE).read_text())
+        except (OSError, ValueError):
+            return {}
+        return report if isinstance(report, dict) else {}
+
+    def save_report(self, report: Mapping[str, Any]) -> None:
+        _write(self._folder / REPORT_FILE, json.dumps(report), sync=False)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Replace a file so that after a power-off there is the old text or the new one."""
+    _write(path, text, sync=True)
+    _sync_folder(path.parent)
+
+
+def _write(path: Path, text: str, *, sync: bool) -> None:
+    new = path.with_name(path.name + ".new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def entry_to_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "wanted": entry.wanted,
+        "number": entry.number,
+        "origin": entry.origin,
+        "alive": entry.alive,
+        "tomb": entry.tomb,
+        "changed_at_ms": entry.changed_at_ms,
+    }
+
+
+def entry_from_json(value: Any) -> Entry:
+    """Raises ValueError unless it is one entry."""
+    if not isinstance(value, dict):
+        raise ValueError("an entry is an object")
+    kinds: dict[str, type] = {
+        "wanted": str,
+        "number": int,
+        "origin": str,
+        "alive": bool,
+        "tomb": int,
+        "changed_at_ms": int,
+    }
+    for key, kind in kinds.items():
+        if type(value.get(key)) is not kind:
+            raise ValueError(f"entry: {key} must be {kind.__name__}")
+    parse_wanted(value["wanted"])
+    return Entry(**{key: value[key] for key in kinds})
+
+
+def snapshot_from_json(value: Any) -> Snapshot:
+    """Raises ValueError unless it is a whole map."""
+    if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
+        raise ValueError("a map is an object with entries")
+    current_at_ms = value.get("current_at_ms", 0)
+    if type(value.get("intact")) is not bool or type(current_at_ms) is not int:
+        raise ValueError("a map says intact and current_at_ms")
+    entries = tuple(entry_from_json(entry) for entry in value["entries"])
+    return Snapshot(intact=value["intact"], current_at_ms=current_at_ms, entries=entries)
+
+
+def _snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
+    entries: Sequence[dict[str, Any]] = [entry_to_json(entry) for entry in snapshot.entries]
+    return {
+        "intact": snapshot.intact,
+        "current_at_ms": snapshot.current_at_ms,
+        "entries": entries,
+    }

@@ -1,0 +1,265 @@
+"""The agent's map in action: kept on disk, merged with the peers', changed for callers.
+
+Any agent coordinates a change: read a majority, decide, store, tell all, judge the answers
+(`core.registration`). A list that changed meanwhile makes it start over, since the new list's
+brokers were not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from messagebus._io.control import port_refuses
+from messagebus.agent.listfile import ListFile
+from messagebus.agent.peers import Heard, Peers, Told
+from messagebus.agent.store import Store
+from messagebus.agent.upkeep import Upkeep
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.core.register import Entry, Register, Snapshot
+from messagebus.core.registration import Answer, Completion, Reply, completion
+from messagebus.errors import TopologyError
+from messagebus.secret import Secret
+
+__all__ = ["NoMajority", "Topology"]
+
+log = logging.getLogger("messagebus.agent")
+
+PULL_INTERVAL_S = 1.0
+# While a majority was read, a round asks so many peers in turn: pulls only repair lost pushes then.
+PULL_PEERS = 8
+# The list may change, or another agent may decide otherwise, while a change is under way.
+CHANGE_ROUNDS = 5
+CHANGE_WAIT_S = 20.0
+PROBE_TIMEOUT_S = 1.0
+# How far the stored currency of the map may lag; a week decides, so an hour is near enough.
+CURRENCY_LAG_MS = 3600 * 1000
+
+
+class NoMajority(TopologyError):
+    """Raised when too few agents answered for a change; nothing was changed."""
+
+
+class Topology:
+    """One agent's part in the register. Runs on one loop."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        register: Register,
+        store: Store,
+        peers: Peers,
+        lists: ListFile,
+        upkeep: Upkeep,
+        token: Callable[[], Secret],
+    ) -> None:
+        self._me = me
+        self.register = register
+        self._store = store
+        self._peers = peers
+        self._lists = lists
+        self._upkeep = upkeep
+        self._token = token
+        self._changing = asyncio.Lock()
+        self._storing = asyncio.Lock()
+        self._stored_version = register.version
+        self._stored_current_at_ms = register.current_at_ms
+        self._pull_now = asyncio.Event()
+        self._turn = 0
+        self.joining = False
+        self.changes = 0
+        self.changes_incomplete = 0
+        self.fault = ""
+
+    # The list.
+
+    def list_changed(self) -> None:
+        """The consumer list is another one: other agents vote."""
+        current = self._lists.current
+        if current is None:
+            return
+        # Between being added to the list and now a change may have been completed without us.
+        if self.register.voters and self._me in current.names - self.register.voters:
+            self.joining = True
+            self.register.life_began()
+        self.register.listed(current.names)
+        self.pull_soon()
+
+    # Reading from the peers.
+
+    def pull_soon(self) -> None:
+        self._pull_now.set()
+
+    async def run(self) -> None:
+        """Pull from the peers every PULL_INTERVAL_S, for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pull_now.wait(), PULL_INTERVAL_S)
+            self._pull_now.clear()
+            current = self._lists.current
+            if current is not None:
+                await self._pull(self._next_peers(current))
+            await self._store_quietly()
+
+    async def _pull(self, listed: Sequence[ListedBroker]) -> dict[str, Heard]:
+        life = self.register.life
+        answers = await self._peers.pull(listed)
+        version, informed = self.register.version, self.register.informed
+        for name, heard in answers.items():
+            self.register.heard(name, heard.snapshot, life=life, asked_at_ms=heard.asked_at_ms)
+        if not answers:
+            self.register.alone(_now_ms())
+        self.register.forget_tombs()
+        if self.register.informed:
+            self.joining = False
+        if (version, informed) != (self.register.version, self.register.informed):
+            self._upkeep.wake()
+        return answers
+
+    def _next_peers(self, current: BrokerList) -> Sequence[ListedBroker]:
+        others = [entry for entry in current.listed if entry.broker.name != self._me]
+        if not self.register.informed or len(others) <= PULL_PEERS:
+            return others
+        self._turn = (self._turn + PULL_PEERS) % len(others)
+        return list(islice([*others, *others], self._turn, self._turn + PULL_PEERS))
+
+    # Being told by a peer.
+
+    async def told(self, snapshot: Snapshot) -> Reply:
+        """A peer changed entries: take them, store them, bring them about, answer for them."""
+        names = [entry.wanted for entry in snapshot.entries]
+        if not self.register.told(snapshot):
+            return Reply(answer=Answer.NO, reason="its map is too old, or not intact")
+        await self._store_map()
+        return await self._upkeep.answer(names)
+
+    def entries_of(self, snapshot: Snapshot) -> list[Entry]:
+        """How the map has the names of these entries now."""
+        names = (entry.wanted for entry in snapshot.entries)
+        return [self.register.entries[name] for name in names if name in self.register.entries]
+
+    # Changing.
+
+    async def change(self, names: Sequence[str], *, alive: bool) -> Completion:
+        """Create or delete names on every broker.
+
+        Raises NoMajority, or TopologyError when another change has been under way for too long.
+        """
+        try:
+            await asyncio.wait_for(self._changing.acquire(), CHANGE_WAIT_S)
+        except TimeoutError:
+            raise TopologyError("other changes are under way here") from None
+        try:
+            judged = await self._change(names, alive)
+        finally:
+            self._changing.release()
+        self.changes += 1
+        self.changes_incomplete += not judged.complete
+        log.info(
+            "changed wanted=%s alive=%s complete=%s missing=%s",
+            ",".join(names),
+            alive,
+            judged.complete,
+            dict(judged.missing),
+        )
+        return judged
+
+    async def _change(self, names: Sequence[str], alive: bool) -> Completion:
+        judged = Completion(complete=False, held=(), later=(), missing={})
+        for _round in range(CHANGE_ROUNDS):
+            current = self._lists.current
+            if current is None:
+                raise NoMajority("no consumer list: nobody knows who the agents are")
+            judged = await self._one_round(current, names, alive)
+            if self._lists.current == current and self._stands(names, alive):
+                return judged
+        why = "the list or the entry changed in every round"
+        return Completion(complete=False, held=(), later=(), missing={self._me: why})
+
+    def _stands(self, names: Sequence[str], alive: bool) -> bool:
+        """Whether no concurrent change of another agent has won."""
+        entries = self.register.entries
+        return all(name in entries and entries[name].alive == alive for name in names)
+
+    async def _one_round(
+        self, current: BrokerList, names: Sequence[str], alive: bool
+    ) -> Completion:
+        heard = await self._pull(current.listed)
+        intact = [name for name, answer in heard.items() if answer.snapshot.intact]
+        entries = self.register.change(names, alive=alive, answered=intact, now_ms=_now_ms())
+        if entries is None:
+            raise NoMajority(
+                f"no majority: {len(intact)} of {len(current.names)} agents answered"
+                f" beside this one{'' if self.register.intact else ', whose map is not intact'}"
+            )
+        await self._store_map()
+        self._upkeep.wake()
+        mine, told = await asyncio.gather(
+            self._upkeep.answer(names),
+            self._peers.push(current.listed, entries, self.register.snapshot, self._token()),
+        )
+        for answer in told.values():
+            self._take(answer)
+        replies = {name: _reply(answer) for name, answer in told.items()}
+        silent = [e.broker for e in current.listed if e.broker.name not in (*replies, self._me)]
+        # Only now, with the change stored: a broker that boots after its refusal reads it.
+        replies |= dict(await asyncio.gather(*(_probed(broker) for broker in silent)))
+        return completion(current.names, {**replies, self._me: mine})
+
+    def _take(self, told: Told) -> None:
+        """A concurrent change of another agent may come back with an answer."""
+        current_at_ms = self.register.current_at_ms
+        self.register.told(
+            Snapshot(intact=told.intact, current_at_ms=current_at_ms, entries=told.entries)
+        )
+
+    # Storing.
+
+    async def _store_map(self) -> None:
+        """Have the map on disk as it is now, or newer. Raises TopologyError."""
+        wanted = self.register.version
+        async with self._storing:
+            if self._stored_version >= wanted:
+                return
+            version, snapshot = self.register.version, self.register.snapshot
+            try:
+                await asyncio.to_thread(self._store.save_map, snapshot)
+            except OSError as fault:
+                raise TopologyError(f"the map could not be stored: {fault}") from fault
+            self._stored_version = version
+            self._stored_current_at_ms = snapshot.current_at_ms
+
+    async def _store_quietly(self) -> None:
+        """Between changes nobody waits for the file: a fault is told and tried again."""
+        if self.register.current_at_ms - self._stored_current_at_ms > CURRENCY_LAG_MS:
+            self._stored_version = 0
+        try:
+            await self._store_map()
+            self.fault = ""
+        except TopologyError as fault:
+            if not self.fault:
+                log.warning("%s", fault)
+            self.fault = str(fault)
+
+
+def _reply(told: Told) -> Reply:
+    kinds = {"held": Answer.HELD, "later": Answer.LATER}
+    answer = kinds.get(told.answer, Answer.NO)
+    return Reply(answer=answer, stored=told.stored, reason=told.reason)
+
+
+async def _probed(broker: Broker) -> tuple[str, Reply]:
+    if await port_refuses(broker, timeout_s=PROBE_TIMEOUT_S):
+        return broker.name, Reply(answer=Answer.DEAD)
+    return broker.name, Reply(
+        answer=Answer.NO, reason="its agent does not answer and its broker may be serving"
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,360 @@
+"""The agent's HTTP interface: translates requests to calls and answers to JSON.
+
+Decides nothing. Errors are one line of text, or `{"error": ...}` where JSON is spoken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from messagebus.agent.clients import Clients
+from messagebus.agent.listfile import ListFile
+from messagebus.agent.login import Admission, Login
+from messagebus.agent.metrics import Metrics
+from messagebus.agent.store import entry_to_json, snapshot_from_json
+from messagebus.agent.topology import NoMajority, Topology
+from messagebus.agent.upkeep import Upkeep
+from messagebus.core.gate import Verdict, VerdictKind
+from messagebus.errors import NameInvalid, TopologyError
+from messagebus.topology import parse_wanted
+
+__all__ = ["WAIT_S_MAX", "Parts", "application"]
+
+WAIT_S_MAX = 60.0
+# 10,000 consumers on a single agent; one more is told to ask another.
+WAITING_MAX = 12_000
+BODY_BYTES_MAX = 4 << 20
+NAMES_MAX = 1_000
+CURRENCY_STEP_MS = 3600 * 1000
+
+_HEALTH_CODES = {VerdictKind.READY: 200, VerdictKind.DRAIN: 404, VerdictKind.DOWN: 503}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the interface speaks for.
+
+    verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
+    started: marks this process in ETags.
+    """
+
+    broker: str
+    lists: ListFile
+    clients: Clients
+    topology: Topology
+    upkeep: Upkeep
+    login: Login
+    metrics: Metrics
+    verdict: Callable[[], Verdict]
+    is_draining: Callable[[], bool]
+    set_draining: Callable[[bool], Awaitable[None]]
+    started: str
+
+
+class BadRequest(Exception):
+    """Raised when a request makes no sense; the text says why."""
+
+
+def application(parts: Parts) -> Starlette:
+    """The ASGI application of one agent."""
+    web = _Web(parts)
+    routes = [
+        Route("/consumer-list", web.consumer_list, methods=["GET"]),
+        Route("/clients", web.clients, methods=["GET"]),
+        Route("/topology", web.topology, methods=["GET"]),
+        Route("/topology", web.change, methods=["POST"]),
+        Route("/topology/merge", web.merge, methods=["POST"]),
+        Route("/settled", web.settled, methods=["GET"]),
+        Route("/health", web.health, methods=["GET"]),
+        Route("/live", web.live, methods=["GET"]),
+        Route("/metrics", web.metrics, methods=["GET"]),
+        Route("/drain", web.drain, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={BadRequest: _bad_request})
+
+
+class _Web:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._waiting = 0
+
+    # The list and who reads it.
+
+    async def consumer_list(self, request: Request) -> Response:
+        lists, query = self._parts.lists, request.query_params
+        generation = _whole(query.get("generation", "-1"), "generation")
+        wait_s = min(_seconds(query.get("wait_s", "0")), WAIT_S_MAX)
+        self._seen(request)
+        if lists.current is None:
+            return PlainTextResponse(f"no consumer list: {lists.fault}\n", 503)
+        if "generation" in query and lists.current.generation <= generation:
+            return await self._wait_for_list(request, generation, wait_s)
+        return self._list(request)
+
+    async def _wait_for_list(self, request: Request, generation: int, wait_s: float) -> Response:
+        if self._waiting >= WAITING_MAX:
+            return PlainTextResponse("too many clients wait here\n", 503)
+        self._waiting += 1
+        try:
+            ended = await _first_of(
+                self._parts.lists.newer_than(generation), _disconnected(request), timeout_s=wait_s
+            )
+        finally:
+            self._waiting -= 1
+        if ended == 1:
+            return Response(status_code=499)
+        self._seen(request)
+        if ended == 0:
+            return self._list(request)
+        return Response(status_code=304, headers=self._list_headers())
+
+    def _list(self, request: Request) -> Response:
+        headers = self._list_headers()
+        if request.headers.get("If-None-Match") == headers["ETag"] and not request.query_params.get(
+            "wait_s"
+        ):
+            return Response(status_code=304, headers=headers)
+        return PlainTextResponse(self._parts.lists.text, headers=headers)
+
+    def _list_headers(self) -> dict[str, str]:
+        current = self._parts.lists.current
+        assert current is not None
+        return {
+            "ETag": self._parts.lists.etag,
+            "MB-Generation": str(current.generation),
+            "MB-Cluster": current.cluster,
+            "Cache-Control": "no-cache",
+        }
+
+    def _seen(self, request: Request) -> None:
+        query = request.query_params
+        if client_id := query.get("client", ""):
+            applied = _whole(query.get("applied", "0"), "applied")
+            subscription = query.get("subscription", "")
+            self._parts.clients.seen(client_id, subscription, applied, _monotonic_ms())
+
+    async def clients(self, _request: Request) -> Response:
+        living = self._parts.clients.living(_monotonic_ms())
+        return JSONResponse(
+            {
+                "clients": [
+                    {
+                        "id": client.id,
+                        "subscription": client.subscription,
+                        "applied": client.applied,
+                        "age_s": round(client.age_ms / 1000, 3),
+                    }
+                    for client in living
+                ]
+            }
+        )
+
+    # The topology.
+
+    async def topology(self, request: Request) -> Response:
+        register, upkeep = self._parts.topology.register, self._parts.upkeep
+        hour = register.current_at_ms // CURRENCY_STEP_MS
+        marks = (self._parts.started, register.version, hour, register.informed, upkeep.losses_mark)
+        headers = {"ETag": f'"{"-".join(map(str, marks))}"'}
+        if request.headers.get("If-None-Match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        snapshot = register.snapshot
+        return JSONResponse(
+            {
+                "broker": self._parts.broker,
+                "intact": snapshot.intact,
+                "informed": register.informed,
+                "version": register.version,
+                "current_at_ms": snapshot.current_at_ms,
+                "entries": [entry_to_json(entry) for entry in snapshot.entries],
+                "lost": [asdict(loss) for loss in upkeep.losses],
+            },
+            headers=headers,
+        )
+
+    async def change(self, request: Request) -> Response:
+        if refusal := await self._refusal(request):
+            return refusal
+        body = await _json(request)
+        names, alive = _wanted_names(body.get("wanted")), body.get("alive", True)
+        if type(alive) is not bool:
+            raise BadRequest("alive: true or false")
+        try:
+            judged = await self._parts.topology.change(names, alive=alive)
+        except NoMajority as refused:
+            return _error(409, str(refused))
+        except TopologyError as fault:
+            return _error(503, str(fault))
+        return JSONResponse(
+            {
+                "complete": judged.complete,
+                "held": list(judged.held),
+                "later": list(judged.later),
+                "missing": dict(judged.missing),
+            }
+        )
+
+    async def merge(self, request: Request) -> Response:
+        if refusal := self._operators_only(request):
+            return refusal
+        try:
+            snapshot = snapshot_from_json(await _json(request))
+        except ValueError as fault:
+            raise BadRequest(str(fault)) from fault
+        try:
+            reply = await self._parts.topology.told(snapshot)
+        except TopologyError as fault:
+            return _error(503, str(fault))
+        register = self._parts.topology.register
+        return JSONResponse(
+            {
+                "answer": reply.answer.value,
+                "reason": reply.reason,
+                "stored": reply.stored,
+                "version": register.version,
+                "intact": register.intact,
+                "entries": [
+                    entry_to_json(entry) for entry in self._parts.topology.entries_of(snapshot)
+                ],
+            }
+        )
+
+    async def settled(self, _request: Request) -> Response:
+        upkeep = self._parts.upkeep
+        return JSONResponse(
+            {
+                "settled": upkeep.is_settled,
+                "gate": upkeep.condition.linked and upkeep.condition.gate_open,
+                "queues": upkeep.settled_queues(),
+            }
+        )
+
+    # Health.
+
+    async def health(self, _request: Request) -> Response:
+        verdict = self._parts.verdict()
+        body: dict[str, Any] = {"verdict": verdict.kind.value}
+        if verdict.reason:
+            body["reason"] = verdict.reason
+        body["draining"] = self._parts.is_draining()
+        return JSONResponse(body, _HEALTH_CODES[verdict.kind])
+
+    async def live(self, _request: Request) -> Response:
+        return PlainTextResponse("live\n")
+
+    async def metrics(self, _request: Request) -> Response:
+        text = self._parts.metrics.text()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def drain(self, request: Request) -> Response:
+        if refusal := self._operators_only(request):
+            return refusal
+        draining = (await _json(request)).get("draining")
+        if type(draining) is not bool:
+            raise BadRequest("draining: true or false")
+        try:
+            await self._parts.set_draining(draining)
+        except OSError as fault:
+            return _error(503, f"not stored: {fault}")
+        return JSONResponse({"draining": draining})
+
+    # Who may.
+
+    def _operators_only(self, request: Request) -> Response | None:
+        if self._parts.login.is_operator(request.headers.get("Authorization", "")):
+            return None
+        return _error(401, "operators' token wanted", {"WWW-Authenticate": "Bearer"})
+
+    async def _refusal(self, request: Request) -> Response | None:
+        match await self._parts.login.admit(request.headers.get("Authorization", "")):
+            case Admission.YES:
+                return None
+            case Admission.NO:
+                return _error(
+                    401, "login refused", {"WWW-Authenticate": 'Basic realm="messagebus"'}
+                )
+            case Admission.UNKNOWN:
+                return _error(503, "the broker here cannot check the login: ask another agent")
+
+
+def _error(code: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": text}, code, headers=headers)
+
+
+async def _bad_request(_request: Request, fault: Exception) -> Response:
+    return _error(400, str(fault))
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    """The body as one JSON object, of at most BODY_BYTES_MAX."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise BadRequest(f"more than {BODY_BYTES_MAX} bytes")
+    try:
+        value = json.loads(bytes(body))
+    except ValueError as fault:
+        raise BadRequest(f"not JSON: {fault}") from fault
+    if not isinstance(value, dict):
+        raise BadRequest("a JSON object wanted")
+    return value
+
+
+def _wanted_names(value: Any) -> list[str]:
+    """Names in their one spelling, without doubles, in the order given."""
+    if not isinstance(value, list) or not value or not all(isinstance(n, str) for n in value):
+        raise BadRequest('wanted: a list of names such as "orders", "orders/billing", "queue:jobs"')
+    if len(value) > NAMES_MAX:
+        raise BadRequest(f"wanted: at most {NAMES_MAX} names at once")
+    try:
+        return list(dict.fromkeys(str(parse_wanted(name)) for name in value))
+    except NameInvalid as fault:
+        raise BadRequest(str(fault)) from fault
+
+
+def _whole(text: str, key: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise BadRequest(f"{key}: a whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise BadRequest("wait_s: seconds, 0 or more")
+    return seconds
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first_of(*waits: Awaitable[None], timeout_s: float) -> int | None:
+    """Which of them ended first, by position; None when none did within timeout_s."""
+    tasks: Sequence[asyncio.Future[None]] = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return next((number for number, task in enumerate(tasks) if task.done()), None)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
