@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.link import Link
 from messagebus._io.registering import Registration, credentials, topology_for
+from messagebus._io.tasks import Tasks
 from messagebus._io.wire import from_amqp
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
@@ -89,7 +90,7 @@ class ConsumeDriver:
         self._tags: dict[str, str] = {}
         self._delivered: dict[str, int] = {}
         self._dials: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
         self._stopping = False
@@ -97,7 +98,7 @@ class ConsumeDriver:
 
     # ------------------------------------------------------------------ life
     def start(self) -> None:
-        self._spawn(self._register())
+        self._tasks.spawn(self._register())
         self.follower.start()
         self._tick()
 
@@ -139,8 +140,7 @@ class ConsumeDriver:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in (*self._dials.values(), *self._tasks):
-            task.cancel()
+        await self._tasks.cancel()
         await self.follower.stop()
         self._give_back_buffers()
         await self.wait_until(lambda: self._fanin.handed_out <= untouched, drain_s)
@@ -271,7 +271,7 @@ class ConsumeDriver:
         for action in actions:
             match action:
                 case Dial(broker, failures):
-                    self._dials[broker] = asyncio.create_task(self._dial(broker, failures))
+                    self._dials[broker] = self._tasks.spawn(self._dial(broker, failures))
                 case Drain(broker):
                     self._drain(broker)
                 case HangUp(broker):
@@ -370,7 +370,7 @@ class ConsumeDriver:
             task.cancel()
         if link := self._forget(broker):
             log.info("detached broker=%s", broker)
-            self._spawn(link.close())
+            self._tasks.spawn(link.close())
 
     def _lost(self, broker: str, link: Link, why: LinkError) -> None:
         if self._links.get(broker) is not link:
@@ -395,11 +395,6 @@ class ConsumeDriver:
         if self.fatal is None:
             self._perform(self._members.tick(now_ms()))
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # ------------------------------------------------------------------ numbers
     def keep_alive(self) -> bool:

@@ -14,15 +14,15 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from messagebus._io.clock import now_ms
 from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.link import Link
 from messagebus._io.registering import Registration, credentials, topology_for
+from messagebus._io.tasks import Tasks
 from messagebus._io.wire import to_properties
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig
@@ -118,7 +118,7 @@ class PublishDriver:
         self._links: dict[int, Link] = {}
         self._retire_at_ms: dict[int, int] = {}
         self._destinations: dict[str, Destination] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._dials: dict[int, asyncio.Task[None]] = {}
         self._blocked = False
         self._woken = False
@@ -138,8 +138,7 @@ class PublishDriver:
         self._settle(left)
         if self._timer is not None:
             self._timer.cancel()
-        for task in (*self._dials.values(), *self._tasks):
-            task.cancel()
+        await self._tasks.cancel()
         await self._follower.stop()
         links, self._links = self._links, {}
         await asyncio.gather(*(link.close() for link in links.values()))
@@ -176,7 +175,7 @@ class PublishDriver:
         self.outbox.accept(item)
         if lane not in self._destinations:
             self._destinations[lane] = ticket.destination
-            self._spawn(self._open_lane(ticket.destination))
+            self._tasks.spawn(self._open_lane(ticket.destination))
         self._wake()
         return message_id
 
@@ -206,7 +205,7 @@ class PublishDriver:
             self._settle(self.outbox.refuse_lane(destination.exchange, str(fault)))
             return
         self.route.leave(now_ms())
-        self._spawn(self._open_lane_later(destination))
+        self._tasks.spawn(self._open_lane_later(destination))
 
     async def _open_lane_later(self, destination: Destination) -> None:
         await asyncio.sleep(TICK_MS / 1000)
@@ -286,7 +285,7 @@ class PublishDriver:
         for action in actions:
             match action:
                 case Dial(link, timeout_ms):
-                    self._dials[link] = asyncio.create_task(self._dial(link, timeout_ms))
+                    self._dials[link] = self._tasks.spawn(self._dial(link, timeout_ms))
                 case Adopt(link):
                     self._adopt(link)
                 case HangUp(link):
@@ -365,7 +364,7 @@ class PublishDriver:
             task.cancel()
         if link := self._links.pop(number, None):
             self._settle(self.outbox.link_lost(number, now_ms()))
-            self._spawn(link.close())
+            self._tasks.spawn(link.close())
 
     def _lost(self, number: int, why: LinkError) -> None:
         if self._links.pop(number, None) is None:
@@ -425,11 +424,6 @@ class PublishDriver:
         self._slow_until_ms = now + 10 * slow_ms
         log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)
         self.route.leave(now)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     @property
     def list_age_ms(self) -> int | None:

@@ -1,0 +1,37 @@
+"""Background work of a driver: kept alive, cancelled together, never failing in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+__all__ = ["Tasks"]
+
+log = logging.getLogger("messagebus")
+
+
+class Tasks:
+    """The running tasks of one driver. Expected errors are the work's own business."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("background work failed", exc_info=fault)
+
+    async def cancel(self) -> None:
+        """Cancel all and wait until they have ended."""
+        left = list(self._running)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
