@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from lb.errors import LbError
 from messagebus.errors import MessageBusError
 from ops.local.cli import local
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
-    except (MessageBusError, OSError) as fault:
+    except (MessageBusError, LbError, OSError) as fault:
         click.echo(f"error: {fault}", err=True)
         return 1
 

@@ -11,6 +11,7 @@ objects, in any process, may speak of one folder; what changes its set of nodes 
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import os
 import shutil
@@ -24,6 +25,9 @@ from typing import Any
 
 import httpx
 
+import lb.inventory
+from lb.render import BROKERS, render
+from messagebus.agent import genesis
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.secret import Secret
 from ops.errors import LocalFault
@@ -279,9 +283,33 @@ class LocalCluster:
         }
 
     def wait_ready(self, names: Iterable[str] = (), *, within_s: float = READY_WITHIN_S) -> None:
-        """Wait until these brokers, all by default, take publishes. Raises LocalFault with who does not."""
+        """Wait until these brokers, all by default, take publishes through the balancer.
+
+        Raises LocalFault with who does not, and why.
+        """
+        nodes = [self.node(name) for name in names] or self.layout.nodes
+        until = time.monotonic() + within_s
+        while waiting := self._not_ready(nodes):
+            if time.monotonic() > until:
+                raise LocalFault(f"not ready after {within_s:.0f} s: {', '.join(waiting)}")
+            self._show(f"waiting for {', '.join(waiting)}")
+            time.sleep(POLL_S)
 
     # -- inside
+
+    def _not_ready(self, nodes: list[NodeLayout]) -> list[str]:
+        """Each broker that takes no publishes, with the reason."""
+        silent = [
+            f"{node.name} ({verdict})" for node in nodes if (verdict := _verdict(node)) != "ready"
+        ]
+        if silent:
+            return silent
+        states = _balancer_states(self.layout)
+        return [
+            f"{node.name} (haproxy: {states.get(node.name, 'silent')})"
+            for node in nodes
+            if states.get(node.name) != "UP"
+        ]
 
     def _known(self) -> Layout | None:
         state = self.dir / "cluster.json"
@@ -298,6 +326,8 @@ class LocalCluster:
             folder.mkdir(parents=True, exist_ok=True)
         for node in layout.nodes:
             _write_node(layout, node)
+            if self._known() is None:
+                genesis(node.agent_dir)
         self._write_lists(layout)
         self._save(layout)
 
@@ -328,6 +358,10 @@ class LocalCluster:
 
     def _launch(self, wanted: Part, keep_fds: Iterable[int] = ()) -> None:
         layout = self.layout
+        if wanted.kind == "balancer":
+            # Nothing to compare or to roll back: it does not run.
+            text = render(lb.inventory.load(layout.inventory))
+            secrets.write(layout.haproxy_dir / "haproxy.cfg", text)
         process.spawn(
             wanted.argv,
             env=wanted.env,
@@ -475,6 +509,17 @@ def _verdict(node: NodeLayout) -> str:
         return str(answer.json()["verdict"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return "silent"
+
+
+def _balancer_states(layout: Layout) -> dict[str, str]:
+    """What HAProxy says of each broker: UP, DOWN, DRAIN, ...; empty when it does not answer."""
+    try:
+        url = f"http://{layout.stats}/;csv"
+        answer = httpx.get(url, timeout=PROBE_S, trust_env=False).raise_for_status()
+    except httpx.HTTPError:
+        return {}
+    rows = csv.DictReader(answer.text.removeprefix("# ").splitlines())
+    return {row["svname"]: row["status"] for row in rows if row["pxname"] == BROKERS}
 
 
 def _try_lock(fd: int) -> bool:

@@ -38,7 +38,7 @@ def agent_part(node: str) -> str:
 def part_names(layout: Layout) -> list[str]:
     """All parts in the order in which they start."""
     nodes = [node.name for node in layout.nodes]
-    return [EPMD, *nodes]
+    return [EPMD, *nodes, *map(agent_part, nodes), BALANCER]
 
 
 def part(layout: Layout, name: str) -> Part:

@@ -1,0 +1,65 @@
+SHELL := /bin/sh
+.SHELLFLAGS := -euc
+.DEFAULT_GOAL := help
+MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
+.DELETE_ON_ERROR:
+
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+KITS := lb consumer_lists ops bench spark
+
+.PHONY: demo test up down lint format types unit contract integration fault spark bench lock install help
+
+demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
+	@$(PYTHON) -m bench demo
+
+# pytest comes last, so that the last line says how many passed.
+test: lint types ## everything that CI runs
+	@$(PYTHON) -m bench demo --small
+	@$(PYTEST) tests
+
+up: install ## start a local cluster, or what is missing of it
+	@$(PYTHON) -m ops local up
+
+down: install ## stop the local cluster; its data stay
+	@$(PYTHON) -m ops local down
+
+lint: install ## style and import rules
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@.venv/bin/lint-imports --config setup.cfg
+
+format: install ## put the code into the one style
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+types: install ## strict types, tests too
+	@$(PYTHON) -m mypy messagebus $(KITS) tests
+
+unit: install ## no sockets, no sleeps
+	@$(PYTEST) tests/unit
+
+contract: install ## the same cases on the in-memory bus and on RabbitMQ
+	@$(PYTEST) tests/contract
+
+integration: install ## on a real local cluster
+	@$(PYTEST) tests/integration
+
+fault: install ## kill, freeze, cut, lie
+	@$(PYTEST) tests/fault
+
+spark: install ## transforms on literal rows, and one whole job
+	@$(PYTEST) tests/spark
+
+bench: install ## measure the figures of the README; bench/results keeps them
+	@$(PYTHON) -m bench figures
+
+lock: install ## write requirements.lock anew from requirements.in
+	@$(PYTHON) -m piptools compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+		--output-file requirements.lock requirements.in
+
+install: # whatever is missing; a tenth of a second when nothing is
+	@ops/local/install.sh
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
