@@ -1,0 +1,1 @@
+"""Reports over recorded runs, made with PySpark. Run from the checkout: ``python -m spark --help``."""

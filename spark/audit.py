@@ -1,0 +1,311 @@
+"""What became of every message, by one group-by of publishes and deliveries over the message id.
+
+A join would count an id that repeats on both sides several times; a group cannot. Loss is judged per
+(message, subscription): expected are all subscriptions that the manifest names for the topic of a
+confirmed message.
+
+A repeat is a delivery of a pair after its first. Why it came, the first that applies:
+
+unknown               the publish was sent more than once: an earlier copy may be stored too
+owed                  an earlier delivery by that broker had no answer when its link ended
+acked_without_proof   an earlier delivery was acked, and its broker was killed between that and the
+                      repeat: AMQP confirms no acks, so the broker may never have applied it
+unexplained           nothing of these: a fault
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.manifest import Manifest
+
+__all__ = [
+    "PAIR_COUNTS",
+    "REPEATS",
+    "VERDICTS",
+    "fates",
+    "first_deliveries",
+    "pairs",
+    "repeats",
+    "suspects",
+    "verdicts",
+]
+
+REPEATS = ("unknown", "owed", "acked_without_proof", "unexplained")
+# A message that is published again after an unknown outcome counts as its best outcome: the first.
+OUTCOME_ORDER = ("confirmed", "unknown", "refused", "unroutable")
+# Of a message; the first that applies. Every message has exactly one.
+VERDICTS = (
+    "orphan",
+    "reused",
+    "lost",
+    "altered",
+    "unexpected",
+    "unexplained",
+    "doubled",
+    "ok",
+    "unconfirmed_delivered",
+    "unconfirmed_absent",
+)
+# A client writes acks into a dead broker's socket until it hears of the death.
+KILL_NOTICED_NS = 1_000_000_000
+
+PAIR_COUNTS = (
+    "expected",
+    "delivered",
+    "deliveries",
+    "lost",
+    "altered",
+    *REPEATS,
+    "unconfirmed_delivered",
+    "unconfirmed_absent",
+    "orphan_deliveries",
+    "unexpected",
+)
+
+
+def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> DataFrame:
+    """One row per message and subscription that should have had it, or had it.
+
+    Columns: message_id, ordinal (0-based within the message; one without any subscription has one
+    row, of null subscription), verdict (of the message), topic, subscription; of the publish, null
+    for an orphan: publisher, broker, outcome, intended_ns, confirmed_ns; of the pair: expected,
+    unexpected, deliveries, altered (deliveries), repeats (array of broker, why), first_ns and
+    first_broker (of the first delivery).
+    """
+    messages = _grouped(published, delivered)
+    paired = messages.withColumn("pairs", _pairs(manifest))
+    judged = paired.withColumn("pairs", F.transform("pairs", lambda pair: _judged(pair, manifest)))
+    exploded = judged.select(
+        "message_id", _verdict().alias("verdict"), "best", F.posexplode_outer("pairs")
+    )
+    return exploded.select(
+        "message_id",
+        F.coalesce("pos", F.lit(0)).alias("ordinal"),
+        "verdict",
+        F.coalesce("col.topic", "best.topic").alias("topic"),
+        "col.subscription",
+        *[
+            f"best.{name}"
+            for name in ("publisher", "broker", "outcome", "intended_ns", "confirmed_ns")
+        ],
+        *[f"col.{name}" for name in ("expected", "unexpected", "deliveries", "altered", "repeats")],
+        *["col.first_ns", "col.first_broker"],
+    )
+
+
+def verdicts(fates: DataFrame) -> DataFrame:
+    """verdict, outcome (null for orphans), messages: over every message once."""
+    return (
+        fates.filter(F.col("ordinal") == 0)
+        .groupBy("verdict", "outcome")
+        .agg(F.count(F.lit(1)).alias("messages"))
+    )
+
+
+def pairs(fates: DataFrame, dims: Sequence[str]) -> DataFrame:
+    """dims, and `PAIR_COUNTS`.
+
+    expected, delivered, lost: pairs of confirmed messages. altered: pairs with a delivery whose size
+    or body is not the published one. deliveries, orphan_deliveries, repeats: deliveries.
+    """
+    confirmed = F.col("outcome") == "confirmed"
+    came = F.col("deliveries") > 0
+    known = F.col("outcome").isNotNull()
+    return (
+        fates.filter(F.col("subscription").isNotNull())
+        .groupBy(*dims)
+        .agg(
+            F.count_if(F.col("expected")).alias("expected"),
+            F.count_if(F.col("expected") & came).alias("delivered"),
+            F.sum("deliveries").alias("deliveries"),
+            F.count_if(F.col("expected") & ~came).alias("lost"),
+            F.count_if(F.col("altered") > 0).alias("altered"),
+            *[_repeats_of(why).alias(why) for why in REPEATS],
+            F.count_if(known & ~confirmed & came).alias("unconfirmed_delivered"),
+            F.count_if(known & ~confirmed & ~came).alias("unconfirmed_absent"),
+            F.sum(F.when(known, 0).otherwise(F.col("deliveries"))).alias("orphan_deliveries"),
+            F.count_if("unexpected").alias("unexpected"),
+        )
+    )
+
+
+def repeats(fates: DataFrame) -> DataFrame:
+    """topic, subscription, broker (that delivered again), why, repeats."""
+    some = fates.filter(F.size("repeats") > 0)
+    each = some.select("topic", "subscription", F.explode("repeats").alias("again"))
+    return each.groupBy("topic", "subscription", "again.broker", "again.why").agg(
+        F.count(F.lit(1)).alias("repeats")
+    )
+
+
+def suspects(fates: DataFrame) -> DataFrame:
+    """The pairs of messages whose verdict is a fault, to be looked up in logs. Ids as hex text."""
+    faults = ("orphan", "reused", "lost", "altered", "unexpected", "unexplained")
+    return fates.filter(F.col("verdict").isin(*faults)).select(
+        "verdict",
+        F.lower(F.hex("message_id")).alias("message_id"),
+        "topic",
+        "subscription",
+        "publisher",
+        "broker",
+        "deliveries",
+        "first_broker",
+    )
+
+
+def first_deliveries(fates: DataFrame) -> DataFrame:
+    """topic, subscription, broker, waiting_ns (stored there, as far as is known), first_ns.
+
+    Repeats are left out: they trail behind and would fill a silence. A copy that an unconfirmed
+    attempt left on another broker has no time of storing: it counts from its receipt.
+    """
+    came = fates.filter(F.col("expected") & (F.col("deliveries") > 0))
+    stored_there = F.col("first_broker") == F.col("broker")
+    waiting = F.when(stored_there, F.col("confirmed_ns")).otherwise(F.col("first_ns"))
+    return came.select(
+        "topic",
+        "subscription",
+        F.col("first_broker").alias("broker"),
+        waiting.alias("waiting_ns"),
+        "first_ns",
+    )
+
+
+def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
+    """message_id, best (publish), attempts, reused (other body under the same id), had (deliveries).
+
+    The only shuffle. `had` holds a message's deliveries of all subscriptions, a handful.
+    """
+    rank = F.array_position(F.array(*map(F.lit, OUTCOME_ORDER)), F.col("outcome")).alias("rank")
+    sent = F.struct(
+        rank,
+        *("confirmed_ns", "intended_ns", "topic", "outcome", "attempts"),
+        *("publisher", "broker", "size", "body_hash"),
+    )
+    had = F.struct(
+        *("received_ns", "topic", "subscription", "broker", "ack", "acknowledged_ns"),
+        *("size", "body_hash"),
+    )
+    nothing = F.lit(None)
+    rows = published.select("message_id", sent.alias("sent"), nothing.alias("had")).unionByName(
+        delivered.select("message_id", nothing.alias("sent"), had.alias("had"))
+    )
+    body = F.col("sent.body_hash")
+    return rows.groupBy("message_id").agg(
+        F.min("sent").alias("best"),
+        F.sum("sent.attempts").alias("attempts"),
+        (F.min(body) != F.max(body)).alias("reused"),
+        F.collect_list("had").alias("had"),
+    )
+
+
+def _pairs(manifest: Manifest) -> Column:
+    """Array of topic, subscription, should (by the manifest), mine (its deliveries in time)."""
+    named = [
+        F.struct(F.lit(topic).alias("topic"), F.lit(name).alias("subscription"))
+        for topic, name in manifest.pairs
+    ]
+    no_pairs = F.array().cast("array<struct<topic:string,subscription:string>>")
+    every = F.array(*named) if named else no_pairs
+    should = F.filter(every, lambda pair: pair.topic == F.col("best.topic"))
+    came = F.transform("had", lambda one: F.struct(one.topic, one.subscription))
+    both = F.array_union(F.coalesce(should, no_pairs), came)
+    return F.transform(
+        both,
+        lambda pair: F.struct(
+            pair.topic.alias("topic"),
+            pair.subscription.alias("subscription"),
+            F.coalesce(F.array_contains(should, pair), F.lit(False)).alias("should"),
+            F.array_sort(
+                F.filter(
+                    "had",
+                    lambda one: (one.topic == pair.topic) & (one.subscription == pair.subscription),
+                )
+            ).alias("mine"),
+        ),
+    )
+
+
+def _judged(pair: Column, manifest: Manifest) -> Column:
+    mine = pair.mine
+    confirmed = F.coalesce(F.col("best.outcome") == "confirmed", F.lit(False))
+    altered = F.filter(
+        mine,
+        lambda one: (
+            (one["size"] != F.col("best.size")) | (one.body_hash != F.col("best.body_hash"))
+        ),
+    )
+    again = F.transform(
+        F.slice(mine, 2, F.size(mine)),
+        lambda one, position: F.struct(
+            one.broker.alias("broker"),
+            _why(one, F.slice(mine, F.lit(1), position + 1), manifest).alias("why"),
+        ),
+    )
+    first = F.get(mine, F.lit(0))
+    return F.struct(
+        pair.topic.alias("topic"),
+        pair.subscription.alias("subscription"),
+        (pair.should & confirmed).alias("expected"),
+        (~pair.should & F.col("best").isNotNull()).alias("unexpected"),
+        F.size(mine).alias("deliveries"),
+        F.size(altered).alias("altered"),
+        again.alias("repeats"),
+        first.received_ns.alias("first_ns"),
+        first.broker.alias("first_broker"),
+    )
+
+
+def _why(one: Column, earlier: Column, manifest: Manifest) -> Column:
+    unanswered = F.exists(earlier, lambda e: (e.broker == one.broker) & (e.ack != "acked"))
+    unproven = [
+        (one.broker == broker) & (one.received_ns > at_ns) & _acked_by(earlier, broker, at_ns)
+        for broker, at_ns in manifest.kills
+    ]
+    return (
+        F.when(F.col("attempts") > 1, "unknown")
+        .when(unanswered, "owed")
+        .when(reduce(Column.__or__, unproven, F.lit(False)), "acked_without_proof")
+        .otherwise("unexplained")
+    )
+
+
+def _acked_by(earlier: Column, broker: str, killed_ns: int) -> Column:
+    until = killed_ns + KILL_NOTICED_NS
+    return F.exists(
+        earlier,
+        lambda e: (e.broker == broker) & (F.coalesce(e.acknowledged_ns, e.received_ns) <= until),
+    )
+
+
+def _verdict() -> Column:
+    lost = F.exists("pairs", lambda pair: pair.expected & (pair.deliveries == 0))
+    altered = F.exists("pairs", lambda pair: pair.altered > 0)
+    unexpected = F.exists("pairs", lambda pair: pair.unexpected)
+    came = F.exists("pairs", lambda pair: pair.deliveries > 0)
+    doubled = F.exists("pairs", lambda pair: F.size(pair.repeats) > 0)
+    unexplained = F.exists(
+        "pairs", lambda pair: F.exists(pair.repeats, lambda one: one.why == "unexplained")
+    )
+    confirmed = F.col("best.outcome") == "confirmed"
+    return (
+        F.when(F.col("best").isNull(), "orphan")
+        .when(F.col("reused"), "reused")
+        .when(lost, "lost")
+        .when(altered, "altered")
+        .when(unexpected, "unexpected")
+        .when(unexplained, "unexplained")
+        .when(confirmed & doubled, "doubled")
+        .when(confirmed, "ok")
+        .when(came, "unconfirmed_delivered")
+        .otherwise("unconfirmed_absent")
+    )
+
+
+def _repeats_of(why: str) -> Column:
+    return F.sum(F.size(F.filter("repeats", lambda one: one.why == why)))

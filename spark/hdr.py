@@ -1,0 +1,86 @@
+"""HdrHistogram's arithmetic (3 significant digits, unit 1 ns) as column expressions.
+
+Counts per bin add up, so bins are what is stored: any coarser report is a sum of bins, and its
+percentiles are exactly those of a histogram that had been fed every value. No value passes through
+Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+__all__ = ["bins", "corrected", "highest", "index", "name", "percentiles"]
+
+# 3 significant digits: 2 * 10**3 rounded up to a power of two, half of it per bucket.
+SUB_BUCKET_MASK = 2047
+HALF_BITS = 10
+
+
+def index(value: Column) -> Column:
+    """HdrHistogram's counts index of a value of 0 or more (long).
+
+    floor(log2) of a double may be one off next to a power of two; bucket * 1024 + (v >> bucket) is
+    the same number from both sides of that edge, so the index is exact.
+    """
+    bits = F.floor(F.log2(value.bitwiseOR(F.lit(SUB_BUCKET_MASK)).cast("double"))).cast("int")
+    bucket = bits - HALF_BITS
+    # F.shiftright takes a whole number only, the SQL function a column.
+    return F.shiftleft(bucket, HALF_BITS) + F.call_function("shiftright", value, bucket).cast("int")
+
+
+def highest(index: Column) -> Column:
+    """The largest value that shares this index: what HdrHistogram reports for a percentile."""
+    bucket = F.greatest(F.shiftright(index, HALF_BITS) - 1, F.lit(0))
+    above = (index - F.shiftleft(bucket, HALF_BITS) + 1).cast("long")
+    return F.call_function("shiftleft", above, bucket) - 1
+
+
+def bins(rows: DataFrame, dims: Sequence[str], value: str) -> DataFrame:
+    """dims, bin, n. Negative values have no bin: the caller counts and shows them."""
+    kept = rows.filter(F.col(value) >= 0)
+    return kept.groupBy(*dims, index(F.col(value)).alias("bin")).agg(F.count(F.lit(1)).alias("n"))
+
+
+def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -> DataFrame:
+    """dims, total, and one column per wanted percentile (0 to 100), called by `name`.
+
+    The same rule as HdrHistogram: the value at rank floor(p * total / 100 + 0.5), at least 1.
+    """
+    group = Window.partitionBy(*dims)
+    upto = group.orderBy("bin").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    summed = bins.groupBy(*dims, "bin").agg(F.sum("n").alias("n"))
+    ranked = summed.select(
+        *dims, "bin", F.sum("n").over(upto).alias("upto"), F.sum("n").over(group).alias("total")
+    )
+
+    def reached(percentile: float) -> Column:
+        rank = F.floor(F.lit(float(percentile)) * F.col("total") / 100 + 0.5)
+        within = F.col("upto") >= F.greatest(rank, F.lit(1))
+        return F.min(F.when(within, F.col("bin"))).alias(name(percentile))
+
+    found = ranked.groupBy(*dims).agg(
+        F.max("total").alias("total"), *[reached(each) for each in wanted]
+    )
+    return found.select(
+        *dims, "total", *[highest(F.col(name(each))).alias(name(each)) for each in wanted]
+    )
+
+
+def name(percentile: float) -> str:
+    """Column name of a percentile: p50, p99_9."""
+    return f"p{percentile:g}".replace(".", "_")
+
+
+def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
+    """HdrHistogram.record_corrected_value as rows: v, v - interval, ... while above zero.
+
+    Only for a sender that waited for each answer; one that keeps its schedule is measured from the
+    intended time instead. Rows grow to the sum of value / interval.
+    """
+    taken = F.col(value)
+    last = (taken - 1) % interval_ns + 1
+    steps = F.when(taken > interval_ns, F.sequence(taken, last, F.lit(-interval_ns)))
+    return rows.withColumn(value, F.explode(F.coalesce(steps, F.array(taken))))

@@ -1,0 +1,72 @@
+"""How long publishing and delivering took, as counts per HdrHistogram bin.
+
+Measured from the *intended* time, so that a stall counts for everything that it held up, and beside
+it from the time of sending. End to end crosses two clocks: negative values are counted and shown,
+never clipped.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+__all__ = [
+    "BROKER",
+    "CONFIRM",
+    "END_TO_END",
+    "MEASURES",
+    "SENT",
+    "SUBSCRIPTION",
+    "WHOLE",
+    "samples",
+    "scoped",
+]
+
+CONFIRM = "confirm_from_intended"
+SENT = "confirm_from_sent"
+END_TO_END = "received_from_intended"
+MEASURES = (CONFIRM, SENT, END_TO_END)
+WHOLE, BROKER, SUBSCRIPTION = "all", "broker", "subscription"
+
+
+def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
+    """measure, broker, subscription ("" for publishes), at_ns (intended), value_ns.
+
+    fates: of `audit.fates`; the first delivery of every expected pair counts, repeats do not.
+    """
+    confirmed = published.filter(F.col("outcome") == "confirmed")
+    sent = confirmed.select(
+        "broker",
+        F.lit("").alias("subscription"),
+        F.col("intended_ns").alias("at_ns"),
+        F.inline(
+            F.array(
+                _measured(CONFIRM, F.col("confirmed_ns") - F.col("intended_ns")),
+                _measured(SENT, F.col("confirmed_ns") - F.col("sent_ns")),
+            )
+        ),
+    )
+    received = fates.filter(F.col("expected") & (F.col("deliveries") > 0)).select(
+        F.col("first_broker").alias("broker"),
+        F.concat_ws("/", "topic", "subscription").alias("subscription"),
+        F.col("intended_ns").alias("at_ns"),
+        F.inline(F.array(_measured(END_TO_END, F.col("first_ns") - F.col("intended_ns")))),
+    )
+    columns = ("measure", "broker", "subscription", "at_ns", "value_ns")
+    return sent.select(*columns).unionByName(received.select(*columns))
+
+
+def scoped(bins: DataFrame) -> DataFrame:
+    """measure, scope, name, bin, n: each bin under the whole run, its broker and its subscription."""
+    scopes = F.array(
+        F.struct(F.lit(WHOLE).alias("scope"), F.lit("").alias("name")),
+        F.struct(F.lit(BROKER).alias("scope"), F.col("broker").alias("name")),
+        F.struct(F.lit(SUBSCRIPTION).alias("scope"), F.col("subscription").alias("name")),
+    )
+    each = bins.select("measure", "bin", "n", F.inline(scopes))
+    named = each.filter((F.col("scope") == WHOLE) | (F.col("name") != ""))
+    return named.groupBy("measure", "scope", "name", "bin").agg(F.sum("n").alias("n"))
+
+
+def _measured(measure: str, value: Column) -> Column:
+    return F.struct(F.lit(measure).alias("measure"), value.alias("value_ns"))

@@ -1,0 +1,168 @@
+"""The manifest of a run: what should have happened, from which expected deliveries are known.
+
+Times in the file are the coordinator's monotonic clock; here they are wall-clock nanoseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = [
+    "INCIDENTS",
+    "Anchor",
+    "Incident",
+    "Manifest",
+    "RunInvalid",
+    "parse_anchor",
+    "read_manifest",
+]
+
+MANIFEST = "manifest.json"
+INCIDENTS = ("kill", "start", "add", "remove", "reload")
+# A run's id names a folder of tables.
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+T = TypeVar("T")
+
+
+class RunInvalid(Exception):
+    """Raised when a folder is not a recorded run; says what is missing or wrong in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Ties one process's monotonic clock to wall-clock time."""
+
+    host: str
+    process: str
+    wall_minus_monotonic_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something done to the cluster on purpose. broker: "" where none is meant; wall-clock ns."""
+
+    kind: str
+    broker: str
+    at_ns: int
+    done_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """topics: topic -> its subscriptions; brokers: all that ever took part; times wall-clock ns.
+
+    end_ns: None when the run was cut short. consumers: (name, subscription).
+    """
+
+    run_id: str
+    topics: dict[str, tuple[str, ...]]
+    brokers: tuple[str, ...]
+    anchor: Anchor
+    start_ns: int
+    end_ns: int | None
+    publishers: tuple[str, ...]
+    consumers: tuple[tuple[str, str], ...]
+    prefetch: int | None
+    incidents: tuple[Incident, ...]
+    complete: bool
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(topic, subscription), sorted."""
+        return sorted((topic, name) for topic, names in self.topics.items() for name in names)
+
+    @property
+    def kills(self) -> list[tuple[str, int]]:
+        """(broker, when) of every kill."""
+        return [(i.broker, i.at_ns) for i in self.incidents if i.kind == "kill"]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a run's manifest. Raises RunInvalid."""
+    if not folder.is_dir():
+        raise RunInvalid(f"{folder}: no such folder")
+    path = folder / MANIFEST
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError as fault:
+        raise RunInvalid(f"{folder}: no {MANIFEST} in it: not the folder of a run") from fault
+    except (OSError, ValueError) as fault:
+        raise RunInvalid(f"{path}: not readable JSON: {fault}") from fault
+    try:
+        return _manifest(values)
+    except (KeyError, TypeError, ValueError) as fault:
+        reason = f"{fault.args[0]!r} is missing" if isinstance(fault, KeyError) else str(fault)
+        raise RunInvalid(f"{path}: {reason}") from fault
+
+
+def parse_anchor(values: Any) -> Anchor:
+    """Raises KeyError, TypeError or ValueError for anything but an anchor."""
+    whole = _whole("anchor", _expect("anchor", values, dict), "wall_minus_monotonic_ns")
+    return Anchor(str(values["host"]), str(values["process"]), whole)
+
+
+def _manifest(values: Any) -> Manifest:
+    _expect("manifest", values, dict)
+    run_id = _expect("run_id", values["run_id"], str)
+    if not RUN_ID.fullmatch(run_id):
+        raise ValueError(f"run_id {run_id!r}: letters, digits, dot, underscore and hyphen only")
+    anchor = parse_anchor(values["anchor"])
+    offset = anchor.wall_minus_monotonic_ns
+    end = values.get("end_ns")
+    return Manifest(
+        run_id=run_id,
+        topics={
+            topic: tuple(_texts(f"topics.{topic}", names))
+            for topic, names in _expect("topics", values["topics"], dict).items()
+        },
+        brokers=tuple(_texts("brokers", values["brokers"])),
+        anchor=anchor,
+        start_ns=_whole("manifest", values, "start_ns") + offset,
+        end_ns=_whole("manifest", values, "end_ns") + offset if end else None,
+        publishers=tuple(_texts("publishers", values.get("publishers", []))),
+        consumers=tuple(_each("consumers", values.get("consumers", []), _consumer)),
+        prefetch=values.get("prefetch"),
+        incidents=tuple(
+            _each("incidents", values.get("incidents", []), lambda one: _incident(one, offset))
+        ),
+        complete=bool(values.get("complete", False)),
+    )
+
+
+def _consumer(values: dict[str, Any]) -> tuple[str, str]:
+    return str(values["name"]), str(values["subscription"])
+
+
+def _incident(values: dict[str, Any], offset: int) -> Incident:
+    if values["kind"] not in INCIDENTS:
+        raise ValueError(f"incident {values['kind']!r}: one of {', '.join(INCIDENTS)}")
+    at = _whole("incident", values, "at_ns") + offset
+    done = _whole("incident", values, "done_ns") + offset if values.get("done_ns") else at
+    return Incident(values["kind"], str(values.get("broker") or ""), at, done)
+
+
+def _each(name: str, values: Any, make: Callable[[dict[str, Any]], T]) -> list[T]:
+    return [make(_expect(name, one, dict)) for one in _expect(name, values, list)]
+
+
+def _texts(name: str, values: Any) -> list[str]:
+    return [_expect(name, text, str) for text in _expect(name, values, list)]
+
+
+def _whole(where: str, values: dict[str, Any], key: str) -> int:
+    value = values[key]
+    if type(value) is not int:
+        raise ValueError(f"{where}: {key} {value!r}: a whole number of ns wanted")
+    return value
+
+
+def _expect(name: str, value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: {kind.__name__} wanted, not {type(value).__name__}")
+    return value

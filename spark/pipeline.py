@@ -1,0 +1,155 @@
+"""From the folder of a run to its tables and the numbers of a report.
+
+Rows stay in Spark: they are parsed once into Parquet, and every later step reads that. What comes to
+the driver is counts per broker, publisher, subscription and window of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from spark import audit, gaps, hdr, latency, throughput
+from spark.events import ANCHOR, COLUMNS, Files, bad_lines, counted, line_counts, parse, read_lines
+from spark.imbalance import imbalance
+from spark.manifest import Manifest
+from spark.session import local_table
+from spark.tables import Tables
+
+__all__ = ["CURVE", "Numbers", "Rows", "collect"]
+
+Rows: TypeAlias = list[dict[str, Any]]
+
+# The stored bins. Fine windows hardly compress: one broker's second has about as many bins as values.
+BIN_WINDOW_S = 10
+# Windows on a chart's time axis, at most; each of whole seconds.
+WINDOWS_MAX = 150
+CURVE = (0, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.99, 99.999, 100)
+TIMELINE = (50, 99, 100)
+SUSPECTS_MAX = 50
+# A report waits for the driver's planning as much as for its cores: two are made at a time.
+AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """Everything that a report needs, as plain rows; which columns, say the transforms.
+
+    lines: kind -> `events.line_counts`. negative: measure -> values below 0. window_s: width of the
+    windows of `timeline` and `latency_timeline`. rows: by name
+    distinct_ids, verdicts, subscriptions, publisher_pairs, broker_pairs, repeats, suspects, brokers,
+    publishers, publisher_gaps, broker_gaps, imbalance, timeline, latency, latency_timeline, bad.
+    """
+
+    lines: dict[str, dict[str, int]]
+    negative: dict[str, int]
+    window_s: int
+    rows: Mapping[str, Rows]
+
+
+def collect(session: SparkSession, files: Files, manifest: Manifest, tables: Tables) -> Numbers:
+    """Read the events, write the tables, return the numbers."""
+    return _Collector(session, files, manifest, tables).collect()
+
+
+class _Collector:
+    def __init__(
+        self, session: SparkSession, files: Files, manifest: Manifest, tables: Tables
+    ) -> None:
+        self._session = session
+        self._files = files
+        self._manifest = manifest
+        self._tables = tables
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._found: dict[str, Future[Rows]] = {}
+        self._lines: dict[str, dict[str, int]] = {}
+        self._negative = Observation()
+
+    def collect(self) -> Numbers:
+        with self._pool:
+            published, delivered = self._pool.map(self._events, COLUMNS)
+            fates = self._later("fates", audit.fates(published, delivered, self._manifest))
+            seconds = self._write("throughput", throughput.per_second(published, delivered))
+            self._ask_publishes(published, delivered)
+            window_s = self._ask_seconds(seconds)
+            self._ask_fates(fates.result())
+            self._ask_latency(latency.samples(published, fates.result()))
+            rows = {name: found.result() for name, found in self._found.items()}
+        return Numbers(
+            lines=self._lines, negative=dict(self._negative.get), window_s=window_s, rows=rows
+        )
+
+    def _events(self, kind: str) -> DataFrame:
+        columns = COLUMNS[kind]
+        lines = read_lines(self._session, self._files.of(kind))
+        parsed = parse(lines, columns, self._manifest)
+        good, seen = counted(parsed, columns)
+        table = self._write(kind, good)
+        counts = self._lines[kind] = line_counts(seen)
+        if sum(counts.values()) > counts["lines"] + counts[ANCHOR]:
+            self._ask(f"bad_{kind}", bad_lines(parsed))
+        return table
+
+    def _ask_publishes(self, published: DataFrame, delivered: DataFrame) -> None:
+        ids = published.select("message_id").union(delivered.select("message_id"))
+        self._ask("distinct_ids", ids.agg(F.count_distinct("message_id").alias("ids")))
+        self._ask("publishers", throughput.publishers(published))
+        confirmed = published.filter(F.col("outcome") == "confirmed")
+        self._ask(
+            "publisher_gaps",
+            gaps.longest(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns"),
+        )
+
+    def _ask_seconds(self, seconds: DataFrame) -> int:
+        first, last = seconds.agg(F.min("second"), F.max("second")).first() or (0, 0)
+        window_s = 1 + ((last or 0) - (first or 0)) // WINDOWS_MAX
+        self._ask("timeline", throughput.windows(seconds, window_s))
+        totals = throughput.brokers(seconds)
+        self._ask("brokers", totals)
+        every = local_table(
+            self._session, [(broker,) for broker in self._manifest.brokers], "broker string"
+        )
+        self._ask("imbalance", imbalance(throughput.loads(totals, every), ["load_of"], "load"))
+        return window_s
+
+    def _ask_fates(self, fates: DataFrame) -> None:
+        self._ask("verdicts", audit.verdicts(fates))
+        self._ask("subscriptions", audit.pairs(fates, ["topic", "subscription"]))
+        self._ask("publisher_pairs", audit.pairs(fates, ["publisher"]))
+        self._ask("broker_pairs", audit.pairs(fates, ["broker"]))
+        self._ask("repeats", audit.repeats(fates))
+        self._ask("suspects", audit.suspects(fates).limit(SUSPECTS_MAX))
+        firsts = audit.first_deliveries(fates)
+        dims = ["topic", "subscription", "broker"]
+        self._ask("broker_gaps", gaps.longest(firsts, dims, start="waiting_ns", end="first_ns"))
+
+    def _ask_latency(self, samples: DataFrame) -> None:
+        below = [
+            F.count_if((F.col("measure") == name) & (F.col("value_ns") < 0)).alias(name)
+            for name in latency.MEASURES
+        ]
+        windows = samples.observe(self._negative, *below).withColumn(
+            "window_s", F.expr(f"at_ns div {BIN_WINDOW_S}000000000 * {BIN_WINDOW_S}")
+        )
+        dims = ["measure", "broker", "subscription", "window_s"]
+        bins = self._write("latency_bins", hdr.bins(windows, dims, "value_ns"))
+        scopes = ["measure", "scope", "name"]
+        self._ask("latency", hdr.percentiles(latency.scoped(bins), scopes, CURVE))
+
+    def _write(self, name: str, rows: DataFrame) -> DataFrame:
+        return self._tables.write(self._session, name, rows)
+
+    def _later(self, name: str, rows: DataFrame) -> Future[DataFrame]:
+        return self._pool.submit(self._write, name, rows)
+
+    def _ask(self, name: str, rows: DataFrame) -> None:
+        self._found[name] = self._pool.submit(_collected, rows)
+
+
+def _collected(rows: DataFrame) -> Rows:
+    return [row.asDict(recursive=True) for row in rows.collect()]
