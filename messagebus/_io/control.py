@@ -7,7 +7,7 @@ request that it refuses, so every method may raise LinkError and the caller dial
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from messagebus._io.link import Credentials, Link, dial
@@ -88,14 +88,8 @@ class Control:
         await self._declare_queue(SETTLE_QUEUE)
 
     async def gate_is_open(self) -> bool:
-        """Whether the mark is there. The link is lost when it is not."""
-        try:
-            await self._call("exchange_declare", exchange=GATE, passive=True)
-        except ChannelRefused as refused:
-            if refused.code != NOT_FOUND:
-                raise
-            return False
-        return True
+        """Whether the mark is there."""
+        return await self._has_exchange(GATE)
 
     async def open_gate(self) -> None:
         """Declare the mark. Not durable: the broker loses it when it ends."""
@@ -104,18 +98,15 @@ class Control:
     async def follow_events(self, on_event: OnEvent) -> bool:
         """Call on_event(key, headers) for what is deleted from now on.
 
-        Returns False, and the link is lost, when the broker has no event exchange.
+        Returns False when the broker has no event exchange.
         """
-        answer = await self._call("queue_declare", queue="", exclusive=True, auto_delete=True)
-        try:
-            for key in EVENT_KEYS:
-                await self._call(
-                    "queue_bind", queue=answer.queue, exchange=EVENT_EXCHANGE, routing_key=key
-                )
-        except ChannelRefused as refused:
-            if refused.code != NOT_FOUND:
-                raise
+        if not await self._has_exchange(EVENT_EXCHANGE):
             return False
+        answer = await self._call("queue_declare", queue="", exclusive=True, auto_delete=True)
+        for key in EVENT_KEYS:
+            await self._call(
+                "queue_bind", queue=answer.queue, exchange=EVENT_EXCHANGE, routing_key=key
+            )
 
         def arrived(_channel: Any, method: Any, properties: Any, _body: bytes) -> None:
             on_event(method.routing_key, properties.headers or {})
@@ -150,13 +141,27 @@ class Control:
                 routing_key=binding.routing_key,
             )
 
-    async def _call(self, method: str, **arguments: Any) -> Any:
+    async def _has_exchange(self, name: str) -> bool:
         try:
-            return await asyncio.wait_for(self.link.call(method, **arguments), CALL_TIMEOUT_S)
+            await self._bounded(
+                self.link.try_call("exchange_declare", exchange=name, passive=True), "a look"
+            )
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return False
+        return True
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        return await self._bounded(self.link.call(method, **arguments), method)
+
+    async def _bounded(self, call: Awaitable[Any], what: str) -> Any:
+        try:
+            return await asyncio.wait_for(call, CALL_TIMEOUT_S)
         except TimeoutError:
             self.link.abort()
             raise LinkLost(
-                self.link.address.name, f"no answer to {method} within {CALL_TIMEOUT_S:g} s"
+                self.link.address.name, f"no answer to {what} within {CALL_TIMEOUT_S:g} s"
             ) from None
 
 

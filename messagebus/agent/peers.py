@@ -22,8 +22,10 @@ __all__ = ["Heard", "Peers", "Told"]
 
 CONNECT_TIMEOUT_S = 0.5
 PULL_TIMEOUT_S = 1.0
-# A peer brings the change about before it answers; a slow settle takes 4 s.
-PUSH_TIMEOUT_S = 8.0
+# A peer brings the change about before it answers; a slow settle takes 4 s. Callers wait 10 s.
+PUSH_TIMEOUT_S = 6.5
+# One that did not answer a moment ago is told all the same, and not waited for.
+SILENT_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 64
 
 
@@ -77,9 +79,15 @@ class Peers:
         listed: Iterable[ListedBroker],
         entries: Sequence[Entry],
         mine: Snapshot,
+        *,
         token: Secret,
+        answering: Iterable[str],
     ) -> dict[str, Told]:
-        """Tell all of them these entries of my map; answers by broker name."""
+        """Tell all of them these entries of my map; answers by broker name.
+
+        answering: those who answered the last pull; only they get the long deadline.
+        """
+        lively = set(answering)
         body = {
             "from": self._me,
             "intact": mine.intact,
@@ -87,7 +95,17 @@ class Peers:
             "entries": [entry_to_json(entry) for entry in entries],
         }
         peers = self._without_me(listed)
-        answers = await asyncio.gather(*(self._push_one(peer, body, token) for peer in peers))
+        answers = await asyncio.gather(
+            *(
+                self._push_one(
+                    peer,
+                    body,
+                    token,
+                    PUSH_TIMEOUT_S if peer.broker.name in lively else SILENT_TIMEOUT_S,
+                )
+                for peer in peers
+            )
+        )
         return {
             peer.broker.name: told
             for peer, told in zip(peers, answers, strict=True)
@@ -128,7 +146,7 @@ class Peers:
         return snapshot_from_json(value)
 
     async def _push_one(
-        self, peer: ListedBroker, body: dict[str, Any], token: Secret
+        self, peer: ListedBroker, body: dict[str, Any], token: Secret, timeout_s: float
     ) -> Told | None:
         try:
             answer = await asyncio.wait_for(
@@ -136,9 +154,9 @@ class Peers:
                     f"{peer.agent_url}/topology/merge",
                     json=body,
                     headers={"Authorization": f"Bearer {token.reveal()}"},
-                    timeout=httpx.Timeout(PUSH_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                    timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
                 ),
-                PUSH_TIMEOUT_S,
+                timeout_s,
             )
             return _told(answer)
         except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError):

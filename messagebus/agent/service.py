@@ -47,7 +47,7 @@ LOGIN_TIMEOUT_MS = 2_000
 # An alarm stops publishers at once; within this they are led to other brokers.
 ALARM_INTERVAL_S = 2.0
 STOP_TIMEOUT_S = 2
-CHECK_WRITE_TIMEOUT_S = 1.0
+CHECK_TIMEOUT_S = 1.0
 
 
 class Service:
@@ -153,12 +153,17 @@ class Service:
     async def _answer_check(
         self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Never up or down: that is the gate's business, and must not depend on an agent."""
-        is_ready = self.verdict().kind is VerdictKind.READY
+        """Never up or down: that is the gate's business, and must not depend on an agent.
+
+        Nothing at all while there is nothing to say: an agent that just started changes nothing,
+        otherwise the restart of all agents at once would drain all brokers.
+        """
         with contextlib.suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self.upkeep.tried.wait(), CHECK_TIMEOUT_S)
+            is_ready = self.verdict().kind is VerdictKind.READY
             writer.write(b"ready\n" if is_ready else b"drain\n")
-            writer.close()
-            await asyncio.wait_for(writer.wait_closed(), CHECK_WRITE_TIMEOUT_S)
+            await asyncio.wait_for(writer.drain(), CHECK_TIMEOUT_S)
+        writer.close()
 
     async def _watch_alarms(self) -> None:
         while self._management.is_there:

@@ -201,7 +201,13 @@ class Topology:
         self._upkeep.wake()
         mine, told = await asyncio.gather(
             self._upkeep.answer(names),
-            self._peers.push(current.listed, entries, self.register.snapshot, self._token()),
+            self._peers.push(
+                current.listed,
+                entries,
+                self.register.snapshot,
+                token=self._token(),
+                answering=heard,
+            ),
         )
         for answer in told.values():
             self._take(answer)

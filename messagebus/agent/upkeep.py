@@ -55,7 +55,7 @@ AUDIT_ENTRIES = 10
 # An event that tells of our own deletion comes within milliseconds.
 OWN_DELETION_S = 2.0
 # How long a registration waits here for its answer; a slow settle takes SLOW_S.
-ANSWER_TIMEOUT_S = SLOW_S + 3.0
+ANSWER_TIMEOUT_S = SLOW_S + 1.5
 LINK_WAIT_S = 1.0
 PROBE_TIMEOUT_S = 0.5
 # An entry that the broker refused is tried again after that; the others do not wait for it.
@@ -116,9 +116,11 @@ class Upkeep:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._linked = asyncio.Event()
+        # Set once the first link is open or failed: before that there is nothing to say.
+        self.tried = asyncio.Event()
         self._control: Control | None = None
         self._gate_open: bool | None = None  # None: not known, the link was lost while it was open
-        self._has_events = True
+        self._has_events = False
         self._awaited_event = ""
         self.events_proven = False
         self._brought: dict[str, Entry] = {}
@@ -223,6 +225,7 @@ class Upkeep:
                 self._tell_fault(str(fault))
             finally:
                 self._let_go()
+                self.tried.set()
             lived = time.monotonic() - began_s > REDIAL_MAX_S
             pause_s = REDIAL_MIN_S if lived else min(2 * pause_s, REDIAL_MAX_S)
             await asyncio.sleep(pause_s)
@@ -234,6 +237,7 @@ class Upkeep:
             self._control, self._births = control, births
             self._brought, self._brought_version = {}, 0
             self._linked.set()
+            self.tried.set()
             self._note_losses_at_start()
         self.fault = ""
         log.info("link open broker=%s gate=%s", self._config.broker, self._gate_open)
@@ -245,20 +249,14 @@ class Upkeep:
     async def _open(self) -> Control:
         """A link that has seen whether the gate is there, and follows events."""
         control = await self._dial()
-        if self._has_events and not await control.follow_events(self._event):
-            self._has_events = False
+        self._has_events = await control.follow_events(self._event)
+        if not self._has_events:
             log.warning("no events broker=%s: plugin rabbitmq_event_exchange", self._config.broker)
-            control = await self._dial()
-        if await control.gate_is_open():
-            self._gate_open = True
-            return control
-        self._gate_open = False
-        control = await self._dial()
-        if self._has_events:
-            await control.follow_events(self._event)
-        # Now, not before: who saw the port refuse, and called a change complete, did so earlier.
-        self._register.life_began()
-        self._on_new_life()
+        self._gate_open = await control.gate_is_open()
+        if not self._gate_open:
+            # Now, not before: who saw the port refuse, and called a change complete, did so earlier.
+            self._register.life_began()
+            self._on_new_life()
         return control
 
     async def _dial(self) -> Control:
