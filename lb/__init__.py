@@ -1,0 +1,1 @@
+"""The balancer: HAProxy's configuration from the inventory, and its state at run time."""
