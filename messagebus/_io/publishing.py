@@ -364,6 +364,7 @@ class PublishDriver:
             task.cancel()
         if link := self._links.pop(number, None):
             self._settle(self.outbox.link_lost(number, now_ms()))
+            self._wake()
             self._tasks.spawn(link.close())
 
     def _lost(self, number: int, why: LinkError) -> None:
@@ -378,6 +379,7 @@ class PublishDriver:
             self.connected.clear()
         self.route.lost(number, now_ms(), random.random())
         self._perform(self.route.tick(now_ms()))
+        self._wake()  # what it left open may go out on another link at once
 
     def _on_blocked(self, number: int, blocked: bool) -> None:
         if number == self.route.current:
