@@ -120,11 +120,14 @@ class PublishDriver:
         self._destinations: dict[str, Destination] = {}
         self._tasks = Tasks()
         self._dials: dict[int, asyncio.Task[None]] = {}
+        self._ever_listed: frozenset[str] = frozenset()
+        self._last_fault = ""
         self._blocked = False
         self._woken = False
         self._slow_until_ms = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._idle: list[asyncio.Future[None]] = []
+        # What each flush waits for; a settled item at the end of its list is dropped.
+        self._flushes: list[tuple[list[Item], asyncio.Future[None]]] = []
 
     # ------------------------------------------------------------------ life
     def start(self) -> None:
@@ -145,17 +148,13 @@ class PublishDriver:
         return len(left)
 
     async def flush(self, timeout_s: float) -> int:
-        """Wait until all accepted publishes are settled. Returns how many are not, in time."""
-        if self.open_publishes:
-            done = self._loop.create_future()
-            self._idle.append(done)
+        """Wait until all publishes accepted so far are settled. Returns how many are not, in time."""
+        items, done = list(self.outbox.unsettled()), self._loop.create_future()
+        if items:
+            self._flushes.append((items, done))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(done, timeout_s)
-        return self.open_publishes
-
-    @property
-    def open_publishes(self) -> int:
-        return self.outbox.waiting + self.outbox.in_flight
+        return sum(not item.settled for item in items)
 
     # ------------------------------------------------------------------ accepting
     def submit(self, ticket: Ticket, timeout_ms: int | None = None) -> str:
@@ -274,11 +273,16 @@ class PublishDriver:
                     reason=each.reason,
                 )
             )
-        if self._idle and not self.open_publishes:
-            for done in self._idle:
-                if not done.done():
-                    done.set_result(None)
-            self._idle.clear()
+        if self._flushes:
+            self._tell_flushes()
+
+    def _tell_flushes(self) -> None:
+        for items, done in self._flushes:
+            while items and items[-1].settled:
+                items.pop()
+            if not items and not done.done():
+                done.set_result(None)
+        self._flushes = [each for each in self._flushes if not each[1].done()]
 
     # ------------------------------------------------------------------ links
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -324,13 +328,14 @@ class PublishDriver:
         if isinstance(fault, LoginRefused):
             self.fatal = fault
             self.connected.set()
+        self._last_fault = f"; last fault: {fault}"
         self.route.lost(number, now_ms(), random.random())
 
     def _opened(self, number: int, link: Link) -> None:
         self._links[number] = link
         link.channel.add_on_return_callback(
-            lambda _channel, _method, properties, _body: self.outbox.returned(
-                number, properties.message_id
+            lambda _channel, method, properties, _body: self.outbox.returned(
+                number, method.exchange, properties.message_id
             )
         )
         link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
@@ -348,7 +353,7 @@ class PublishDriver:
         for other in old:
             self._retire_at_ms[other] = now_ms() + RETIRE_MS
             self._hang_up_if_answered(other)
-        self.fatal = None
+        self.fatal, self._last_fault = None, ""
         self.connected.set()
         log.info("link opened broker=%s dials=%d", new.broker or new.address, self.route.dials)
         self._wake()
@@ -391,9 +396,14 @@ class PublishDriver:
                 self._wake()
 
     def _on_list(self, brokers: BrokerList) -> None:
-        """Leave a broker that drains, or that is no longer listed."""
+        """Leave a broker that drains, or that was listed and is no longer.
+
+        One that never was listed under its own name is not identified: nothing follows from the list.
+        """
         entry = brokers.find(self.route.broker)
-        if self.route.broker and brokers.generation and (entry is None or entry.draining):
+        removed = entry is None and self.route.broker in self._ever_listed
+        self._ever_listed |= brokers.names
+        if removed or (entry is not None and entry.draining):
             self.leave()
 
     def leave(self) -> None:
@@ -409,7 +419,7 @@ class PublishDriver:
     # ------------------------------------------------------------------ time
     def _tick(self) -> None:
         now = now_ms()
-        self._settle(self.outbox.expire(now))
+        self._settle(self.outbox.expire(now, f"deadline passed{self._last_fault}"))
         self._leave_if_slow(now)
         for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
             self._hang_up(number)

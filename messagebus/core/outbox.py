@@ -79,7 +79,9 @@ class Outbox:
         self._waiting_bytes = 0
         self._windows: dict[int, ConfirmWindow[Item]] = {}
         self._current: int | None = None
-        self._after: int | None = None  # send nothing before this link is answered
+        self._after: set[int] = set()  # send nothing before these links are answered
+        self.open = 0
+        """Accepted and not settled."""
         # No deadline lies before this. Recomputed only when it has passed: at most once per length of
         # a deadline while all is well, because by then its item has been settled long ago.
         self._earliest_ms: int | None = None
@@ -123,6 +125,7 @@ class Outbox:
         lane = self._lanes.setdefault(item.lane, _Lane())
         (self._backlog if lane.is_open else lane.held).append(item)
         self._count(item, 1)
+        self.open += 1
         if self._earliest_ms is None or item.deadline_ms < self._earliest_ms:
             self._earliest_ms = item.deadline_ms
 
@@ -151,13 +154,13 @@ class Outbox:
         return [self._settle_waiting(item, reason) for item in items]
 
     # ------------------------------------------------------------------ links
-    def link_opened(self, link: int, *, same_broker: bool) -> None:
+    def link_opened(self, link: int, *, after: Iterable[int]) -> None:
         """A link is ready for publishes; it becomes the current one, an earlier one retires.
 
-        same_broker: it may lead to the same broker as the earlier one. Then nothing is sent on it
-        until the earlier one is answered: order holds per publisher and broker.
+        after: the links that may lead to the same broker. Nothing is sent on the new one until they
+        are answered: order holds per publisher and broker.
         """
-        self._after = self._current if same_broker else None
+        self._after = set(after)
         self._windows[link] = ConfirmWindow(
             messages_max=self._window, bytes_max=self._window_bytes_max
         )
@@ -173,31 +176,30 @@ class Outbox:
         left = [item for item in window.abandon() if not item.settled]
         again = [item for item in left if self._may_retry(item, now_ms)]
         for item in reversed(again):
-            self._backlog.appendleft(item)
+            lane = self._lanes[item.lane]
+            (self._backlog if lane.is_open else lane.held).appendleft(item)
             self._count(item, 1)
         lost = [item for item in left if not self._may_retry(item, now_ms)]
-        return [_settle(item, UNKNOWN, "the link ended") for item in lost]
+        return [self._settle(item, UNKNOWN, "the link ended") for item in lost]
 
     def take(self, now_ms: int) -> Iterator[Item]:
         """The items to send now on the current link, in order; send each before taking the next."""
-        if self._after is not None:
-            if not self.is_answered(self._after):
-                return
-            self._after = None
+        self._after = {link for link in self._after if not self.is_answered(link)}
+        if self._after:
+            return
         window = self._windows.get(self._current) if self._current is not None else None
         while window is not None and self._backlog and window.has_room(self._backlog[0].size):
             item = self._backlog.popleft()
             self._count(item, -1)
-            if item.settled:
-                continue
             item.attempts += 1
             item.sent_ms = now_ms
             window.add(item)
             yield item
 
-    def returned(self, link: int, message_id: str) -> None:
+    def returned(self, link: int, lane: str, message_id: str) -> None:
+        """The broker sent this message back on this link; its ack follows."""
         if link in self._windows:
-            self._windows[link].returned(message_id)
+            self._windows[link].returned(lane, message_id)
 
     def answered(self, link: int, tag: int, *, multiple: bool, ok: bool) -> list[Settled]:
         """The broker's answer on this link. Returns what it settles: nothing once it is gone."""
@@ -206,25 +208,25 @@ class Outbox:
             return []
         answers = window.answered(tag, multiple=multiple, ok=ok)
         return [
-            _settle(item, outcome, "the broker refused it" if outcome == REFUSED else "")
+            self._settle(item, outcome, "the broker refused it" if outcome == REFUSED else "")
             for item, outcome in answers
             if not item.settled
         ]
 
     # ------------------------------------------------------------------ deadlines and the end
-    def expire(self, now_ms: int) -> list[Settled]:
+    def expire(self, now_ms: int, reason: str = "deadline passed") -> list[Settled]:
         """Settle what has passed its deadline: refused when it was never sent, else unknown."""
         if self._earliest_ms is None or now_ms < self._earliest_ms:
             return []
-        late = [item for item in self._unsettled() if item.deadline_ms <= now_ms]
-        settled = [self._give_up(item, "deadline") for item in late]
+        late = [item for item in self.unsettled() if item.deadline_ms <= now_ms]
+        settled = [self._give_up(item, reason) for item in late]
         self._forget_settled()
-        self._earliest_ms = min((item.deadline_ms for item in self._unsettled()), default=None)
+        self._earliest_ms = min((item.deadline_ms for item in self.unsettled()), default=None)
         return settled
 
     def give_up(self, reason: str) -> list[Settled]:
         """The publisher stops: settle everything."""
-        settled = [self._give_up(item, reason) for item in list(self._unsettled())]
+        settled = [self._give_up(item, reason) for item in list(self.unsettled())]
         self._forget_settled()
         return settled
 
@@ -233,7 +235,8 @@ class Outbox:
             self._retry_unknown and item.attempts < self._attempts_max and now_ms < item.deadline_ms
         )
 
-    def _unsettled(self) -> Iterator[Item]:
+    def unsettled(self) -> Iterator[Item]:
+        """All that is accepted and not settled, in no order; take it whole before changing anything."""
         places: list[Iterable[Item]] = [self._backlog]
         places += [lane.held for lane in self._lanes.values()]
         places += [window.items() for window in self._windows.values()]
@@ -249,7 +252,7 @@ class Outbox:
             queue.extend(kept)
 
     def _give_up(self, item: Item, reason: str) -> Settled:
-        return _settle(item, UNKNOWN if item.attempts else REFUSED, reason)
+        return self._settle(item, UNKNOWN if item.attempts else REFUSED, reason)
 
     def _settle_waiting(self, item: Item, reason: str) -> Settled:
         self._count(item, -1)
@@ -259,8 +262,8 @@ class Outbox:
         self._waiting += sign
         self._waiting_bytes += sign * item.size
 
-
-def _settle(item: Item, outcome: str, reason: str) -> Settled:
-    assert not item.settled
-    item.settled = True
-    return Settled(item, outcome, reason)
+    def _settle(self, item: Item, outcome: str, reason: str) -> Settled:
+        assert not item.settled
+        item.settled = True
+        self.open -= 1
+        return Settled(item, outcome, reason)
