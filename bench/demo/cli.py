@@ -1,0 +1,177 @@
+"""``python -m bench demo``: from its options to its exit code; whatever happens, nothing is left running."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from bench.audit import Audit
+from bench.audit_tables import print_audit
+from bench.demo import play, scenario
+from bench.demo.compare import disagreements
+from bench.demo.screen import open_screen
+from bench.demo.stage import CHECKOUT, Stage
+from bench.errors import BenchError, InputInvalid, Interrupted
+from bench.manifest import Manifest
+from bench.processes import Child
+from bench.records import records, split
+from ops.local.layout import DEFAULT_NETWORK
+
+__all__ = ["demo"]
+
+REPORT_WITHIN_S = 240.0
+
+
+@click.command(epilog="Example: python -m bench demo --input /var/log/dpkg.log --lines")
+@click.option("--small", is_flag=True, help="2,000 records, every event, as short as can be.")
+@click.option("--input", "source", metavar="FILE|-", help="Records; default: the package index.")
+@click.option("--lines", "by_line", is_flag=True, help="A record is a line, not a paragraph.")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/demo-TIME.")
+@click.option("--keep", is_flag=True, help="Keep the brokers' data and logs as well.")
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def demo(
+    small: bool, source: str | None, by_line: bool, folder: Path | None, keep: bool, network: str
+) -> None:
+    """Play the whole way on this machine: messages flow while brokers come, go and die.
+
+    Three brokers, HAProxy, four publishers and four consumers, all real processes. Prints the audit
+    and the path of the report. Exit code 0 only if nothing was lost, altered or doubled without cause.
+    """
+    run_id = time.strftime("demo-%Y%m%d-%H%M%S")
+    folder = _new_folder(folder or CHECKOUT / "out" / run_id)
+    with _signals_interrupt(), _dealt(source, by_line=by_line, small=small, folder=folder) as dealt:
+        inputs, total = dealt
+        stage = Stage(
+            folder=folder,
+            network=network,
+            screen=open_screen(),
+            total=total,
+            plan=scenario.steps(small=small),
+            env=os.environ,
+        )
+        held = False
+        try:
+            with stage.screen:
+                result, differences = _play(stage, run_id, inputs)
+            _tell(stage, result, differences)
+            held = True
+        except Interrupted as fault:
+            raise Interrupted(f"{fault}: all that was started is stopped; {folder}") from None
+        finally:
+            _stop(stage, wipe=held and not keep)
+
+
+def _new_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True)
+        (folder / "progress").mkdir()
+        (folder / "input").mkdir()
+    except OSError as fault:
+        raise InputInvalid(f"{folder}: cannot be made: {fault.strerror}") from fault
+    return folder.resolve()
+
+
+@contextmanager
+def _dealt(
+    source: str | None, *, by_line: bool, small: bool, folder: Path
+) -> Iterator[tuple[dict[str, Path], int]]:
+    """Read the whole input before anything starts; one file per publisher. Gives them and the total."""
+    inputs = {name: folder / "input" / name for name in scenario.PUBLISHERS}
+    found = records(source, by_line=by_line)
+    if small:
+        found = itertools.islice(found, scenario.SMALL_RECORDS)
+    try:
+        total = sum(split(found, list(inputs.values())))
+        if total < scenario.RECORDS_MIN:
+            raise InputInvalid(
+                f"{source or 'input'}: {total} records; the demo needs {scenario.RECORDS_MIN}, "
+                "so that every step sees messages"
+            )
+        yield inputs, total
+    finally:
+        shutil.rmtree(folder / "input", ignore_errors=True)
+
+
+def _play(stage: Stage, run_id: str, inputs: dict[str, Path]) -> tuple[Audit, list[str]]:
+    """The whole run. Returns our audit, and where Spark's differs."""
+    titles = ["a cluster of 3 brokers and HAProxy starts", "publishers and consumers start"]
+    ends = ["the rest is published, all is delivered", "audit and Spark report"]
+    stage.announce([*titles, *(step.title for step in stage.plan), *ends])
+    with stage.step(titles[0]):
+        stage.cluster.up()
+    with stage.step(titles[1]):
+        play.start_load(stage, run_id, inputs)
+    stage.begin(run_id)
+    play.play(stage)
+    with stage.step(ends[0]):
+        play.wait_published(stage)
+        play.wait_delivered(stage)
+        play.stop_consumers(stage)
+    manifest = stage.save(complete=True)
+    with stage.step(ends[1]):
+        spark = _start_report(stage)
+        stage.cluster.down()
+        result = play.judge(stage, manifest)
+        stage.wait(
+            lambda: spark.exit_code is not None, within_s=REPORT_WITHIN_S, what="the Spark report"
+        )
+        if spark.exit_code:
+            raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
+    return result, disagreements(result, stage.folder / "report")
+
+
+def _start_report(stage: Stage) -> Child:
+    out = stage.folder / "report"
+    argv = ["spark", "throughput", "--events", str(stage.folder), "--out", str(out)]
+    return stage.start("spark", argv)
+
+
+def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
+    """Print the audit and where to look further. Raises BenchError unless it holds."""
+    console = Console(highlight=False)
+    print_audit(result, Manifest.load(stage.folder), console)
+    for what, path in (("report", "report/report.html"), ("events", "")):
+        console.print(f"{what}: {_shown(stage.folder / path)}", soft_wrap=True)
+    if differences:
+        raise BenchError(f"Spark's audit differs: {'; '.join(differences)}")
+    if not result.holds:
+        raise BenchError(f"the audit does not hold: {'; '.join(result.faults)}")
+
+
+def _shown(path: Path) -> Path:
+    """As short as a person would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _stop(stage: Stage, *, wipe: bool) -> None:
+    """End everything that was started, whatever happened; a second Ctrl-C does not cut this short."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    stage.children.stop_all()
+    stage.cluster.down(wipe=wipe)
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal raise Interrupted in here."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(f"interrupted by {signal.Signals(number).name}")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

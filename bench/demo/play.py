@@ -1,0 +1,232 @@
+"""The script of the demo: what is done, in order, and what must be seen before it goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from bench.audit import Audit, audit
+from bench.control import set_rate
+from bench.demo.scenario import (
+    ADDED,
+    CONSUMERS,
+    KILLED,
+    PREFETCH,
+    PUBLISHERS,
+    REMOVED,
+    TOPIC,
+    Step,
+)
+from bench.demo.stage import Stage
+from bench.errors import BenchError
+from bench.manifest import Manifest, write_atomically
+from bench.rows import Tail, read_events
+from ops.errors import LocalFault
+
+__all__ = ["judge", "play", "start_load", "stop_consumers", "wait_delivered", "wait_published"]
+
+START_WITHIN_S = 120.0
+DOWN_S = 10.0
+# Once the input has ended: for what is still open at the publishers, and in the brokers' queues.
+PUBLISHED_WITHIN_S = 120.0
+DELIVERED_WITHIN_S = 90.0
+# Nothing new for that long, and all are there: repeats that a broker still had have come as well.
+QUIET_S = 1.0
+STOP_WITHIN_S = 30.0
+HEALTH_TIMEOUT_S = 1.0
+# Short, so that publishers are seen to spread over a new broker; the library's default is 600 s.
+CONNECTION_LIFETIME_S = 8
+SERVES = "serves"
+
+
+def start_load(stage: Stage, run_id: str, inputs: dict[str, Path]) -> None:
+    """Declare the topology, start all load processes, see that they run. Nothing is published yet."""
+    wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in dict.fromkeys(CONSUMERS.values()))]
+    stage.run("declare", ["messagebus", "declare", *wanted], within_s=START_WITHIN_S, client=True)
+    set_rate(stage.folder, 0)
+    common = ["--run", str(stage.folder), "--run-id", run_id, "--topic", TOPIC]
+    for name, subscription in CONSUMERS.items():
+        options = ["--name", name, "--subscription", subscription, "--prefetch", str(PREFETCH)]
+        stage.start(name, ["bench", "load", "consume", *common, *options], client=True)
+    for name in PUBLISHERS:
+        options = ["--name", name, "--share", str(len(PUBLISHERS)), "--frames"]
+        options += ["--lifetime-s", str(CONNECTION_LIFETIME_S), str(inputs[name])]
+        stage.start(name, ["bench", "load", "publish", *common, *options], client=True)
+    everybody = [*CONSUMERS, *PUBLISHERS]
+    stage.watch(consumers=True, publishers=True)
+    stage.wait(
+        lambda: stage.states_of(everybody)["running"] == len(everybody),
+        within_s=START_WITHIN_S,
+        what="all load processes running",
+    )
+
+
+def play(stage: Stage) -> None:
+    """Let messages flow and do every step of the plan while they do."""
+    stage.view.states = dict.fromkeys(stage.cluster.names, SERVES)
+    actions: dict[str, Callable[[Stage, Step], None]] = {
+        "flow": _flow,
+        "add": _add,
+        "used": _used,
+        "reload": _reload,
+        "remove": _remove,
+        "kill": _kill,
+        "back": _back,
+        "again": _again,
+    }
+    for step in stage.plan:
+        with stage.planned(step):
+            actions[step.name](stage, step)
+
+
+def _flow(stage: Stage, step: Step) -> None:
+    """Every broker takes publishes, every subscription gets them, from every broker."""
+    stage.look(step.needs_s)
+    for name in stage.cluster.names:
+        _wait_used(stage, name, step)
+
+
+def _add(stage: Stage, step: Step) -> None:
+    stage.state(ADDED, "joins")
+    with stage.incident("add", ADDED):
+        _playbook(stage, step, "add", ADDED)
+    stage.state(ADDED, SERVES)
+
+
+def _used(stage: Stage, step: Step) -> None:
+    _wait_used(stage, ADDED, step)
+    stage.look(1)
+
+
+def _reload(stage: Stage, step: Step) -> None:
+    with stage.incident("reload"):
+        argv = ["lb", "apply", "--reload", "--inventory", str(stage.cluster.inventory)]
+        stage.run("lb-apply", argv, within_s=step.within_s)
+    stage.look(1)
+
+
+def _remove(stage: Stage, step: Step) -> None:
+    stage.state(REMOVED, "leaves")
+    with stage.incident("remove", REMOVED):
+        _playbook(stage, step, "remove", REMOVED)
+    if _runs(stage, REMOVED):
+        raise BenchError(f"{REMOVED} still runs after its removal")
+    stage.state(REMOVED, "removed")
+
+
+def _kill(stage: Stage, step: Step) -> None:
+    stage.state(KILLED, "killed")
+    with stage.incident("kill", KILLED):
+        stage.cluster.kill(KILLED)
+    stage.look(DOWN_S)
+
+
+def _back(stage: Stage, step: Step) -> None:
+    stage.state(KILLED, "boots")
+    with stage.incident("start", KILLED):
+        argv = ["ops", "local", "start", KILLED, "--dir", str(stage.cluster.dir)]
+        stage.run("start", argv, within_s=step.within_s)
+        stage.note(f"waiting until {KILLED} may take publishes")
+        health = f"http://{stage.cluster.node(KILLED).agent}/health"
+        stage.wait(lambda: _is_ready(health), within_s=step.within_s, what=f"{KILLED} ready")
+    stage.state(KILLED, SERVES)
+
+
+def _again(stage: Stage, step: Step) -> None:
+    """The one that came back is used again as well."""
+    _wait_used(stage, KILLED, step)
+    stage.look(step.needs_s)
+
+
+def wait_published(stage: Stage) -> None:
+    """Until every publisher has sent all and knows how each publish ended."""
+    stage.wait(
+        lambda: not stage.children.running(PUBLISHERS),
+        within_s=PUBLISHED_WITHIN_S,
+        what="the publishers' end",
+    )
+    stage.watch(publishers=False)
+
+
+def wait_delivered(stage: Stage) -> None:
+    """Until every confirmed id was delivered to every subscription, and nothing more comes.
+
+    Gives up when nothing new has come for DELIVERED_WITHIN_S: the audit tells what is missing.
+    """
+    published, delivered = Tail(stage.folder, "published"), Tail(stage.folder, "delivered")
+    missing: dict[str, set[str]] = {name: set() for name in CONSUMERS.values()}
+    for row in published.read():
+        if row["outcome"] == "confirmed":
+            for ids in missing.values():
+                ids.add(row["message_id"])
+    newest_s = time.monotonic()
+
+    def all_there() -> bool:
+        nonlocal newest_s
+        for row in delivered.read():
+            newest_s = time.monotonic()
+            missing[row["subscription"]].discard(row["message_id"])
+        left = sum(map(len, missing.values()))
+        stage.view.note = f"{left:,} deliveries to come" if left else ""
+        quiet_s = time.monotonic() - newest_s
+        return quiet_s > (DELIVERED_WITHIN_S if left else QUIET_S)
+
+    stage.wait(all_there, within_s=DELIVERED_WITHIN_S * 4, what="the last deliveries")
+
+
+def stop_consumers(stage: Stage) -> None:
+    """They answer what they hold and leave."""
+    stage.watch(consumers=False)
+    stage.children.terminate(CONSUMERS)
+    stage.wait(
+        lambda: not stage.children.running(CONSUMERS),
+        within_s=STOP_WITHIN_S,
+        what="the consumers' end",
+    )
+    stage.children.check(CONSUMERS, may_end=True)
+
+
+def judge(stage: Stage, manifest: Manifest) -> Audit:
+    """Our audit, kept beside the events."""
+    result = audit(manifest, read_events(stage.folder, manifest))
+    write_atomically(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
+    return result
+
+
+def _playbook(stage: Stage, step: Step, verb: str, name: str) -> None:
+    argv = ["ops", verb, name, "--yes", "--inventory", str(stage.cluster.inventory)]
+    stage.run(f"ops-{verb}", argv, within_s=step.within_s)
+
+
+def _wait_used(stage: Stage, name: str, step: Step) -> None:
+    """Until this broker has confirmed and delivered to every subscription more than it had by now."""
+    subscriptions = list(dict.fromkeys(CONSUMERS.values()))
+    confirmed = stage.confirmed_by(name)
+    delivered = {each: stage.delivered_by(name, each) for each in subscriptions}
+    stage.note(f"waiting for publishes to {name} and deliveries from it")
+    stage.wait(
+        lambda: (
+            stage.confirmed_by(name) > confirmed
+            and all(stage.delivered_by(name, each) > delivered[each] for each in subscriptions)
+        ),
+        within_s=step.within_s,
+        what=f"publishes to {name} and deliveries from it",
+    )
+
+
+def _runs(stage: Stage, name: str) -> bool:
+    try:
+        return stage.cluster.process_of(name) is not None
+    except LocalFault:
+        return False
+
+
+def _is_ready(health: str) -> bool:
+    try:
+        return httpx.get(health, timeout=HEALTH_TIMEOUT_S, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,85 @@
+"""What the demo does, in which order, how long each step may take, and how fast messages flow.
+
+Pure: no clock, no process. The records are spread over the time that the remaining steps need, so
+that messages flow during every one of them and the input ends soon after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "ADDED",
+    "BROKERS",
+    "CONSUMERS",
+    "KILLED",
+    "PREFETCH",
+    "PUBLISHERS",
+    "RECORDS_MIN",
+    "REMOVED",
+    "SMALL_RECORDS",
+    "TOPIC",
+    "Step",
+    "planned_rate",
+    "steps",
+]
+
+TOPIC = "packages"
+BROKERS = 3
+PUBLISHERS = ("p1", "p2", "p3", "p4")
+# Name of the consumer process -> its subscription.
+CONSUMERS = {"billing1": "billing", "billing2": "billing", "billing3": "billing", "audit1": "audit"}
+ADDED, REMOVED, KILLED = "mb4", "mb1", "mb2"
+PREFETCH = 200
+
+# With fewer there are steps that no message sees.
+RECORDS_MIN = 500
+SMALL_RECORDS = 2_000
+
+# The input never runs dry before the last step ends: that much time is always thought to be left.
+RESERVE_S = 4.0
+# What is left when the last step has ended goes out in that time.
+TAIL_S = 3.0
+RATE_MAX_PER_S = 4_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happens while messages flow.
+
+    needs_s: how long it is thought to take, for the pace. within_s: its bound; later is a failure.
+    """
+
+    name: str
+    title: str
+    needs_s: float
+    within_s: float
+
+
+def steps(*, small: bool) -> tuple[Step, ...]:
+    """The plan. small: no time is spent on looking; every event happens all the same."""
+    look_s = 1.0 if small else 4.0
+    return (
+        Step("flow", f"messages flow over {BROKERS} brokers", look_s, 30),
+        Step("add", f"{ADDED} is added by the playbook", 22, 240),
+        Step("used", f"{ADDED} takes publishes and is consumed", look_s + 2, 60),
+        Step("reload", "HAProxy reloads", look_s / 2, 60),
+        Step("remove", f"{REMOVED} is removed: drained to zero, stopped", 22, 240),
+        Step("kill", f"{KILLED} is killed (SIGKILL) and stays down for 10 s", 10, 60),
+        Step("back", f"{KILLED} comes back", 12, 180),
+        Step("again", "messages flow over all brokers again", look_s, 30),
+    )
+
+
+def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float) -> float:
+    """Messages per second, of all publishers together, from now on.
+
+    left: records not yet sent. ahead: the running step, then those after it; empty when all are done.
+    in_step_s: how long the running one lasts already.
+    """
+    if not ahead:
+        return min(left / TAIL_S + 1, RATE_MAX_PER_S)
+    running, *later = ahead
+    planned_s = max(running.needs_s - in_step_s, 0.0) + sum(step.needs_s for step in later)
+    return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)

@@ -1,0 +1,242 @@
+"""What a person sees of the demo: a live picture on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["LiveScreen", "PlainScreen", "Rates", "Screen", "StepView", "View", "open_screen"]
+
+# Counters are told in plain text that often, while nothing else is to be told.
+PLAIN_EVERY_S = 5.0
+# Rates are taken over that much of the past: shorter than a step, longer than the progress files' age.
+RATE_WINDOW_S = 3.0
+REFRESH_PER_S = 4
+
+
+@dataclass(slots=True)
+class StepView:
+    """state: waiting, running, done, failed. took_s: so far, or in all; began_s: a monotonic time."""
+
+    title: str
+    state: str = "waiting"
+    took_s: float = 0.0
+    began_s: float = 0.0
+
+
+@dataclass(slots=True)
+class View:
+    """One moment of the demo.
+
+    confirmed, delivered: broker name -> messages; subscriptions: subscription -> deliveries.
+    rates: broker name -> (confirmed per second, delivered per second). note: of the running step.
+    """
+
+    elapsed_s: float = 0.0
+    total: int = 0
+    published: int = 0
+    steps: list[StepView] = field(default_factory=list)
+    confirmed: Mapping[str, int] = field(default_factory=dict)
+    delivered: Mapping[str, int] = field(default_factory=dict)
+    subscriptions: Mapping[str, int] = field(default_factory=dict)
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def confirmed_in_all(self) -> int:
+        return sum(self.confirmed.values())
+
+
+class Rates:
+    """Messages per second over the last RATE_WINDOW_S, from counts that only grow."""
+
+    def __init__(self) -> None:
+        self._past: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
+
+    def add(
+        self, now_s: float, confirmed: Mapping[str, int], delivered: Mapping[str, int]
+    ) -> dict[str, tuple[float, float]]:
+        """Take the counts of now; returns broker -> (confirmed, delivered) per second."""
+        names = {*confirmed, *delivered}
+        counts = {name: (confirmed.get(name, 0), delivered.get(name, 0)) for name in names}
+        self._past.append((now_s, counts))
+        while len(self._past) > 2 and now_s - self._past[1][0] >= RATE_WINDOW_S:
+            self._past.popleft()
+        then_s, before = self._past[0]
+        span_s = now_s - then_s
+        if span_s <= 0:
+            return dict.fromkeys(names, (0.0, 0.0))
+        return {
+            name: tuple(
+                (now - then) / span_s
+                for now, then in zip(counts[name], before.get(name, (0, 0)), strict=True)
+            )  # type: ignore[misc]
+            for name in names
+        }
+
+
+class Screen(Protocol):
+    """Shows views; `say` is a line that stays."""
+
+    def show(self, view: View) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def open_screen() -> Screen:
+    """The screen that fits where standard output goes."""
+    console = Console(highlight=False)
+    return LiveScreen(console) if sys.stdout.isatty() else PlainScreen(console)
+
+
+class PlainScreen:
+    """Lines: each step when it begins and ends, counters every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._told: dict[str, str] = {}
+        self._next_s = 0.0
+
+    def show(self, view: View) -> None:
+        for step in view.steps:
+            if step.state != "waiting" and self._told.get(step.title) != step.state:
+                self._told[step.title] = step.state
+                self._tell(view, step)
+        if view.elapsed_s >= self._next_s and view.published:
+            self._next_s = view.elapsed_s + PLAIN_EVERY_S
+            self.say(f"{_clock(view)}   {counters(view)}")
+
+    def _tell(self, view: View, step: StepView) -> None:
+        took = f" ({step.took_s:.1f} s)" if step.state in ("done", "failed") else ""
+        sign = {"running": ">", "done": "ok", "failed": "FAILED"}[step.state]
+        self.say(f"{_clock(view)} {sign} {step.title}{took}")
+
+    def say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class LiveScreen:
+    """A picture that is redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(
+            console=console, refresh_per_second=REFRESH_PER_S, transient=False, auto_refresh=False
+        )
+
+    def show(self, view: View) -> None:
+        self._live.update(picture(view), refresh=True)
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+def counters(view: View) -> str:
+    """All counters in one line."""
+    parts = [
+        f"published {view.published:,} of {view.total:,}",
+        f"confirmed {view.confirmed_in_all:,}",
+    ]
+    parts += [f"{name} {count:,}" for name, count in view.subscriptions.items()]
+    parts += [
+        f"{name} {confirmed:.0f}/s in {delivered:.0f}/s out"
+        for name, (confirmed, delivered) in sorted(view.rates.items())
+    ]
+    return " | ".join(parts)
+
+
+def picture(view: View) -> RenderableType:
+    """Steps on top, counters and brokers below."""
+    return Group(
+        _steps(view), Text(), _progress(view), Text(), _brokers(view), Text(view.note, style="dim")
+    )
+
+
+def _steps(view: View) -> Table:
+    table = Table.grid(padding=(0, 1))
+    signs = {
+        "waiting": Text("·", style="dim"),
+        "running": Text("▶", style="bold yellow"),
+        "done": Text("✓", style="bold green"),
+        "failed": Text("✗", style="bold red"),
+    }
+    styles = {"waiting": "dim", "running": "bold", "done": "", "failed": "bold red"}
+    for step in view.steps:
+        took = f"{step.took_s:5.1f} s" if step.state != "waiting" else ""
+        table.add_row(signs[step.state], Text(step.title, style=styles[step.state]), took)
+    return table
+
+
+def _progress(view: View) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=12)
+    table.add_column(justify="right", width=9)
+    table.add_column(width=50)
+    total = max(view.total, 1)
+    rows = {"published": view.published, "confirmed": view.confirmed_in_all, **view.subscriptions}
+    for name, count in rows.items():
+        bar = ProgressBar(total=total, completed=min(count, total), width=50)
+        table.add_row(name, f"{count:,}", bar)
+    table.add_row("", "", Text(f"{view.total:,} records, {view.elapsed_s:.0f} s", style="dim"))
+    return table
+
+
+def _brokers(view: View) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for number, column in enumerate(
+        ("broker", "state", "confirmed", "per s", "delivered", "per s")
+    ):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for name in sorted({*view.confirmed, *view.delivered, *view.states}):
+        confirmed_per_s, delivered_per_s = view.rates.get(name, (0.0, 0.0))
+        table.add_row(
+            name,
+            _state(view.states.get(name, "")),
+            f"{view.confirmed.get(name, 0):,}",
+            f"{confirmed_per_s:,.0f}",
+            f"{view.delivered.get(name, 0):,}",
+            f"{delivered_per_s:,.0f}",
+        )
+    return table
+
+
+def _state(state: str) -> Text:
+    styles = {"serves": "green", "killed": "bold red", "leaves": "yellow", "joins": "yellow"}
+    return Text(state, style=styles.get(state, "dim"))
+
+
+def _clock(view: View) -> str:
+    return f"{view.elapsed_s:6.1f} s"

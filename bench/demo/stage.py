@@ -1,0 +1,299 @@
+"""What a play stands on: the cluster, the load processes, the clock, the pace, the screen, the manifest.
+
+One thread. Whatever takes long is another process that is polled; while it lasts `tick` keeps the
+pace of the publishers, looks after the load processes and redraws the screen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bench.control import Progress, read_progress, set_rate
+from bench.demo import scenario
+from bench.demo.scenario import CONSUMERS, PUBLISHERS, TOPIC, Step
+from bench.demo.screen import Rates, Screen, StepView, View
+from bench.errors import BenchError
+from bench.manifest import ConsumerEntry, Incident, Manifest
+from bench.processes import Child, Children
+from bench.recorder import anchor_now
+from ops.errors import LocalFault
+from ops.local.cluster import LocalCluster
+
+__all__ = ["CHECKOUT", "Stage"]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+POLL_S = 0.1
+RATE_EVERY_S = 1.0
+REDRAW_EVERY_S = 0.4
+
+
+class Stage:
+    """One run in one folder. total: records that will be published.
+
+    env: of all processes that are started; settings of the bus are added for clients.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        network: str,
+        screen: Screen,
+        total: int,
+        plan: Sequence[Step],
+        env: Mapping[str, str],
+    ) -> None:
+        self.folder = folder
+        self.screen = screen
+        self.children = Children(folder / "logs")
+        self.cluster = LocalCluster(
+            folder / "cluster", scenario.BROKERS, network=network, say=screen.say, show=self.note
+        )
+        self.view = View(total=total)
+        self.progress: Mapping[str, Progress] = {}
+        self.incidents: list[Incident] = []
+        self._env = {key: text for key, text in env.items() if not key.startswith("MESSAGEBUS_")}
+        self.plan = tuple(plan)
+        self._ahead = list(plan)
+        self._began_s = time.monotonic()
+        self._step_began_s = 0.0
+        self._next_rate_s = 0.0
+        self._next_redraw_s = 0.0
+        self._rates = Rates()
+        self._names: dict[str, str] = {}
+        self._publishers_watched = False
+        self._consumers_watched = False
+        self._manifest: Manifest | None = None
+
+    # -- time
+
+    def tick(self) -> None:
+        """Everything that must go on while something is waited for. Raises BenchError."""
+        if self._publishers_watched:
+            self.children.check(PUBLISHERS, may_end=True)
+        if self._consumers_watched:
+            self.children.check(CONSUMERS)
+        now_s = time.monotonic()
+        if now_s >= self._next_redraw_s:
+            self._next_redraw_s = now_s + REDRAW_EVERY_S
+            self.progress = read_progress(self.folder)
+            self._redraw(now_s)
+        if self._publishers_watched and now_s >= self._next_rate_s:
+            self._next_rate_s = now_s + RATE_EVERY_S
+            self._pace(now_s)
+
+    def wait(self, condition: Callable[[], object], *, within_s: float, what: str) -> None:
+        """Tick until the condition holds. Raises BenchError when it does not in time."""
+        until_s = time.monotonic() + within_s
+        while True:
+            self.tick()
+            if condition():
+                return
+            if time.monotonic() > until_s:
+                raise BenchError(f"not within {within_s:.0f} s: {what}")
+            time.sleep(POLL_S)
+
+    def look(self, seconds: float) -> None:
+        """Let messages flow for that long."""
+        until_s = time.monotonic() + seconds
+        self.wait(lambda: time.monotonic() >= until_s, within_s=seconds + 10, what="time passing")
+
+    # -- steps, as a person sees them
+
+    def announce(self, titles: Sequence[str]) -> None:
+        """All steps that there will be, in order."""
+        self.view.steps = [StepView(title) for title in titles]
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[StepView]:
+        """Show an announced step as running, then as done or failed, with its time."""
+        view = next(one for one in self.view.steps if one.title == title)
+        began_s = time.monotonic()
+        view.state, view.began_s = "running", began_s
+        self._redraw(began_s)
+        try:
+            yield view
+        except BaseException:
+            view.state = "failed"
+            raise
+        else:
+            view.state = "done"
+        finally:
+            view.took_s = time.monotonic() - began_s
+            self.view.note = ""
+            self._redraw(time.monotonic())
+
+    @contextmanager
+    def planned(self, step: Step) -> Iterator[None]:
+        """A step of the plan: the pace counts on it."""
+        self._step_began_s = time.monotonic()
+        with self.step(step.title):
+            yield
+        self._ahead.remove(step)
+
+    def note(self, line: str) -> None:
+        """What the running step is at."""
+        self.view.note = line
+        self._redraw(time.monotonic())
+
+    # -- processes
+
+    def run(self, name: str, argv: Sequence[str], *, within_s: float, client: bool = False) -> None:
+        """Run ``python -m argv`` to its end. Raises BenchError with its last line when it fails."""
+        child = self.start(name, argv, client=client)
+        self.wait(lambda: self._ended(child), within_s=within_s, what=" ".join(argv))
+        if child.exit_code:
+            raise BenchError(f"{' '.join(argv)} failed: {child.last_line()} ({child.log})")
+
+    def start(self, name: str, argv: Sequence[str], *, client: bool = False) -> Child:
+        """Start ``python -m argv``. client: it gets the address of the bus in its environment."""
+        env = {**self._env, "PYTHONUNBUFFERED": "1"}
+        if client:
+            env |= self.cluster.client_env()
+        return self.children.start(name, [sys.executable, "-m", *argv], env, CHECKOUT)
+
+    def _ended(self, child: Child) -> bool:
+        self.view.note = child.last_line()
+        return child.exit_code is not None
+
+    def watch(self, *, publishers: bool | None = None, consumers: bool | None = None) -> None:
+        """From now on these may not end by themselves (publishers may, when all is confirmed)."""
+        if publishers is not None:
+            self._publishers_watched = publishers
+        if consumers is not None:
+            self._consumers_watched = consumers
+
+    # -- what happened
+
+    def begin(self, run_id: str) -> None:
+        """The run starts now."""
+        self._manifest = Manifest(
+            run_id=run_id,
+            topics={TOPIC: tuple(dict.fromkeys(CONSUMERS.values()))},
+            brokers=(),
+            start_ns=time.monotonic_ns(),
+            anchor=anchor_now("coordinator"),
+            publishers=PUBLISHERS,
+            consumers=tuple(
+                ConsumerEntry(name=name, subscription=subscription)
+                for name, subscription in CONSUMERS.items()
+            ),
+            prefetch=scenario.PREFETCH,
+        )
+        self.save()
+
+    def save(self, *, complete: bool = False) -> Manifest:
+        """Write what is known of the run by now; complete: it has ended in order, now."""
+        assert self._manifest is not None, "begin comes first"
+        self._learn_names()
+        self._manifest = dataclasses.replace(
+            self._manifest,
+            brokers=tuple(sorted(self._names)),
+            incidents=tuple(self.incidents),
+            complete=complete,
+            end_ns=time.monotonic_ns() if complete else None,
+        )
+        self._manifest.save(self.folder)
+        return self._manifest
+
+    @contextmanager
+    def incident(self, kind: str, name: str = "") -> Iterator[None]:
+        """Note when something was done to a broker (mb2), or to the balancer (no name)."""
+        self._learn_names()
+        began = Incident(
+            kind=kind, broker=self.address(name) if name else "", at_ns=time.monotonic_ns()
+        )
+        self.incidents.append(began)
+        self.save()
+        place = len(self.incidents) - 1
+        try:
+            yield
+        finally:
+            self._learn_names()
+            self.incidents[place] = dataclasses.replace(
+                began,
+                broker=self.address(name) if name else "",
+                done_ns=time.monotonic_ns(),
+            )
+            self.save()
+
+    def address(self, name: str) -> str:
+        """``host:port`` of a broker; its name for one that is not there yet."""
+        return next((at for at, known in self._names.items() if known == name), name)
+
+    def state(self, name: str, state: str) -> None:
+        """Show the state of a broker."""
+        self.view.states = {**self.view.states, name: state}
+
+    # -- counts
+
+    def confirmed_by(self, name: str) -> int:
+        """Messages that this broker has confirmed."""
+        return self._counts(PUBLISHERS)[self.address(name)]
+
+    def delivered_by(self, name: str, subscription: str) -> int:
+        """Deliveries of this broker to a subscription."""
+        of = [consumer for consumer, theirs in CONSUMERS.items() if theirs == subscription]
+        return self._counts(of)[self.address(name)]
+
+    @property
+    def submitted(self) -> int:
+        found = [self.progress[name] for name in PUBLISHERS if name in self.progress]
+        return sum(each.done + each.bad + each.held for each in found)
+
+    def states_of(self, names: Sequence[str]) -> Counter[str]:
+        """state -> how many of these load processes."""
+        return Counter(self.progress[name].state for name in names if name in self.progress)
+
+    def _counts(self, names: Sequence[str]) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for name in names:
+            if name in self.progress:
+                counts.update(self.progress[name].brokers)
+        return counts
+
+    # -- inside
+
+    def _pace(self, now_s: float) -> None:
+        left = max(0, self.view.total - self.submitted)
+        rate = scenario.planned_rate(
+            left=left, ahead=self._ahead, in_step_s=now_s - self._step_began_s
+        )
+        set_rate(self.folder, rate)
+
+    def _redraw(self, now_s: float) -> None:
+        view = self.view
+        view.elapsed_s = now_s - self._began_s
+        view.published = self.submitted
+        view.confirmed = self._by_name(self._counts(PUBLISHERS))
+        view.delivered = self._by_name(self._counts(list(CONSUMERS)))
+        view.subscriptions = {
+            subscription: sum(
+                self._counts(
+                    [name for name, its in CONSUMERS.items() if its == subscription]
+                ).values()
+            )
+            for subscription in dict.fromkeys(CONSUMERS.values())
+        }
+        view.rates = self._rates.add(now_s, view.confirmed, view.delivered)
+        for step in view.steps:
+            if step.state == "running":
+                step.took_s = now_s - step.began_s
+        self.screen.show(view)
+
+    def _by_name(self, counts: Mapping[str, int]) -> dict[str, int]:
+        if any(at not in self._names for at in counts):
+            self._learn_names()
+        return {self._names.get(at, at or "unknown"): count for at, count in counts.items()}
+
+    def _learn_names(self) -> None:
+        """A removed broker leaves the inventory and keeps its name here."""
+        with suppress(LocalFault):
+            for node in self.cluster.layout.nodes:
+                self._names[node.broker] = node.name

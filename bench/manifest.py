@@ -1,0 +1,97 @@
+"""What a run was to do and what happened to it: one JSON file beside the events.
+
+Expected deliveries are known from here: a subscription that received nothing leaves no row by which
+to miss it. Written atomically, with ``complete: false`` until the run has ended in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import InputInvalid
+from bench.recorder import Anchor
+
+__all__ = ["FILE_NAME", "INCIDENTS", "ConsumerEntry", "Incident", "Manifest", "write_atomically"]
+
+FILE_NAME = "manifest.json"
+INCIDENTS = ("kill", "start", "add", "remove", "reload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something that was done to the bus. broker: ``host:port``, "" for the balancer.
+
+    at_ns, done_ns: monotonic times of the coordinator's host; done_ns None while it lasts.
+    """
+
+    kind: str
+    broker: str
+    at_ns: int
+    done_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerEntry:
+    name: str
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """topics: topic -> its subscriptions. grace_ns: what was confirmed later than that before the end
+    may be undelivered and is called pending, not lost. brokers: ``host:port`` of all that took part.
+    """
+
+    run_id: str
+    topics: Mapping[str, tuple[str, ...]]
+    brokers: tuple[str, ...]
+    start_ns: int
+    anchor: Anchor
+    end_ns: int | None = None
+    grace_ns: int = 0
+    publishers: tuple[str, ...] = ()
+    consumers: tuple[ConsumerEntry, ...] = ()
+    prefetch: int = 0
+    incidents: tuple[Incident, ...] = ()
+    complete: bool = False
+
+    def save(self, folder: Path) -> None:
+        """Replace the file of this run; a reader sees the old one or the new one, whole."""
+        as_json = {**dataclasses.asdict(self), "anchor": self.anchor._asdict()}
+        write_atomically(folder / FILE_NAME, json.dumps(as_json, indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Raises InputInvalid when the folder holds no run, or one that makes no sense."""
+        path = folder / FILE_NAME
+        try:
+            return _from_json(json.loads(path.read_text()))
+        except OSError as fault:
+            raise InputInvalid(f"{folder}: not a run: {FILE_NAME}: {fault.strerror}") from fault
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            raise InputInvalid(f"{path}: not a manifest: {type(fault).__name__} {fault}") from fault
+
+
+def _from_json(values: dict[str, Any]) -> Manifest:
+    known = {field.name for field in dataclasses.fields(Manifest)}
+    plain = {name: value for name, value in values.items() if name in known}
+    plain["anchor"] = Anchor(**plain["anchor"])
+    plain["topics"] = {topic: tuple(names) for topic, names in plain["topics"].items()}
+    plain["consumers"] = tuple(ConsumerEntry(**entry) for entry in plain.get("consumers", ()))
+    plain["incidents"] = tuple(Incident(**entry) for entry in plain.get("incidents", ()))
+    for name in ("brokers", "publishers"):
+        plain[name] = tuple(plain.get(name, ()))
+    return Manifest(**plain)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the file, then rename over it."""
+    candidate = path.with_name(f".{path.name}.{os.getpid()}")
+    candidate.write_text(text)
+    candidate.replace(path)

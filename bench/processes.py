@@ -1,0 +1,120 @@
+"""Processes that a coordinator starts, watches and stops: by their own pid, nobody else's.
+
+Each runs in a session of its own, so that Ctrl-C in a terminal reaches the coordinator alone, which
+then ends them in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BenchError
+
+__all__ = ["Child", "Children"]
+
+# A load process may have to wait for open publishes; after that it is killed.
+STOP_WITHIN_S = 20.0
+KILL_WITHIN_S = 5.0
+POLL_S = 0.05
+LOG_TAIL_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Child:
+    """One process. log: its standard output and error."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+    def last_line(self) -> str:
+        """What it said last, "" if nothing."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
+            said = file.read().decode(errors="replace").strip().splitlines()
+        return said[-1].strip() if said else ""
+
+
+class Children:
+    """All processes of one coordinator. logs: folder for NAME.log."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._all: dict[str, Child] = {}
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> Child:
+        """Start a process under a name of its own. Raises BenchError when it cannot be started."""
+        log = self._logs / f"{name}.log"
+        try:
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    argv,
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as fault:
+            raise BenchError(f"{name}: cannot start {argv[0]}: {fault.strerror}") from fault
+        child = self._all[name] = Child(name, process, log)
+        return child
+
+    def check(self, names: Iterable[str], *, may_end: bool = False) -> None:
+        """Raises BenchError when one of them died, or ended although it may not."""
+        for name in names:
+            child = self._all[name]
+            code = child.exit_code
+            if code is None or (may_end and code == 0):
+                continue
+            raise BenchError(f"{name} ended by itself ({_how(code)}): {_said(child)}")
+
+    def running(self, names: Iterable[str] | None = None) -> list[str]:
+        """Which of them, or of all, still run."""
+        chosen = self._all if names is None else names
+        return [name for name in chosen if self._all[name].exit_code is None]
+
+    def terminate(self, names: Iterable[str]) -> None:
+        """Ask them to end; does not wait."""
+        for name in self.running(names):
+            self._all[name].process.send_signal(signal.SIGTERM)
+
+    def stop_all(self) -> list[str]:
+        """End whatever still runs, politely first. Returns who had to be killed.
+
+        Killing takes the whole session: a child's own children have no other master.
+        """
+        self.terminate(list(self._all))
+        self._wait(STOP_WITHIN_S)
+        left = self.running()
+        for name in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._all[name].process.pid, signal.SIGKILL)
+        self._wait(KILL_WITHIN_S)
+        return left
+
+    def _wait(self, within_s: float) -> None:
+        until = time.monotonic() + within_s
+        while self.running() and time.monotonic() < until:
+            time.sleep(POLL_S)
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _said(child: Child) -> str:
+    return child.last_line() or f"it said nothing ({child.log})"

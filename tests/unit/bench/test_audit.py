@@ -1,0 +1,347 @@
+"""The audit against a naive one that follows the definitions word by word, and against planted faults."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.audit import KILL_NOTICED_NS, Audit, Gap, audit, longest_gap
+from bench.manifest import Incident, Manifest
+from bench.recorder import Anchor
+from bench.rows import Events, Row
+
+S = 1_000_000_000
+NAMES = ("billing", "audit")
+MANIFEST = Manifest(
+    run_id="r",
+    topics={"t": NAMES},
+    brokers=("b1", "b2"),
+    start_ns=0,
+    end_ns=1000 * S,
+    anchor=Anchor("h", "c", 0),
+    incidents=(Incident(kind="kill", broker="b1", at_ns=50 * S, done_ns=50 * S),),
+    complete=True,
+)
+
+
+def published(number: int, **fields: Any) -> Row:
+    row = {
+        "run_id": "r",
+        "message_id": f"{number:032x}",
+        "topic": "t",
+        "broker": "b1",
+        "publisher": "p1",
+        "sequence": number,
+        "key": "",
+        "size": 3,
+        "body_hash": f"{number:032x}",
+        "outcome": "confirmed",
+        "attempts": 1,
+        "intended_ns": number * S,
+        "sent_ns": number * S,
+        "confirmed_ns": number * S + 1,
+        **fields,
+    }
+    if row["outcome"] != "confirmed":
+        del row["confirmed_ns"]
+    return row
+
+
+def delivered(number: int, subscription: str, **fields: Any) -> Row:
+    return {
+        "run_id": "r",
+        "message_id": f"{number:032x}",
+        "topic": "t",
+        "subscription": subscription,
+        "broker": "b1",
+        "consumer": "c1",
+        "size": 3,
+        "body_hash": f"{number:032x}",
+        "redelivered": 0,
+        "ack": "acked",
+        "received_ns": number * S + 2,
+        "acknowledged_ns": number * S + 3,
+        **fields,
+    }
+
+
+def whole_run(count: int = 10) -> Events:
+    """A run without a fault."""
+    events = Events()
+    events.published = [published(number) for number in range(count)]
+    events.delivered = [
+        delivered(number, name) for number, name in itertools.product(range(count), NAMES)
+    ]
+    return events
+
+
+def doubled(result: Audit) -> dict[str, int]:
+    return {kind: result.doubled(kind) for kind in result.subscriptions[0].doubled}
+
+
+NONE = {"unknown": 0, "owed": 0, "acked_without_proof": 0, "unexplained": 0}
+
+
+def test_a_run_without_a_fault_holds() -> None:
+    result = audit(MANIFEST, whole_run())
+    assert result.holds
+    assert (result.published, result.confirmed) == (10, 10)
+    assert [each.expected for each in result.subscriptions] == [10, 10]
+    assert result.total("delivered") == result.total("deliveries") == 20
+    assert doubled(result) == NONE
+    assert result.brokers["b1"].confirmed == 10
+    assert result.brokers["b2"].confirmed == 0
+
+
+def test_a_message_missing_in_one_of_two_subscriptions_is_lost_there() -> None:
+    events = whole_run()
+    events.delivered = [
+        row
+        for row in events.delivered
+        if (row["message_id"], row["subscription"]) != (f"{3:032x}", "audit")
+    ]
+    result = audit(MANIFEST, events)
+    assert [each.lost for each in result.subscriptions] == [0, 1]
+    assert result.lost_ids == [f"{3:032x}"]
+    assert result.brokers["b1"].lost == 1
+    assert result.faults == ["1 lost"]
+
+
+def test_a_subscription_that_received_nothing_is_missed() -> None:
+    events = whole_run()
+    events.delivered = [row for row in events.delivered if row["subscription"] != "audit"]
+    assert [each.lost for each in audit(MANIFEST, events).subscriptions] == [0, 10]
+
+
+def test_what_was_confirmed_within_the_grace_is_pending_not_lost() -> None:
+    events = whole_run()
+    events.delivered = [row for row in events.delivered if int(row["message_id"], 16) < 8]
+    result = audit(replace(MANIFEST, end_ns=10 * S, grace_ns=1 * S + S // 2), events)
+    assert [(each.lost, each.pending) for each in result.subscriptions] == [(1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("change", [{"body_hash": "f" * 32}, {"size": 4}])
+def test_another_body_or_size_is_altered(change: dict[str, Any]) -> None:
+    events = whole_run()
+    events.delivered[0] |= change
+    result = audit(MANIFEST, events)
+    assert result.faults == ["1 altered"]
+
+
+def test_a_delivery_that_nobody_published_is_an_orphan() -> None:
+    events = whole_run()
+    events.delivered.append(delivered(99, "audit"))
+    assert audit(MANIFEST, events).faults == ["1 delivered but never published"]
+
+
+def test_an_id_used_twice_is_a_fault() -> None:
+    events = whole_run()
+    events.published.append(published(3, publisher="p2"))
+    assert audit(MANIFEST, events).faults == ["1 ids used twice"]
+
+
+def test_a_line_that_was_not_understood_is_a_fault() -> None:
+    events = whole_run()
+    events.bad["not JSON"] = 2
+    assert audit(MANIFEST, events).faults == ["2 lines not understood"]
+
+
+def test_a_run_that_did_not_end_does_not_hold() -> None:
+    result = audit(replace(MANIFEST, complete=False, end_ns=None), whole_run())
+    assert result.faults == ["the run did not end in order"]
+
+
+@pytest.mark.parametrize("outcome", ["unknown", "refused", "unroutable"])
+def test_what_was_not_confirmed_is_not_expected_and_may_come(outcome: str) -> None:
+    events = whole_run()
+    events.published[3] = published(3, outcome=outcome)
+    events.delivered = [
+        row
+        for row in events.delivered
+        if (row["message_id"], row["subscription"]) != (f"{3:032x}", "audit")
+    ]
+    result = audit(MANIFEST, events)
+    assert result.holds
+    assert [each.unconfirmed for each in result.subscriptions] == [1, 0]
+    assert [each.expected for each in result.subscriptions] == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "first", "repeat", "kind"),
+    [
+        (2, {}, {}, "unknown"),
+        (2, {"ack": "stale"}, {}, "unknown"),
+        (1, {"ack": "stale"}, {}, "owed"),
+        (1, {"ack": "none", "acknowledged_ns": None}, {}, "owed"),
+        (1, {"ack": "stale", "broker": "b2"}, {}, "unexplained"),
+        (1, {}, {"received_ns": 60 * S}, "acked_without_proof"),
+        # Acked into the socket of the dead broker, before the death was noticed.
+        (
+            1,
+            {"acknowledged_ns": 50 * S + KILL_NOTICED_NS},
+            {"received_ns": 60 * S},
+            "acked_without_proof",
+        ),
+        (1, {"acknowledged_ns": 52 * S}, {"received_ns": 60 * S}, "unexplained"),
+        (1, {}, {"received_ns": 49 * S}, "unexplained"),
+        (1, {}, {"received_ns": 60 * S, "broker": "b2"}, "unexplained"),
+        (1, {"broker": "b2"}, {"received_ns": 60 * S, "broker": "b2"}, "unexplained"),
+        (1, {"broker": "b2"}, {"received_ns": 60 * S}, "unexplained"),
+    ],
+)
+def test_why_a_message_came_twice(
+    attempts: int, first: dict[str, Any], repeat: dict[str, Any], kind: str
+) -> None:
+    events = whole_run()
+    events.published[3] = published(3, attempts=attempts)
+    place = 2 * 3
+    assert events.delivered[place]["message_id"] == f"{3:032x}"
+    events.delivered[place] |= first
+    # The order of rows in the files says nothing: arrival decides.
+    events.delivered.insert(0, delivered(3, "billing", **{"received_ns": 4 * S, **repeat}))
+    result = audit(MANIFEST, events)
+    assert doubled(result) == {**NONE, kind: 1}
+    assert result.holds == (kind != "unexplained")
+    assert result.total("deliveries") == 21
+    assert result.total("delivered") == 20
+
+
+def naive(manifest: Manifest, events: Events) -> dict[str, Any]:
+    """Definitions, one after the other, without any index."""
+    counts: dict[str, Any] = {"lost": 0, "expected": 0, "altered": 0, "orphans": 0, **NONE}
+    ids = {row["message_id"] for row in [*events.published, *events.delivered]}
+    for subscription, message_id in itertools.product(NAMES, ids):
+        sent = [row for row in events.published if row["message_id"] == message_id]
+        came = sorted(
+            (
+                row
+                for row in events.delivered
+                if row["message_id"] == message_id and row["subscription"] == subscription
+            ),
+            key=lambda row: row["received_ns"],
+        )
+        if not sent:
+            counts["orphans"] += len(came)
+            continue
+        if sent[0]["outcome"] == "confirmed":
+            counts["expected"] += 1
+            counts["lost"] += not came
+        counts["altered"] += any(
+            (row["size"], row["body_hash"]) != (sent[0]["size"], sent[0]["body_hash"])
+            for row in came
+        )
+        for place, row in enumerate(came[1:], start=1):
+            same = [earlier for earlier in came[:place] if earlier["broker"] == row["broker"]]
+            if sent[0]["attempts"] > 1:
+                kind = "unknown"
+            elif any(earlier["ack"] in ("stale", "none") for earlier in same):
+                kind = "owed"
+            elif any(
+                incident.kind == "kill"
+                and incident.broker == row["broker"]
+                and earlier["acknowledged_ns"] <= incident.at_ns + KILL_NOTICED_NS
+                and incident.at_ns < row["received_ns"]
+                for incident in manifest.incidents
+                for earlier in same
+            ):
+                kind = "acked_without_proof"
+            else:
+                kind = "unexplained"
+            counts[kind] += 1
+    return counts
+
+
+_rows = st.builds(
+    lambda number, name, broker, ack, received, digest: delivered(
+        number,
+        name,
+        broker=broker,
+        ack=ack,
+        received_ns=received * S,
+        acknowledged_ns=None if ack == "none" else received * S + 1,
+        body_hash=f"{digest or number:032x}",
+    ),
+    st.integers(0, 5),
+    st.sampled_from(NAMES),
+    st.sampled_from(["b1", "b2"]),
+    st.sampled_from(["acked", "acked", "stale", "none"]),
+    st.integers(45, 55),
+    st.sampled_from([0, 0, 0, 9]),
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["confirmed", "confirmed", "unknown"]), st.integers(1, 2)),
+        max_size=5,
+    ),
+    st.lists(_rows, max_size=12, unique_by=lambda row: (row["received_ns"], row["message_id"])),
+)
+def test_it_counts_what_a_naive_audit_counts(
+    messages: list[tuple[str, int]], deliveries: list[Row]
+) -> None:
+    events = Events(
+        published=[
+            published(number, outcome=outcome, attempts=attempts)
+            for number, (outcome, attempts) in enumerate(messages)
+        ],
+        delivered=deliveries,
+    )
+    result = audit(MANIFEST, events)
+    ours = {name: result.total(name) for name in ("lost", "expected", "altered", "orphans")}
+    assert {**ours, **doubled(result)} == naive(MANIFEST, events)
+    assert result.total("deliveries") == len(deliveries)
+
+
+# -- gaps
+
+
+def spans_to_rows(spans: list[tuple[int, int]]) -> list[Row]:
+    return [published(0, intended_ns=start, confirmed_ns=end) for start, end in spans]
+
+
+@pytest.mark.parametrize(
+    ("spans", "gap"),
+    [
+        ([], Gap()),
+        ([(0, 5)], Gap(5, 0)),
+        # Nothing was open between 1 and 9: no silence there.
+        ([(0, 1), (9, 10)], Gap(1, 0)),
+        ([(0, 1), (1, 8), (7, 9)], Gap(7, 1)),
+        # One message waits while others are confirmed: somebody answers, that is no silence.
+        ([(0, 10), (1, 3), (2, 6)], Gap(4, 6)),
+        # A publisher that was held back: intended long before it was sent.
+        ([(0, 1), (2, 9), (2, 9)], Gap(7, 2)),
+    ],
+)
+def test_a_gap_is_silence_while_something_is_waited_for(
+    spans: list[tuple[int, int]], gap: Gap
+) -> None:
+    assert longest_gap(spans_to_rows(spans)) == gap
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda t: (t[0], t[0] + t[1])),
+        max_size=8,
+    )
+)
+def test_a_gap_is_what_a_look_at_every_instant_finds(spans: list[tuple[int, int]]) -> None:
+    """Oracle: instant by instant, is something open, and was there a confirm?"""
+    longest = run = 0
+    for instant in range(45):
+        # The step from `instant` to the next one is silent when something is open all through it.
+        if any(start <= instant < end for start, end in spans):
+            run += 1
+        else:
+            run = 0
+        longest = max(longest, run)
+        if any(end == instant + 1 for _, end in spans):
+            run = 0
+    assert longest_gap(spans_to_rows(spans)).length_ns == longest

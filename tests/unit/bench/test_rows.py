@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.manifest import Manifest
+from bench.recorder import Anchor
+from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Tail, read_events
+
+MANIFEST = Manifest(
+    run_id="r",
+    topics={"t": ("billing",)},
+    brokers=("b1",),
+    start_ns=0,
+    anchor=Anchor("here", "coordinator", 1000),
+)
+PUBLISHED: dict[str, Any] = {
+    "run_id": "r",
+    "message_id": "0" * 32,
+    "topic": "t",
+    "broker": "b1",
+    "publisher": "p1",
+    "sequence": 0,
+    "size": 3,
+    "body_hash": "f" * 32,
+    "outcome": "confirmed",
+    "attempts": 1,
+    "intended_ns": 5,
+    "sent_ns": 6,
+    "confirmed_ns": 7,
+}
+DELIVERED: dict[str, Any] = {
+    "run_id": "r",
+    "message_id": "0" * 32,
+    "topic": "t",
+    "subscription": "billing",
+    "broker": "b1",
+    "consumer": "c1",
+    "size": 3,
+    "body_hash": "f" * 32,
+    "redelivered": 0,
+    "ack": "acked",
+    "received_ns": 8,
+}
+
+
+def write(path: Path, *rows: Any, host: str = "here", wall: int = 1000) -> None:
+    anchor = {"anchor": {"host": host, "process": "p", "wall_minus_monotonic_ns": wall}}
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in (anchor, *rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_good_rows_are_read_as_they_are(tmp_path: Path) -> None:
+    write(tmp_path / "published-p1.ndjson", PUBLISHED)
+    write(tmp_path / "delivered-c1.ndjson", DELIVERED)
+    events = read_events(tmp_path, MANIFEST)
+    assert (events.published, events.delivered) == ([PUBLISHED], [DELIVERED])
+    assert (events.files, sum(events.bad.values())) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('{"run_id": "r", "mess', BROKEN),
+        ("[]", BROKEN),
+        ("", BROKEN),
+        ({**PUBLISHED, "size": None}, MISSING),
+        ({name: value for name, value in PUBLISHED.items() if name != "broker"}, MISSING),
+        ({**PUBLISHED, "size": 1.5}, TYPE),
+        ({**PUBLISHED, "attempts": True}, TYPE),
+        ({**PUBLISHED, "message_id": "xyz"}, TYPE),
+        ({**PUBLISHED, "message_id": "F" * 32}, TYPE),
+        ({**PUBLISHED, "outcome": "maybe"}, TYPE),
+        ({**PUBLISHED, "run_id": "other"}, FOREIGN),
+        ({**PUBLISHED, "topic": "other"}, FOREIGN),
+    ],
+)
+def test_a_bad_line_is_counted_with_its_reason(tmp_path: Path, row: Any, reason: str) -> None:
+    write(tmp_path / "published-p1.ndjson", row, PUBLISHED)
+    events = read_events(tmp_path, MANIFEST)
+    assert dict(events.bad) == {reason: 1}
+    assert events.published == [PUBLISHED]
+
+
+def test_a_subscription_that_the_manifest_does_not_name_is_foreign(tmp_path: Path) -> None:
+    write(tmp_path / "delivered-c1.ndjson", {**DELIVERED, "subscription": "other"})
+    assert dict(read_events(tmp_path, MANIFEST).bad) == {FOREIGN: 1}
+
+
+def test_times_of_another_host_become_the_coordinators(tmp_path: Path) -> None:
+    write(tmp_path / "published-p1.ndjson", PUBLISHED, host="there", wall=1300)
+    row = read_events(tmp_path, MANIFEST).published[0]
+    assert (row["intended_ns"], row["confirmed_ns"], row["size"]) == (305, 307, 3)
+
+
+def test_one_host_has_one_clock_however_its_wall_clock_was_adjusted(tmp_path: Path) -> None:
+    write(tmp_path / "published-p1.ndjson", PUBLISHED, host="here", wall=999)
+    assert read_events(tmp_path, MANIFEST).published == [PUBLISHED]
+
+
+def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
+    tail = Tail(tmp_path, "published")
+    assert list(tail.read()) == []
+    path = tmp_path / "published-p1.ndjson"
+    write(path, PUBLISHED)
+    with path.open("a") as file:
+        file.write('{"message_id": "1')
+    assert list(tail.read()) == [PUBLISHED]
+    assert list(tail.read()) == []
+    with path.open("a") as file:
+        file.write('"}\n')
+    assert list(tail.read()) == [{"message_id": "1"}]
