@@ -1,0 +1,62 @@
+import io
+
+from rich.console import Console
+
+from bench.demo.screen import LiveScreen, PlainScreen, Rates, StepView, View, picture
+
+VIEW = View(
+    elapsed_s=12.3,
+    total=1000,
+    published=600,
+    steps=[StepView("cluster starts", "done", 9.8), StepView("mb4 joins", "running", 2.5)],
+    confirmed={"mb1": 300, "mb2": 290},
+    delivered={"mb1": 580},
+    subscriptions={"billing": 590, "audit": 588},
+    rates={"mb1": (41.4, 80.0)},
+    states={"mb1": "serves", "mb4": "joins"},
+    note="waiting for mb4",
+)
+
+
+def text_of(show: object) -> str:
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    console.print(show)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_picture_has_steps_counters_brokers_and_the_note() -> None:
+    text = text_of(picture(VIEW))
+    for part in ("✓ cluster starts", "▶ mb4 joins", "590", "joins", "waiting for mb4", "1,000"):
+        assert part in text
+
+
+def test_plain_lines_tell_each_step_once_and_counters_now_and_then() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    with PlainScreen(console) as screen:
+        for elapsed_s in (12.3, 12.8, 13.3, 17.4):
+            VIEW.elapsed_s = elapsed_s
+            screen.show(VIEW)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == "  12.3 s ok cluster starts (9.8 s)"
+    assert lines[1] == "  12.3 s > mb4 joins"
+    assert len([line for line in lines if "published 600 of 1,000" in line]) == 2
+    assert len(lines) == 4
+
+
+def test_a_live_screen_draws_on_a_terminal() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with LiveScreen(console) as screen:
+        screen.show(VIEW)
+        screen.say("a line that stays")
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "mb4 joins" in drawn
+    assert "a line that stays" in drawn
+
+
+def test_rates_are_those_of_the_last_seconds() -> None:
+    rates = Rates()
+    assert rates.add(0.0, {"mb1": 0}, {}) == {"mb1": (0.0, 0.0)}
+    assert rates.add(1.0, {"mb1": 100}, {"mb1": 50}) == {"mb1": (100.0, 50.0)}
+    for second in range(2, 10):
+        found = rates.add(float(second), {"mb1": 100}, {"mb1": 50 + second, "mb4": 9})
+    assert found == {"mb1": (0.0, 1.0), "mb4": (0.0, 0.0)}

@@ -1,0 +1,71 @@
+"""The loop of a consuming process, on a fake consumer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench.consume_load import ConsumeLoad
+from bench.control import read_progress
+from bench.recorder import Anchor, DeliveredFile, Recorder
+from messagebus.core.receipts import Receipt
+from messagebus.destination import Subscription, Topic
+from messagebus.events import body_hash
+from messagebus.message import Delivery, Message
+
+
+class FakeConsumer:
+    """Hands out what it was given, then stops the load; acks of odd tags are stale."""
+
+    def __init__(self, count: int) -> None:
+        self.waiting = [
+            Delivery(
+                message=Message(body=b"body %d" % tag, message_id=f"{tag:032x}"),
+                receipt=Receipt("b1:1", 1, tag),
+                source=Subscription(Topic("t"), "s"),
+                received_ns=tag,
+            )
+            for tag in range(count)
+        ]
+        self.acked: list[int] = []
+        self.stopped = False
+        self.load: ConsumeLoad | None = None
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        if self.waiting:
+            return self.waiting.pop(0)
+        assert self.load is not None
+        self.load.stop()
+        return None
+
+    def ack(self, delivery: Delivery) -> bool:
+        self.acked.append(delivery.receipt.tag)
+        return delivery.receipt.tag % 2 == 0
+
+    def stop(self) -> int:
+        self.stopped = True
+        return 0
+
+
+def test_every_delivery_is_answered_and_recorded(tmp_path: Path) -> None:
+    (tmp_path / "progress").mkdir()
+    consumer = FakeConsumer(3)
+    recorder = Recorder(tmp_path / "delivered-c1.ndjson", Anchor("h", "c1", 0), clock_ns=lambda: 50)
+    load = consumer.load = ConsumeLoad(
+        consumer,
+        folder=tmp_path,
+        name="c1",
+        recorder=recorder,
+        rows=DeliveredFile(recorder, run_id="r", topic="t", subscription="s", consumer="c1"),
+        clock_ns=lambda: 50,
+    )
+    progress = load.run()
+    rows = [json.loads(line) for line in recorder.path.read_text().splitlines()[1:]]
+    assert consumer.acked == [0, 1, 2]
+    assert consumer.stopped
+    assert [row["ack"] for row in rows] == ["acked", "stale", "acked"]
+    assert [row["received_ns"] for row in rows] == [0, 1, 2]
+    assert [row["acknowledged_ns"] for row in rows] == [50, 50, 50]
+    assert rows[1]["body_hash"] == body_hash(b"body 1")
+    assert (progress.state, progress.done, progress.bad) == ("ended", 3, 1)
+    assert read_progress(tmp_path)["c1"].brokers == {"b1:1": 3}

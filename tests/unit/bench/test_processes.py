@@ -1,0 +1,68 @@
+"""Children of a coordinator, with real and very short processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError
+from bench.processes import Child, Children
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    found = Children(tmp_path / "logs")
+    yield found
+    found.stop_all()
+
+
+def start(children: Children, name: str, code: str, tmp_path: Path) -> Child:
+    return children.start(name, [sys.executable, "-c", code], os.environ, tmp_path)
+
+
+def test_one_that_fails_is_noticed_with_its_last_words(children: Children, tmp_path: Path) -> None:
+    child = start(children, "p1", "import sys; print('a'); sys.exit('no such thing')", tmp_path)
+    child.process.wait(10)
+    with pytest.raises(BenchError, match=r"p1 ended by itself \(exit code 1\): no such thing"):
+        children.check(["p1"], may_end=True)
+
+
+def test_one_that_is_killed_is_noticed(children: Children, tmp_path: Path) -> None:
+    child = start(children, "p1", "import signal; signal.pause()", tmp_path)
+    children.check(["p1"])
+    child.process.kill()
+    child.process.wait(10)
+    with pytest.raises(BenchError, match=r"p1 ended by itself \(signal SIGKILL\): it said nothing"):
+        children.check(["p1"])
+
+
+def test_one_that_has_done_its_work_may_end_where_that_is_allowed(
+    children: Children, tmp_path: Path
+) -> None:
+    start(children, "p1", "", tmp_path).process.wait(10)
+    children.check(["p1"], may_end=True)
+    with pytest.raises(BenchError, match="exit code 0"):
+        children.check(["p1"])
+
+
+def test_all_are_stopped_and_nobody_else(children: Children, tmp_path: Path) -> None:
+    other = Children(tmp_path / "other")
+    stranger = start(other, "stranger", "import signal; signal.pause()", tmp_path)
+    names = ["p1", "p2"]
+    mine = [start(children, name, "import signal; signal.pause()", tmp_path) for name in names]
+    assert children.stop_all() == []
+    assert [child.exit_code for child in mine] == [-signal.SIGTERM, -signal.SIGTERM]
+    assert stranger.exit_code is None
+    other.stop_all()
+
+
+def test_a_command_that_does_not_exist_is_one_clear_error(
+    children: Children, tmp_path: Path
+) -> None:
+    with pytest.raises(BenchError, match="x: cannot start no-such-command: No such file"):
+        children.start("x", ["no-such-command"], {}, tmp_path)
