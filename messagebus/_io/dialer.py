@@ -64,7 +64,7 @@ async def dial_distinct(
         for each in search.tick(now_ms()):
             work = dial_target(by_name[each.broker], credentials, timeout_ms=timeout_ms)
             tasks[each.broker] = asyncio.create_task(work)
-        due_ms = search.next_due_ms()
+        due_ms = search.next_due_ms(now_ms())
         wait_s = None if due_ms is None else max(0, due_ms - now_ms()) / 1000
         running = [task for task in tasks.values() if not task.done()]
         if running:

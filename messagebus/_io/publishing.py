@@ -344,14 +344,16 @@ class PublishDriver:
 
     def _adopt(self, number: int) -> None:
         new = self._links[number]
-        old = [
-            other for other in self._links if other != number and other not in self._retire_at_ms
+        old = [other for other in self._links if other != number]
+        same = [
+            other
+            for other in old
+            if not new.broker or self._links[other].broker in ("", new.broker)
         ]
-        same = any(not new.broker or self._links[other].broker in ("", new.broker) for other in old)
-        self.outbox.link_opened(number, same_broker=same)
+        self.outbox.link_opened(number, after=same)
         self._blocked = False
         for other in old:
-            self._retire_at_ms[other] = now_ms() + RETIRE_MS
+            self._retire_at_ms.setdefault(other, now_ms() + RETIRE_MS)
             self._hang_up_if_answered(other)
         self.fatal, self._last_fault = None, ""
         self.connected.set()

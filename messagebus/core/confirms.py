@@ -9,6 +9,7 @@ Every item handed to `add` comes back exactly once: from `answered` or from `aba
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -18,8 +19,9 @@ CONFIRMED, REFUSED, UNROUTABLE = "confirmed", "refused", "unroutable"
 
 
 class Identified(Protocol):
-    """What a window holds: a publish with an id and a size in bytes."""
+    """What a window holds: a publish with its destination's exchange, an id and a size in bytes."""
 
+    lane: str
     message_id: str
     size: int
 
@@ -38,7 +40,7 @@ class ConfirmWindow(Generic[ItemT]):
         self._last_tag = 0
         self._lowest = 1  # no tag below it is open, so `multiple` costs no search
         self._open: dict[int, ItemT] = {}
-        self._returned: set[str] = set()
+        self._returned: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -56,9 +58,13 @@ class ConfirmWindow(Generic[ItemT]):
         self._bytes += item.size
         return self._last_tag
 
-    def returned(self, message_id: str) -> None:
-        """The broker sent this message back; its ack follows."""
-        self._returned.add(message_id)
+    def returned(self, lane: str, message_id: str) -> None:
+        """The broker sent this message back; its ack follows.
+
+        Applications choose ids, so several open publishes may bear one: each return marks one of
+        them, and only of the lane that it names.
+        """
+        self._returned[lane, message_id] += 1
 
     def answered(self, tag: int, *, multiple: bool, ok: bool) -> list[tuple[ItemT, str]]:
         """The broker's ack (ok) or nack. Returns the items it settles with outcomes, oldest first."""
@@ -77,13 +83,16 @@ class ConfirmWindow(Generic[ItemT]):
     def _tags(self, tag: int, multiple: bool) -> range:
         if not multiple:
             return range(tag, tag + 1)
-        return range(self._lowest, (tag or self._last_tag) + 1)
+        return range(self._lowest, min(tag or self._last_tag, self._last_tag) + 1)
 
     def _outcome(self, item: ItemT, ok: bool) -> str:
-        if item.message_id in self._returned:
-            self._returned.discard(item.message_id)
-            return UNROUTABLE
-        return CONFIRMED if ok else REFUSED
+        name = (item.lane, item.message_id)
+        marks = self._returned.pop(name, 0)
+        if not marks:
+            return CONFIRMED if ok else REFUSED
+        if marks > 1:
+            self._returned[name] = marks - 1
+        return UNROUTABLE
 
     def oldest(self) -> ItemT | None:
         """The item that has waited longest for its answer."""

@@ -71,6 +71,7 @@ class Distinct:
         """A dial ended without a link."""
         self._dialing.pop(broker, None)
 
-    def next_due_ms(self) -> int | None:
-        """When a dial that still runs becomes late; None when none will."""
-        return min(self._dialing.values(), default=None) if self._untried else None
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """When a dial that still runs becomes late; None when none will, or it would change nothing."""
+        coming = [late_ms for late_ms in self._dialing.values() if late_ms > now_ms]
+        return min(coming, default=None) if self._untried else None

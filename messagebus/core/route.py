@@ -25,6 +25,9 @@ BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 20, 2_000
 # Some reasons to move may hold for every broker (a stalled disk under all of them): then moving on
 # and on helps nobody.
 MOVE_TRIES_MAX = 8
+# So long nobody tries again then. The eight take 2.5 s, so such a broker sees one login a second of a
+# publisher, not three for ever.
+STAY_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Route:
     _renew_at_ms: int = 0
     _leaving: str | None = None
     _move_tries: int = 0
+    _stay_until_ms: int = 0
 
     def tick(self, now_ms: int) -> list[Action]:
         """Time has passed. Call it first, and again at `next_due_ms`."""
@@ -102,15 +106,17 @@ class Route:
         self.moves += self.current is not None
         self.current, self.broker = link, broker
         self._leaving, self._failures, self._move_tries, self._due_ms = None, 0, 0, 0
+        self._stay_until_ms = now_ms
         # Within 20 % at random, so that publishers started together do not renew together.
         self._renew_at_ms = now_ms + int(self.lifetime_ms * (0.8 + 0.4 * share))
         return actions
 
     def _moved_nowhere(self, now_ms: int, share: float) -> None:
         self._move_tries += 1
+        self._due_ms = now_ms + self._wait_ms(self._move_tries, share)
         if self._move_tries >= MOVE_TRIES_MAX:
             self._leaving, self._move_tries = None, 0
-        self._due_ms = now_ms + self._wait_ms(self._move_tries, share)
+            self._stay_until_ms = now_ms + STAY_MS
 
     def lost(self, link: int, now_ms: int, share: float) -> None:
         """A dial failed, or the current link ended."""
@@ -123,7 +129,9 @@ class Route:
 
     def leave(self, now_ms: int) -> None:
         """The current broker is to be left for another one."""
-        if self.current is not None and self._leaving is None:
+        if self.current is None or now_ms < self._stay_until_ms:
+            return
+        if self._leaving is None or (not self._leaving and self.broker):
             self._leaving = self.broker
             self._due_ms = now_ms
 
