@@ -171,6 +171,8 @@ class Publisher:
         deadline. Raises BacklogFull, Stopped, NameInvalid or MessageInvalid; then nothing is sent.
         """
         future: Future[Published] = Future()
+        # It cannot be cancelled: what is accepted is sent, and ends.
+        future.set_running_or_notify_cancel()
         self._accept(destination, payload, timeout_s, future)
         return future
 

@@ -291,7 +291,7 @@ class ConsumeDriver:
                 link = await dial_target(target, credentials(self._bus), timeout_ms=timeout_ms)
                 await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)
-        except (LinkError, TimeoutError) as fault:
+        except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
             self._dial_failed(broker, fault or LinkLost(broker, "timed out"))

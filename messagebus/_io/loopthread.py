@@ -19,7 +19,10 @@ JOIN_TIMEOUT_S = 5.0
 
 
 class LoopThread:
-    """Runs until `stop`. Methods may be called from any other thread of the same process."""
+    """Runs until `stop`. Methods may be called from any other thread of the same process.
+
+    `call_soon` also from this one: the callbacks of a future run here.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -42,12 +45,17 @@ class LoopThread:
         self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop."""
-        self._check()
+        """Run a coroutine on the loop. Raises Stopped once the loop has ended."""
+        try:
+            self._check()
+        except Stopped:
+            work.close()
+            raise
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it; whatever bounds it is its own."""
+        assert threading.current_thread() is not self._thread, "a blocking call on the I/O thread"
         return self.begin(work).result()
 
     def call_soon(self, function: Callable[[], None]) -> None:
@@ -60,7 +68,6 @@ class LoopThread:
             raise Stopped("started in another process: start a client after fork, not before")
         if self._loop.is_closed():
             raise Stopped("stopped")
-        assert threading.current_thread() is not self._thread, "a blocking call on the I/O thread"
 
     def stop(self) -> None:
         """End the loop. What still runs on it is cancelled."""

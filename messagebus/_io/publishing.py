@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import pika.exceptions
+
 from messagebus._io.clock import now_ms
 from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
@@ -157,7 +159,7 @@ class PublishDriver:
         return sum(not item.settled for item in items)
 
     # ------------------------------------------------------------------ accepting
-    def submit(self, ticket: Ticket, timeout_ms: int | None = None) -> str:
+    def submit(self, ticket: Ticket, timeout_ms: int) -> str:
         """Accept a publish, whatever the backlog holds: the caller has asked for room.
 
         Returns its message id. The end comes through ticket.on_done.
@@ -168,7 +170,7 @@ class PublishDriver:
             message_id=message_id,
             lane=lane,
             size=len(ticket.message.body),
-            deadline_ms=now_ms() + (timeout_ms or self._config.deadline_ms),
+            deadline_ms=now_ms() + timeout_ms,
             token=ticket,
         )
         self.outbox.accept(item)
@@ -231,21 +233,33 @@ class PublishDriver:
         if link is not None and link.is_open and not self._blocked:
             sent_ns = time.monotonic_ns()
             for item in self.outbox.take(sent_ns // 1_000_000):
-                self._send(link, item, sent_ns)
+                if not self._send(link, item, sent_ns):
+                    break
         self._on_room()
 
-    def _send(self, link: Link, item: Item, sent_ns: int) -> None:
+    def _send(self, link: Link, item: Item, sent_ns: int) -> bool:
+        """Returns False when nothing more can be sent on this link."""
         ticket: Ticket = item.token
         ticket.sent_ns, ticket.broker = sent_ns, link.broker
         if item.attempts > 1:
             self.counters.retried += 1
-        link.channel.basic_publish(
-            ticket.destination.exchange,
-            "",
-            ticket.message.body,
-            to_properties(ticket.message, item.message_id),
-            mandatory=True,
-        )
+        try:
+            link.channel.basic_publish(
+                ticket.destination.exchange,
+                "",
+                ticket.message.body,
+                to_properties(ticket.message, item.message_id),
+                mandatory=True,
+            )
+        except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
+            link.abort()  # it has just ended: the message goes out on the next one
+            return False
+        except Exception as fault:  # whatever pika cannot encode; its tag would count another one
+            reason = f"cannot be encoded: {type(fault).__name__}"
+            self._settle([self.outbox.refuse(item, reason)])
+            link.abort()
+            return False
+        return True
 
     # ------------------------------------------------------------------ answers
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
@@ -273,6 +287,7 @@ class PublishDriver:
                     reason=each.reason,
                 )
             )
+        self._wake()  # there may be room now
         if self._flushes:
             self._tell_flushes()
 
@@ -307,7 +322,7 @@ class PublishDriver:
                     lambda tag, multiple, ok: self._answered(number, tag, multiple, ok)
                 )
                 await self._topology.verify(link, self._open_destinations())
-        except (LinkError, TimeoutError) as fault:
+        except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
             self._dial_failed(number, fault)

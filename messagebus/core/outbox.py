@@ -196,6 +196,10 @@ class Outbox:
             window.add(item)
             yield item
 
+    def refuse(self, item: Item, reason: str) -> Settled:
+        """What was just taken cannot be sent. Its tag is counted: the link must be hung up now."""
+        return self._settle(item, REFUSED, reason)
+
     def returned(self, link: int, lane: str, message_id: str) -> None:
         """The broker sent this message back on this link; its ack follows."""
         if link in self._windows:
