@@ -38,12 +38,14 @@ class Step:
 
     bytes_min: length of the good answer; a longer or equally long one without `expect` fails.
     fault: what an operator reads when it does.
+    secret: what is sent holds the password.
     """
 
     send: bytes
     expect: bytes
     bytes_min: int
     fault: str
+    secret: bool = False
 
 
 def steps(user: str, password: Secret, *, vhost: str = "/") -> tuple[Step, ...]:
@@ -60,6 +62,7 @@ def steps(user: str, password: Secret, *, vhost: str = "/") -> tuple[Step, ...]:
             expect=_id(TUNE),
             bytes_min=len(_frame(0, TUNE, b"\0" * 8)),
             fault="the login of the probe is refused",
+            secret=True,
         ),
         Step(
             send=_tune_ok() + _open(vhost) + _channel_open() + _declare(GATE),

@@ -11,10 +11,12 @@ from lb import gate_check
 from lb.inventory import Inventory
 from messagebus.errors import ConfigError
 
-__all__ = ["BROKERS", "marker", "render"]
+__all__ = ["BROKERS", "WEIGHT", "marker", "render"]
 
 BROKERS = "mb_brokers"
 """Name of the backend whose servers are the brokers."""
+WEIGHT = 100
+"""Of every broker; an operator may give less or more at run time."""
 
 _UNMARKED = "0" * 16
 _MARKER = re.compile(r'^    description "(messagebus \S+ config [0-9a-f]{16})"$', re.MULTILINE)
@@ -50,6 +52,7 @@ def render(inventory: Inventory) -> str:
         timers=balancer.timers,
         brokers=inventory.brokers,
         backend=BROKERS,
+        weight=WEIGHT,
         gate_steps=gate_check.steps(balancer.probe_user, balancer.probe_password),
         checksum=_UNMARKED,
     )

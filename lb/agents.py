@@ -1,0 +1,95 @@
+"""Drain a broker politely, or take it back: by the flag that its agent keeps.
+
+An agent's `ready` cancels a drain that was set by hand in HAProxy, so the agent is the one place
+where it is set. Whether it holds is read back from HAProxy.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import httpx
+
+from lb import runtime
+from lb.errors import AgentRefused, BalancerUnreachable, NotReached
+from lb.inventory import Inventory, Node
+from lb.runtime import ServerState
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+
+__all__ = ["drain", "ready", "set_draining"]
+
+SEEN_WITHIN_S = 10.0
+"""Until HAProxy shows it: half a second for the agent's line, more for the checks of one coming up."""
+AGENT_WITHIN_S = 5.0
+POLL_S = 0.1
+
+
+def drain(inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S) -> ServerState:
+    """Send no new connections to a broker; those that it has live on.
+
+    Returns what HAProxy shows. Raises AgentRefused (nothing has changed), NotReached or
+    BalancerUnreachable (the flag is set, and HAProxy does not show it in time).
+    """
+    node = inventory.find(name)
+    set_draining(inventory, node, draining=True)
+    return _wait(inventory, node, "drain", within_s)
+
+
+def ready(inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S) -> ServerState:
+    """Send new connections to a broker again. As `drain`; NotReached says what stands in the way."""
+    node = inventory.find(name)
+    set_draining(inventory, node, draining=False)
+    return _wait(inventory, node, "ready", within_s)
+
+
+def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
+    """Tell an agent, without looking whether HAProxy has seen it. Raises AgentRefused."""
+    headers = {"Authorization": f"Bearer {_token(inventory).reveal()}"}
+    try:
+        answer = httpx.post(
+            f"http://{node.agent}/drain",
+            json={"draining": draining},
+            headers=headers,
+            timeout=AGENT_WITHIN_S,
+            trust_env=False,
+        )
+    except httpx.HTTPError as fault:
+        raise AgentRefused(
+            f"the agent of {node.name} does not answer on {node.agent}:"
+            f" {str(fault) or type(fault).__name__}; see `lb maint`"
+        ) from fault
+    if answer.status_code != httpx.codes.OK:
+        said = " ".join(answer.text.split())[:200]
+        raise AgentRefused(f"the agent of {node.name} says {answer.status_code}: {said}")
+
+
+def _wait(inventory: Inventory, node: Node, wanted: str, within_s: float) -> ServerState:
+    until = time.monotonic() + within_s
+    while True:
+        now = None
+        with suppress(BalancerUnreachable):
+            now = runtime.servers(inventory.balancer.socket).get(node.name)
+        if now and (now.drained if wanted == "drain" else now.verdict == "up"):
+            return now
+        if time.monotonic() > until:
+            raise NotReached(_reason(inventory, node, wanted, within_s, now))
+        time.sleep(POLL_S)
+
+
+def _reason(
+    inventory: Inventory, node: Node, wanted: str, within_s: float, now: ServerState | None
+) -> str:
+    if now is None:
+        where = f"HAProxy does not show it on {inventory.balancer.socket}"
+    else:
+        where = f"HAProxy says {now.verdict} (check: {now.check}; agent: {now.agent})"
+    return f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}"
+
+
+def _token(inventory: Inventory) -> Secret:
+    try:
+        return Secret(inventory.token_file.read_text().strip())
+    except OSError as fault:
+        raise ConfigError(f"token_file: {fault}") from fault

@@ -1,0 +1,72 @@
+"""What HAProxy would accept and a message bus must not have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lb.inventory import Inventory
+
+__all__ = ["faults"]
+
+# A Unix socket's address has room for 107 bytes, and HAProxy binds under a longer, temporary name.
+SOCKET_PATH_BYTES_MAX = 97
+# A publisher gives up a first dial after that (BusConfig.dial_timeout_ms).
+DIAL_TIMEOUT_MS = 500
+# A publisher renews its connection within this part more than its lifetime, at random.
+LIFETIME_SPREAD = 1.2
+# A waiting fetch must be answered before the balancer gives up on the agent.
+LIST_SLACK_S = 5
+# A drain is to be seen by every balancer within half a second.
+AGENT_INTER_MS_MAX = 500
+
+
+def faults(inventory: Inventory) -> list[str]:
+    """One sentence for each fault, in the operator's words; empty when all is well."""
+    return [*_timers(inventory), *_balancer(inventory)]
+
+
+def _timers(inventory: Inventory) -> Iterator[str]:
+    timers = inventory.balancer.timers
+    for key in ("client_s", "server_s"):
+        if getattr(timers, key) <= 2 * timers.heartbeat_s:
+            yield (
+                f"{key} {getattr(timers, key)}: more than twice heartbeat_s"
+                f" ({timers.heartbeat_s}), or idle connections are cut"
+            )
+    if timers.list_server_s < timers.list_wait_s + LIST_SLACK_S:
+        yield (
+            f"list_server_s {timers.list_server_s}: at least {LIST_SLACK_S} more than list_wait_s"
+            f" ({timers.list_wait_s}), or waiting fetches are cut"
+        )
+    if timers.connect_ms >= DIAL_TIMEOUT_MS:
+        yield (
+            f"connect_ms {timers.connect_ms}: less than {DIAL_TIMEOUT_MS}, after which publishers"
+            " give up themselves"
+        )
+    if timers.check_fast_inter_ms > timers.check_inter_ms:
+        yield f"check_fast_inter_ms {timers.check_fast_inter_ms}: not above check_inter_ms"
+    if timers.agent_inter_ms > AGENT_INTER_MS_MAX:
+        yield (
+            f"agent_inter_ms {timers.agent_inter_ms}: at most {AGENT_INTER_MS_MAX}, or a drain"
+            " is seen late"
+        )
+    if timers.hard_stop_s <= LIFETIME_SPREAD * timers.connection_lifetime_s:
+        yield (
+            f"hard_stop_s {timers.hard_stop_s}: above {LIFETIME_SPREAD} times connection_lifetime_s"
+            f" ({timers.connection_lifetime_s}), or a reload cuts publishers"
+        )
+
+
+def _balancer(inventory: Inventory) -> Iterator[str]:
+    balancer = inventory.balancer
+    if not inventory.brokers:
+        yield "no broker in the inventory"
+    if len(str(balancer.socket).encode()) > SOCKET_PATH_BYTES_MAX:
+        yield f"socket {balancer.socket}: at most {SOCKET_PATH_BYTES_MAX} bytes"
+    addresses = [balancer.amqp, balancer.list, balancer.stats]
+    if len(set(addresses)) < len(addresses):
+        yield "amqp, list and stats need an address each"
+    if balancer.probe_user == inventory.admin_user:
+        yield "probe_user is the administrator: the gate check's password stands in a file"
+    if balancer.probe_password is not None and not balancer.probe_password.reveal():
+        yield f"probe_password_file {balancer.probe_password_file} is empty"

@@ -1,0 +1,184 @@
+"""What a running HAProxy says, and what only its admin socket can do.
+
+The one module that uses haproxyadmin. It asks with one command for all servers, because the library
+asks three times for each.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from haproxyadmin import haproxy
+from haproxyadmin.exceptions import CommandFailed, HAProxyBaseError
+
+from lb import state
+from lb.errors import BalancerUnreachable, LbError
+from lb.render import BROKERS
+
+__all__ = [
+    "Process",
+    "ServerState",
+    "maint",
+    "process",
+    "server_state_text",
+    "servers",
+    "set_weight",
+    "shutdown_sessions",
+]
+
+ANSWER_WITHIN_S = 2.0
+"""For each command on the socket. HAProxy answers in under a millisecond unless it hangs."""
+WEIGHT_MAX = 255
+
+Verdict = Literal["up", "down", "drain", "maint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The process that serves now. description: marker of its configuration."""
+
+    pid: int
+    uptime_s: int
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """One broker as the serving process sees it.
+
+    verdict: whether new connections go there (`up`), or why not.
+    drained: an order to drain stands, whatever else is the matter.
+    check, agent: last results in HAProxy's words.
+    sessions: connections of this process; those of the process before a reload are not in it.
+    changed_s: seconds since the verdict changed.
+    """
+
+    name: str
+    address: str
+    verdict: Verdict
+    drained: bool
+    check: str
+    agent: str
+    sessions: int
+    sessions_total: int
+    queue: int
+    weight: int
+    changed_s: int
+
+
+def process(socket: Path) -> Process:
+    """Who serves. Raises BalancerUnreachable."""
+    with _answers(socket) as ask:
+        known = dict(line.split(": ", 1) for line in ask("show info") if ": " in line)
+        return Process(
+            pid=int(known["Pid"]),
+            uptime_s=int(known["Uptime_sec"]),
+            description=known.get("description", ""),
+        )
+
+
+def servers(socket: Path) -> dict[str, ServerState]:
+    """Every broker by name, in the order of the configuration. Raises BalancerUnreachable."""
+    with _answers(socket) as ask:
+        listed = state.rows("\n".join(ask("show servers state")))
+        lines = ask("show stat")
+        table = csv.DictReader([lines[0].removeprefix("# "), *lines[1:]])
+        return {
+            row["svname"]: _server_state(row, listed[row["svname"]])
+            for row in table
+            if row["pxname"] == BROKERS and row["svname"] in listed
+        }
+
+
+def server_state_text(socket: Path) -> str:
+    """What HAProxy would need to start again as it is. Raises BalancerUnreachable."""
+    with _answers(socket) as ask:
+        return "\n".join(ask("show servers state")) + "\n"
+
+
+def maint(socket: Path, name: str, *, on: bool) -> None:
+    """Take a broker out at once, or back: for one whose agent is dead and cannot be asked.
+
+    Its sessions are not cut. An agent that says `ready` does not undo it.
+    """
+    _server(socket, name, lambda server: server.setstate("maint" if on else "ready"))
+
+
+def set_weight(socket: Path, name: str, weight: int) -> None:
+    """Give a broker its share of new connections: 0 to 255, 100 is normal. Kept over reloads."""
+    if not 0 <= weight <= WEIGHT_MAX:
+        raise LbError(f"weight {weight}: 0 to {WEIGHT_MAX}")
+    _server(socket, name, lambda server: server.setweight(weight))
+
+
+def shutdown_sessions(socket: Path, name: str) -> None:
+    """Cut the connections that the serving process has to a broker."""
+    _server(socket, name, lambda server: server.shutdown())
+
+
+def _server(socket: Path, name: str, order: Callable[[Any], object]) -> None:
+    with _connected(socket) as hap:
+        try:
+            found = hap.server(name, backend=BROKERS)
+        except ValueError as fault:
+            raise LbError(f"the balancer knows no server {name!r}") from fault
+        order(found[0])
+
+
+def _server_state(row: Mapping[str, str], listed: state.Row) -> ServerState:
+    return ServerState(
+        name=row["svname"],
+        address=row["addr"],
+        verdict=_verdict(row["status"]),
+        drained=bool(listed.admin_state & state.DRAIN_FLAGS),
+        check=_words(row["check_status"], row["last_chk"]),
+        agent=_words(row["agent_status"], row["last_agt"]),
+        sessions=int(row["scur"] or 0),
+        sessions_total=int(row["stot"] or 0),
+        queue=int(row["qcur"] or 0),
+        weight=int(row["weight"] or 0),
+        changed_s=int(row["lastchg"] or 0),
+    )
+
+
+def _verdict(status: str) -> Verdict:
+    """HAProxy's status, such as ``UP 1/2`` or ``DRAIN (agent)``, in one word of ours."""
+    word = status.split()[0] if status else ""
+    match word:
+        case "UP" | "NOLB":
+            return "up"
+        case "DRAIN":
+            return "drain"
+        case "MAINT":
+            return "maint"
+        case _:
+            return "down"
+
+
+def _words(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+@contextmanager
+def _connected(socket: Path) -> Iterator[Any]:
+    try:
+        yield haproxy.HAProxy(
+            socket_file=str(socket), retry=None, retry_interval=0, timeout=ANSWER_WITHIN_S
+        )
+    except CommandFailed as fault:
+        raise LbError(f"HAProxy refuses: {fault}") from fault
+    except HAProxyBaseError as fault:
+        raise BalancerUnreachable(f"{socket}: {fault or type(fault).__name__}") from fault
+    except (OSError, ValueError, LookupError) as fault:
+        raise BalancerUnreachable(f"HAProxy does not answer on {socket}: {fault}") from fault
+
+
+@contextmanager
+def _answers(socket: Path) -> Iterator[Callable[[str], list[str]]]:
+    with _connected(socket) as hap:
+        yield lambda command: [str(line) for line in hap.command(command)[0][1]]
