@@ -46,6 +46,8 @@ log = logging.getLogger("messagebus.agent")
 LOGIN_TIMEOUT_MS = 2_000
 # An alarm stops publishers at once; within this they are led to other brokers.
 ALARM_INTERVAL_S = 2.0
+# How late a change of the verdict may stand in the log; balancers hear it at once.
+TELL_INTERVAL_S = 0.5
 STOP_TIMEOUT_S = 2
 CHECK_TIMEOUT_S = 1.0
 
@@ -180,7 +182,7 @@ class Service:
                 self._said = now.kind
                 level = logging.INFO if now.kind is VerdictKind.READY else logging.WARNING
                 log.log(level, "verdict %s %s", now.kind.value, now.reason)
-            await asyncio.sleep(ALARM_INTERVAL_S / 4)
+            await asyncio.sleep(TELL_INTERVAL_S)
 
     # What is kept as a report.
 
