@@ -142,7 +142,9 @@ class AsyncPublisher:
 
     def stats(self) -> PublisherStats:
         """A snapshot; cheap."""
-        return publisher_stats(self._running())
+        if self._driver is None:
+            raise Stopped("not started")
+        return publisher_stats(self._driver)
 
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not Status.RUNNING:
@@ -253,7 +255,11 @@ class AsyncConsumer:
 
     def receive_immediate(self) -> Delivery | None:
         """A delivery that has arrived already, or None."""
-        return self._started().take()
+        driver = self._started()
+        delivery = driver.take()
+        if delivery is not None and self._config.at_most_once:
+            driver.ack(delivery.receipt)
+        return delivery
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Deliveries until the consumer is stopped."""
@@ -279,15 +285,18 @@ class AsyncConsumer:
 
     def ack(self, delivery: Delivery) -> bool:
         """As `Consumer.ack`, and exact: an answer given twice is stale the second time."""
-        return self._started().ack(delivery.receipt)
+        driver = self._started()
+        return self._config.at_most_once or driver.ack(delivery.receipt)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
         """As `Consumer.nack`."""
-        return self._started().nack(delivery.receipt, requeue=requeue)
+        driver = self._started()
+        return not self._config.at_most_once and driver.nack(delivery.receipt, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
         """As `Consumer.ack_safe`."""
-        return await self._started().ack_safe(delivery.receipt, timeout_s)
+        driver = self._started()
+        return self._config.at_most_once or await driver.ack_safe(delivery.receipt, timeout_s)
 
     def keep_alive(self) -> bool:
         """As `Consumer.keep_alive`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -142,10 +143,10 @@ class Consumer:
                 self._status = Status.STOPPED
                 return 0
             self._status = Status.STOPPED
-            untouched = len(self._ready)
+            thread, driver = self._running()
+            untouched = sum(driver.is_live(delivery.receipt) for delivery in self._ready)
             self._ready.clear()
             self._arrived.notify_all()
-        thread, driver = self._running()
         left = thread.run(driver.stop(drain_s, untouched=untouched))
         thread.stop()
         return left
@@ -185,7 +186,10 @@ class Consumer:
         while self._ready:
             delivery = self._ready.popleft()
             if self._driver is not None and self._driver.is_live(delivery.receipt):
-                self._open.add(delivery.receipt)
+                if self._config.at_most_once:
+                    self._send_answer(delivery.receipt, "ack")
+                else:
+                    self._open.add(delivery.receipt)
                 return delivery
         return None
 
@@ -225,29 +229,45 @@ class Consumer:
     def ack(self, delivery: Delivery) -> bool:
         """Tell the broker that the delivery is done with; sent with others, within a loop turn.
 
-        False: its link has ended meanwhile, the broker delivers it again; counted as stale.
+        False: its link has ended meanwhile, or the consumer is stopped: the broker delivers it again;
+        counted as stale. With at_most_once it is answered already: True, and nothing is sent.
         Raises AlreadySettled when this delivery was answered before.
         """
         return self._answer(delivery, "ack")
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
-        """Give the delivery back, or (requeue=False) reject it into the parking queue. As `ack`."""
+        """Give the delivery back, or (requeue=False) reject it into the parking queue.
+
+        As `ack`; with at_most_once False, because it cannot be given back any more.
+        """
         return self._answer(delivery, "requeue" if requeue else "reject")
 
     def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
         """Ack, and return when the broker has received it. A crash of it may still deliver again."""
         thread, driver = self._running()
+        if self._config.at_most_once:
+            return True
         self._close(delivery)
-        return thread.run(driver.ack_safe(delivery.receipt, timeout_s))
+        try:
+            return thread.run(driver.ack_safe(delivery.receipt, timeout_s))
+        except Stopped:
+            return False
 
     def _answer(self, delivery: Delivery, answer: str) -> bool:
-        thread, driver = self._running()
+        _, driver = self._running()
+        if self._config.at_most_once:
+            return answer == "ack"
         self._close(delivery)
-        self._answers.append((delivery.receipt, answer))
+        self._send_answer(delivery.receipt, answer)
+        return driver.is_live(delivery.receipt)
+
+    def _send_answer(self, receipt: Receipt, answer: str) -> None:
+        self._answers.append((receipt, answer))
         if not self._woken:
             self._woken = True  # a race wakes twice, never not at all: cleared before taking
-            thread.call_soon(self._take_answers)
-        return driver.is_live(delivery.receipt)
+            # Stopped: the loop has ended and its links with it, the brokers deliver it again.
+            with contextlib.suppress(Stopped):
+                self._running()[0].call_soon(self._take_answers)
 
     def _close(self, delivery: Delivery) -> None:
         try:

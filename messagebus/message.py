@@ -22,9 +22,13 @@ __all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message"]
 BODY_BYTES_MAX = 16 * 1024 * 1024
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
 SHORT_BYTES_MAX = 255
+# Properties must fit into one frame, of 128 KiB by default: a longer one ends the connection.
+HEADERS_BYTES_MAX = 64 * 1024
+HEADER_DEPTH_MAX = 16
+EXPIRES_MAX_MS = (1 << 32) - 1
 RESERVED_PREFIX = "mb-"
 
-Header = None | bool | int | float | str | bytes | list[Any] | dict[str, Any]
+Header = None | bool | int | str | bytes | list[Any] | dict[str, Any]
 NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
 
 
@@ -34,10 +38,11 @@ class Message:
 
     body: at most BODY_BYTES_MAX bytes.
     message_id: 1 to 255 bytes; "" lets the publisher make one, once, kept through every retry.
-    headers: names that do not start with ``mb-``; values of AMQP's types. Never mutated.
+    headers: names that do not start with ``mb-``; no floats, which AMQP clients read differently;
+        at most HEADERS_BYTES_MAX in all. Never mutated.
     key: groups messages that must keep their order; 0 to 255 bytes of UTF-8.
     priority: 0 to 9, honoured where the broker can (quorum queues of RabbitMQ 3 cannot).
-    expires_after_ms: the broker may drop it unread after that; None keeps it for ever.
+    expires_after_ms: the broker may drop it unread after that, at most 2**32 - 1; None keeps it.
     """
 
     body: bytes
@@ -60,19 +65,15 @@ class Message:
             raise MessageInvalid(f"body of {len(self.body)} bytes: at most {BODY_BYTES_MAX}")
         for name in ("content_type", "message_id", "key", "correlation_id", "reply_to", "type"):
             _check_short(name, getattr(self, name))
-        if self.priority is not None and self.priority not in range(10):
-            raise MessageInvalid(f"priority {self.priority!r}: 0 to 9")
-        if self.expires_after_ms is not None and self.expires_after_ms < 0:
-            raise MessageInvalid(f"expires_after_ms {self.expires_after_ms}: not negative")
-        for name in self.headers:
-            _check_short("header name", name)
-            if name.startswith(RESERVED_PREFIX):
-                raise MessageInvalid(f"header {name!r}: {RESERVED_PREFIX!r} belongs to the library")
+        _check_whole("priority", self.priority, 9)
+        _check_whole("expires_after_ms", self.expires_after_ms, EXPIRES_MAX_MS)
+        if self.headers:
+            _check_headers(self.headers)
 
     @classmethod
     def text(cls, text: str, **fields: Any) -> Message:
-        """A text; fields are those of the class."""
-        return cls(body=text.encode(), content_type=TEXT, **fields)
+        """A text; fields are those of the class. Raises MessageInvalid for half a surrogate pair."""
+        return cls(body=_encoded("text", text), content_type=TEXT, **fields)
 
     @classmethod
     def json(cls, value: Any, **fields: Any) -> Message:
@@ -148,5 +149,56 @@ class Delivery:
 def _check_short(name: str, text: object) -> None:
     if not isinstance(text, str):
         raise MessageInvalid(f"{name} is {type(text).__name__}, not str")
-    if len(text) * 4 > SHORT_BYTES_MAX and len(text.encode()) > SHORT_BYTES_MAX:
+    if len(text) <= SHORT_BYTES_MAX and text.isascii():
+        return
+    if len(_encoded(name, text)) > SHORT_BYTES_MAX:
         raise MessageInvalid(f"{name} of {len(text.encode())} bytes: at most {SHORT_BYTES_MAX}")
+
+
+def _encoded(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as fault:
+        raise MessageInvalid(f"{name} is not Unicode text: {fault.reason}") from None
+
+
+def _check_whole(name: str, number: object, at_most: int) -> None:
+    if number is not None and not (type(number) is int and 0 <= number <= at_most):
+        raise MessageInvalid(f"{name} {number!r}: a whole number from 0 to {at_most:,}")
+
+
+def _check_headers(headers: Mapping[str, Header]) -> None:
+    for name in headers:
+        _check_short("header name", name)
+        if name.startswith(RESERVED_PREFIX):
+            raise MessageInvalid(f"header {name!r}: {RESERVED_PREFIX!r} belongs to the library")
+    size = _header_bytes("headers", dict(headers), 0)
+    if size > HEADERS_BYTES_MAX:
+        raise MessageInvalid(f"headers of {size} bytes: at most {HEADERS_BYTES_MAX}")
+
+
+def _header_bytes(name: str, value: object, depth: int) -> int:
+    """How long it is on the wire. Raises MessageInvalid for what no AMQP table can hold."""
+    if depth > HEADER_DEPTH_MAX:
+        raise MessageInvalid(f"header {name!r}: nested more than {HEADER_DEPTH_MAX} deep")
+    match value:
+        case None | bool():
+            return 2
+        case int() if -(1 << 63) <= value < 1 << 63:
+            return 9
+        case str():
+            return 5 + len(_encoded(f"header {name!r}", value))
+        case bytes():
+            return 5 + len(value)
+        case list():
+            return 5 + sum(_header_bytes(name, each, depth + 1) for each in value)
+        case dict():
+            for key in value:
+                _check_short("header name", key)
+            return 5 + sum(
+                1 + len(key.encode()) + _header_bytes(key, each, depth + 1)
+                for key, each in value.items()
+            )
+        case _:
+            kind = type(value).__name__
+            raise MessageInvalid(f"header {name!r}: {kind} of that value cannot be carried")

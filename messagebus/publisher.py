@@ -85,7 +85,7 @@ class Publisher:
         self._driver: PublishDriver | None = None
         # Submitted and not yet taken over by the loop; `_room` guards it and wakes who waits for room.
         self._room = threading.Condition()
-        self._inbox: deque[tuple[Ticket, int | None]] = deque()
+        self._inbox: deque[tuple[Ticket, int]] = deque()
         self._inbox_bytes = 0
         self._waiters = 0
         self._woken = False

@@ -49,6 +49,7 @@ log = logging.getLogger("messagebus.consumer")
 TICK_MS = 100
 REGISTER_TIMEOUT_MS = 30_000
 REGISTER_RETRY_MS = 1_000
+LOGIN_RETRY_MS = 10_000
 
 
 @dataclass(slots=True)
@@ -115,8 +116,8 @@ class ConsumeDriver:
                     "registration incomplete subscription=%s reason=%r", self._source, str(fault)
                 )
             except LoginRefused as fault:
-                self._give_up(fault)
-                return
+                self._login_refused(fault)
+                await asyncio.sleep(LOGIN_RETRY_MS / 1000)
             except MessageBusError as fault:
                 log.warning(
                     "registration failed subscription=%s reason=%r", self._source, str(fault)
@@ -124,8 +125,10 @@ class ConsumeDriver:
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             self._tell_changed()
 
-    def _give_up(self, fault: LoginRefused) -> None:
-        """Retrying does not help, and locks accounts."""
+    def _login_refused(self, fault: LoginRefused) -> None:
+        """Who waits in start() is told. A client that runs tries again, slowly: the password may rotate,
+        and one broker's refusal is no reason to leave the others.
+        """
         log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
         self.fatal = fault
         self._tell_changed()
@@ -147,6 +150,9 @@ class ConsumeDriver:
         left = max(0, self._fanin.handed_out - untouched)
         self._flush_acks()
         links, self._links = self._links, {}
+        for broker in links:  # an answer from now on goes nowhere
+            self._receipts.disconnected(broker)
+            self._fanin.dropped(broker)
         await asyncio.gather(*(link.close() for link in links.values()))
         return left
 
@@ -191,10 +197,7 @@ class ConsumeDriver:
         """The next delivery; None when there is none or the application holds enough."""
         if self._stopping:
             return None
-        delivery = self._fanin.take()
-        if delivery is not None and self._config.at_most_once:
-            self.ack(delivery.receipt)
-        return delivery
+        return self._fanin.take()
 
     def ack(self, receipt: Receipt) -> bool:
         """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
@@ -326,13 +329,14 @@ class ConsumeDriver:
             raise LinkLost(broker, "ended while attaching")
         self._members.opened(broker)
         self._tags[broker] = tag
+        self.fatal = None
         log.info("attached broker=%s epoch=%d", broker, epoch)
         self._tell_changed()
 
     def _dial_failed(self, broker: str, fault: Exception) -> None:
         log.info("dial failed broker=%s reason=%r", broker, str(fault))
         if isinstance(fault, LoginRefused):
-            self._give_up(fault)
+            self._login_refused(fault)
         if self._members.states.get(broker) is State.DIALING:
             self._members.lost(broker, now_ms(), random.random())
 
@@ -392,8 +396,7 @@ class ConsumeDriver:
 
     # ------------------------------------------------------------------ time
     def _tick(self) -> None:
-        if self.fatal is None:
-            self._perform(self._members.tick(now_ms()))
+        self._perform(self._members.tick(now_ms()))
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
 
     # ------------------------------------------------------------------ numbers

@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 2.0
 # Above the time for which an agent keeps a waiting fetch.
 ANSWER_GRACE_S = 5.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 100, 5_000
+# An agent keeps the request; whoever answers "nothing new" at once is not asked more often than that.
+ASK_EVERY_MS = 1_000
 # The first fault is told, then each n-th of a row.
 WARN_EVERY = 20
 NOT_MODIFIED = 304
@@ -52,7 +54,7 @@ async def fetch_list(
         async with asyncio.timeout(wait_s + CONNECT_TIMEOUT_S + ANSWER_GRACE_S):
             async with http.stream("GET", url, params=query, timeout=timeout) as answer:
                 return await _read_list(answer)
-    except (httpx.HTTPError, TimeoutError) as fault:
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as fault:
         raise ListUnavailable(f"{url}: {fault or type(fault).__name__}") from fault
 
 
@@ -66,9 +68,9 @@ async def _read_list(answer: httpx.Response) -> BrokerList | None:
         text += part
         if len(text) > LIST_BYTES_MAX:
             raise ListInvalid(f"more than {LIST_BYTES_MAX} bytes")
-    declared = answer.headers.get("content-length")
-    if declared is not None and declared.isdigit() and int(declared) != len(text):
-        raise ListInvalid(f"{len(text)} of {declared} bytes arrived")
+    declared, arrived = answer.headers.get("content-length"), answer.num_bytes_downloaded
+    if declared is not None and declared.isdigit() and int(declared) != arrived:
+        raise ListInvalid(f"{arrived} of {declared} bytes arrived")
     try:
         return BrokerList.parse(text.decode())
     except UnicodeDecodeError as fault:
@@ -122,7 +124,7 @@ class ListFollower:
                     await self._wait_after(fault)
 
     async def _fetch(self, http: httpx.AsyncClient, url: str) -> None:
-        keeper = self.keeper
+        keeper, asked_ms = self.keeper, now_ms()
         found = await fetch_list(
             http,
             url,
@@ -134,6 +136,7 @@ class ListFollower:
         )
         if found is None:
             keeper.unchanged(now_ms())
+            await asyncio.sleep(max(0, asked_ms + ASK_EVERY_MS - now_ms()) / 1000)
             return
         judgement, reason = keeper.judge(
             generation=found.generation,
@@ -146,9 +149,10 @@ class ListFollower:
         if judgement is Judgement.NEWER and found != self.brokers:
             self._write_cache(found)
             self._apply(found)
-        else:
-            # A list without generation cannot be waited for: ask again after the interval.
-            await asyncio.sleep(self._interval_s)
+            if found.generation:
+                return
+        # A list without generation cannot be waited for: ask again after the interval.
+        await asyncio.sleep(self._interval_s)
 
     def _apply(self, found: BrokerList) -> None:
         self.brokers = found

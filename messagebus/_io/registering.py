@@ -127,10 +127,7 @@ class Agents:
         )
         match answer.status_code:
             case 200:
-                told = answer.json()
-                return Registration(
-                    told["complete"], tuple(told["held"]), tuple(told["later"]), told["missing"]
-                )
+                return _read_registration(url, answer)
             case 401 | 403:
                 raise LoginRefused(url, "user or password refused by the agent")
             case 400:
@@ -141,6 +138,16 @@ class Agents:
     async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
         for destination in destinations:
             await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
+
+
+def _read_registration(url: str, answer: httpx.Response) -> Registration:
+    try:
+        told = answer.json()
+        return Registration(
+            bool(told["complete"]), tuple(told["held"]), tuple(told["later"]), dict(told["missing"])
+        )
+    except (ValueError, TypeError, KeyError) as fault:
+        raise LinkLost(url, f"not an agent's answer: {answer.text.strip()[:200]!r}") from fault
 
 
 class Alone:

@@ -40,11 +40,9 @@ def from_amqp(properties: pika.BasicProperties, body: bytes) -> Message:
 
     Texts that are not UTF-8 are read with replacement characters, numbers out of range as absent.
     """
-    headers = dict(properties.headers or {})
+    headers = {_text(name): value for name, value in (properties.headers or {}).items()}
     key = headers.pop(KEY_HEADER, "")
-    ours = {
-        name: value for name, value in headers.items() if not str(name).startswith(RESERVED_PREFIX)
-    }
+    ours = {name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)}
     message = object.__new__(Message)  # what arrived is not judged by the rules for what is sent
     for name, value in (
         ("body", body),
@@ -52,7 +50,7 @@ def from_amqp(properties: pika.BasicProperties, body: bytes) -> Message:
         ("message_id", _text(properties.message_id)),
         ("headers", ours or NO_HEADERS),
         ("key", _text(key)),
-        ("priority", properties.priority),
+        ("priority", properties.priority if properties.priority in range(10) else None),
         ("correlation_id", _text(properties.correlation_id)),
         ("reply_to", _text(properties.reply_to)),
         ("type", _text(properties.type)),
