@@ -104,8 +104,7 @@ def _used(stage: Stage, step: Step) -> None:
 
 def _reload(stage: Stage, step: Step) -> None:
     with stage.incident("reload"):
-        argv = ["lb", "apply", "--reload", "--inventory", str(stage.cluster.inventory)]
-        stage.run("lb-apply", argv, within_s=step.within_s)
+        stage.run("lb-apply", ["lb", "apply", "--reload"], within_s=step.within_s)
     stage.look(1)
 
 
@@ -128,8 +127,7 @@ def _kill(stage: Stage, step: Step) -> None:
 def _back(stage: Stage, step: Step) -> None:
     stage.state(KILLED, "boots")
     with stage.incident("start", KILLED):
-        argv = ["ops", "local", "start", KILLED, "--dir", str(stage.cluster.dir)]
-        stage.run("start", argv, within_s=step.within_s)
+        stage.run("ops-start", ["ops", "local", "start", KILLED], within_s=step.within_s)
         stage.note(f"waiting until {KILLED} may take publishes")
         health = f"http://{stage.cluster.node(KILLED).agent}/health"
         stage.wait(lambda: _is_ready(health), within_s=step.within_s, what=f"{KILLED} ready")
@@ -198,8 +196,7 @@ def judge(stage: Stage, manifest: Manifest) -> Audit:
 
 
 def _playbook(stage: Stage, step: Step, verb: str, name: str) -> None:
-    argv = ["ops", verb, name, "--yes", "--inventory", str(stage.cluster.inventory)]
-    stage.run(f"ops-{verb}", argv, within_s=step.within_s)
+    stage.run(f"ops-{verb}", ["ops", verb, name, "--yes"], within_s=step.within_s)
 
 
 def _wait_used(stage: Stage, name: str, step: Step) -> None:

@@ -39,8 +39,9 @@ SMALL_RECORDS = 2_000
 
 # The input never runs dry before the last step ends: that much time is always thought to be left.
 RESERVE_S = 4.0
-# What is left when the last step has ended goes out in that time.
-TAIL_S = 3.0
+# What is left when the last step has ended goes out in about that time, and ends: never slower than that.
+TAIL_S = 2.0
+TAIL_MIN_PER_S = 400.0
 RATE_MAX_PER_S = 4_000.0
 
 
@@ -79,7 +80,7 @@ def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float) -> float
     in_step_s: how long the running one lasts already.
     """
     if not ahead:
-        return min(left / TAIL_S + 1, RATE_MAX_PER_S)
+        return min(max(left / TAIL_S, TAIL_MIN_PER_S), RATE_MAX_PER_S)
     running, *later = ahead
     planned_s = max(running.needs_s - in_step_s, 0.0) + sum(step.needs_s for step in later)
     return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)

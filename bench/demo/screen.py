@@ -165,17 +165,16 @@ class LiveScreen:
 
 
 def counters(view: View) -> str:
-    """All counters in one line."""
-    parts = [
-        f"published {view.published:,} of {view.total:,}",
-        f"confirmed {view.confirmed_in_all:,}",
-    ]
-    parts += [f"{name} {count:,}" for name, count in view.subscriptions.items()]
-    parts += [
-        f"{name} {confirmed:.0f}/s in {delivered:.0f}/s out"
+    """All counters in one line; of each broker what it confirmed and what it delivered, per second."""
+    came = " ".join(f"{name} {count:,}" for name, count in view.subscriptions.items())
+    rates = " ".join(
+        f"{name} {confirmed:.0f}/{delivered:.0f}"
         for name, (confirmed, delivered) in sorted(view.rates.items())
-    ]
-    return " | ".join(parts)
+    )
+    return (
+        f"published {view.published:,} of {view.total:,}, confirmed {view.confirmed_in_all:,}, "
+        f"{came}; per s in/out: {rates}"
+    )
 
 
 def picture(view: View) -> RenderableType:

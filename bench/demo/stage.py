@@ -154,9 +154,14 @@ class Stage:
     def start(self, name: str, argv: Sequence[str], *, client: bool = False) -> Child:
         """Start ``python -m argv``. client: it gets the address of the bus in its environment."""
         env = {**self._env, "PYTHONUNBUFFERED": "1"}
-        if client:
-            env |= self.cluster.client_env()
+        env |= self.cluster.client_env() if client else self._operators_env()
         return self.children.start(name, [sys.executable, "-m", *argv], env, CHECKOUT)
+
+    def _operators_env(self) -> dict[str, str]:
+        return {
+            "MESSAGEBUS_INVENTORY": str(self.cluster.inventory),
+            "MESSAGEBUS_LOCAL_DIR": str(self.cluster.dir),
+        }
 
     def _ended(self, child: Child) -> bool:
         self.view.note = child.last_line()

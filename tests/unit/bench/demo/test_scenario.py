@@ -39,7 +39,8 @@ def test_the_input_outlasts_a_step_that_takes_much_longer_than_thought() -> None
 
 
 def test_the_rest_goes_out_soon_and_never_faster_than_the_limit() -> None:
-    assert planned_rate(left=300, ahead=(), in_step_s=0) == 300 / scenario.TAIL_S + 1
+    assert planned_rate(left=5000, ahead=(), in_step_s=0) == 5000 / scenario.TAIL_S
+    assert planned_rate(left=1, ahead=(), in_step_s=0) == scenario.TAIL_MIN_PER_S
     assert planned_rate(left=10**9, ahead=(), in_step_s=0) == RATE_MAX_PER_S
     last = steps(small=False)[-1:]
     assert planned_rate(left=400, ahead=last, in_step_s=99) == 400 / RESERVE_S
