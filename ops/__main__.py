@@ -8,6 +8,7 @@ import click
 
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
+from ops.cli import add, hangup, hold, inventory, remove
 from ops.local.cli import local
 
 __all__ = ["main"]
@@ -26,7 +27,8 @@ def cli() -> None:
     """
 
 
-cli.add_command(local)
+for command in (local, add, remove, hangup, hold, inventory):
+    cli.add_command(command)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ OpsError
     LocalFault     the local cluster cannot do what was asked; one line says why
     CommandFailed  a command ended with another exit code than 0, or did not end in time
     PlanFailed     a step of a playbook failed; what was done before it is in the journal
+    NoAnswer       an agent, a broker or the balancer did not answer a question
     LockHeld       somebody else is changing this cluster
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from messagebus.errors import MessageBusError
 
-__all__ = ["CommandFailed", "LocalFault", "LockHeld", "OpsError", "PlanFailed"]
+__all__ = ["CommandFailed", "LocalFault", "LockHeld", "NoAnswer", "OpsError", "PlanFailed"]
 
 # Lines of a failed command's output that an error shows; the whole is in its `output`.
 TAIL_LINES = 12
@@ -50,6 +51,10 @@ class PlanFailed(OpsError):
         super().__init__(f"step {step!r}: {reason}")
         self.step = step
         self.reason = reason
+
+
+class NoAnswer(OpsError):
+    """Raised when an agent, a broker or the balancer did not answer; ask again, or look at it."""
 
 
 class LockHeld(OpsError):

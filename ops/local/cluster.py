@@ -11,7 +11,6 @@ objects, in any process, may speak of one folder; what changes its set of nodes 
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import os
 import shutil
@@ -26,7 +25,9 @@ from typing import Any
 import httpx
 
 import lb.inventory
-from lb.render import BROKERS, render
+from lb.apply import prepare_start
+from lb.errors import LbError
+from lb.runtime import servers
 from messagebus.agent import genesis
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.secret import Secret
@@ -308,7 +309,7 @@ class LocalCluster:
         return [
             f"{node.name} (haproxy: {states.get(node.name, 'silent')})"
             for node in nodes
-            if states.get(node.name) != "UP"
+            if states.get(node.name) != "up"
         ]
 
     def _known(self) -> Layout | None:
@@ -359,9 +360,7 @@ class LocalCluster:
     def _launch(self, wanted: Part, keep_fds: Iterable[int] = ()) -> None:
         layout = self.layout
         if wanted.kind == "balancer":
-            # Nothing to compare or to roll back: it does not run.
-            text = render(lb.inventory.load(layout.inventory))
-            secrets.write(layout.haproxy_dir / "haproxy.cfg", text)
+            prepare_start(lb.inventory.load(layout.inventory))
         process.spawn(
             wanted.argv,
             env=wanted.env,
@@ -512,14 +511,11 @@ def _verdict(node: NodeLayout) -> str:
 
 
 def _balancer_states(layout: Layout) -> dict[str, str]:
-    """What HAProxy says of each broker: UP, DOWN, DRAIN, ...; empty when it does not answer."""
+    """What HAProxy says of each broker: up, down, drain, maint; empty when it does not answer."""
     try:
-        url = f"http://{layout.stats}/;csv"
-        answer = httpx.get(url, timeout=PROBE_S, trust_env=False).raise_for_status()
-    except httpx.HTTPError:
+        return {name: server.verdict for name, server in servers(layout.admin_socket).items()}
+    except LbError:
         return {}
-    rows = csv.DictReader(answer.text.removeprefix("# ").splitlines())
-    return {row["svname"]: row["status"] for row in rows if row["pxname"] == BROKERS}
 
 
 def _try_lock(fd: int) -> bool:

@@ -81,12 +81,8 @@ def _agent(layout: Layout, name: str) -> Part:
         name=name,
         kind="agent",
         argv=[
-            sys.executable,
-            "-m",
-            "messagebus",
-            "agent",
-            "--config",
-            str(node.dir / "agent.toml"),
+            *(sys.executable, "-m", "messagebus", "-v", "agent"),
+            *("--config", str(node.dir / "agent.toml")),
         ],
         env={
             **broker.epmd_environment(layout.epmd_port),
@@ -106,7 +102,7 @@ def _balancer(layout: Layout) -> Part:
     return Part(
         name=BALANCER,
         kind="balancer",
-        argv=[HAPROXY, "-W", "-q", "-f", config, "-p", pid],
+        argv=[HAPROXY, "-W", "-f", config, "-p", pid],
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)},
         address=(host, int(port)),
         stop_within_s=5,

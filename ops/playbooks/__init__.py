@@ -1,0 +1,1 @@
+"""The playbooks: each is a plan, made from the inventory by a function."""

@@ -1,0 +1,103 @@
+"""Remove a broker while everything runs, with nothing lost and nothing doubled.
+
+The order is part of the correctness:
+
+1. The list marks it as draining: publishers that follow the list leave by themselves. Consumers stay.
+2. Its agent asks the balancer to send nobody there. Whoever still has a connection that may publish
+   after a while is hung up on: such a publisher finds another broker.
+3. With nobody publishing, the consumers empty it. Counts show the past, so "empty" is looked at
+   twice, more than one statistics interval apart, and then tried with a basic.get.
+4. The list names it no more; consumers let go. Nothing that they gave back may be left behind, so
+   it is looked at again.
+5. The balancer forgets it, and it is stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ops import checks
+from ops.commands import balancer, lists
+from ops.commands.paths import kit
+from ops.commands.supervise import Supervisor
+from ops.plan import Plan
+from ops.step import Step
+from ops.view import View
+
+__all__ = ["plan"]
+
+# Publishers that follow the list move within a second or two; others renew after minutes.
+LEAVE_WITHIN_S = 15.0
+HANG_UP_WITHIN_S = 30.0
+EMPTY_WITHIN_S = 3600.0
+CLIENTS_WITHIN_S = 120.0
+
+
+def plan(name: str, inventory: Path, view: View, nodes: Supervisor, *, statistics_s: float) -> Plan:
+    """Steps that take the broker `name` out. statistics_s: how far its counts may lag."""
+    where = ("--inventory", str(inventory))
+    return Plan(
+        name=f"remove {name}",
+        steps=(
+            Step(
+                name=f"mark {name} as draining in the list",
+                commands=lists.drain(inventory, name),
+                until="every agent serves that list",
+                check=checks.agents_serve_the_list(view),
+                undo=lists.add(inventory, name),
+            ),
+            Step(
+                name=f"send no publishers to {name}",
+                commands=(balancer.drain(inventory, name),),
+                undo=(balancer.ready(inventory, name),),
+            ),
+            Step(
+                name=f"wait for publishers to leave {name}",
+                until="nobody is connected who may publish",
+                check=checks.left_by_publishers(view, name),
+                within_s=LEAVE_WITHIN_S,
+                may_fail=True,
+            ),
+            Step(
+                name=f"hang up on the publishers that are left on {name}",
+                commands=(kit("ops", "hangup", name, *where),),
+                until="nobody is connected who may publish",
+                check=checks.left_by_publishers(view, name),
+                within_s=HANG_UP_WITHIN_S,
+            ),
+            Step(
+                name=f"wait until {name} is empty",
+                until="every queue is empty, counted twice and tried",
+                check=checks.Emptying(view, name, interval_s=statistics_s),
+                within_s=EMPTY_WITHIN_S,
+            ),
+            Step(
+                name=f"take {name} off the list",
+                commands=lists.remove(inventory, name),
+                until="every agent serves that list",
+                check=checks.agents_serve_the_list(view),
+                undo=lists.add(inventory, name),
+            ),
+            Step(
+                name=f"wait for the clients to let go of {name}",
+                until="all have applied the list, and none is connected there",
+                check=checks.left_by_clients(view, name),
+                within_s=CLIENTS_WITHIN_S,
+            ),
+            Step(
+                name=f"see that nothing is left on {name}",
+                until="every queue is empty, counted twice and tried",
+                check=checks.Emptying(view, name, interval_s=statistics_s),
+            ),
+            Step(
+                name=f"take {name} out of the balancer",
+                commands=(
+                    kit("ops", "inventory", "drop", name, *where),
+                    balancer.apply(inventory),
+                ),
+            ),
+            Step(name=f"stop broker {name}", commands=nodes.stop_broker(name)),
+            Step(name=f"stop the agent of {name}", commands=nodes.stop_agent(name)),
+            Step(name=f"clear node {name} away", commands=nodes.forget(name)),
+        ),
+    )

@@ -1,0 +1,106 @@
+"""Carries a plan out: commands, checks, journal. What a command runs on is a `Runner`'s business."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from messagebus.errors import MessageBusError
+from ops import shell
+from ops.commands.paths import CHECKOUT
+from ops.errors import CommandFailed, PlanFailed
+from ops.journal import Journal
+from ops.plan import Plan
+from ops.step import Blocked, Check, Command, Step
+
+__all__ = ["HostRunner", "Runner", "carry_out", "undo"]
+
+COMMAND_WITHIN_S = 300.0
+POLL_S = 0.25
+
+
+class Runner(Protocol):
+    def run(self, command: Command) -> str:
+        """Run it to its end and return what it wrote. Raises CommandFailed."""
+
+
+class HostRunner:
+    """Commands without a host here, in the checkout; the others over SSH."""
+
+    def run(self, command: Command) -> str:
+        if command.host:
+            return shell.run_over_ssh(command.host, command.argv, timeout_s=COMMAND_WITHIN_S)
+        return shell.run(command.argv, timeout_s=COMMAND_WITHIN_S, cwd=CHECKOUT)
+
+
+def carry_out(
+    plan: Plan,
+    runner: Runner,
+    journal: Journal,
+    *,
+    say: Callable[[str], None],
+    show: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Do every step that the journal does not have yet.
+
+    say: one line per step. show: what is waited for at the moment.
+    Raises PlanFailed; the journal has what was done, and the same call goes on from there.
+    """
+    for step in plan.steps:
+        if step.name in journal.done:
+            say(f"   before  {step.name}")
+            continue
+        show(step.name)
+        began = time.monotonic()
+        remark = _do(step, runner, show)
+        took_s = time.monotonic() - began
+        journal.record(step.name, took_s)
+        say(f"  {took_s:5.1f} s  {step.name}{f': {remark}' if remark else ''}")
+    journal.finish()
+
+
+def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], None]) -> None:
+    """Take back, last first, what the journal says was begun. Raises PlanFailed."""
+    begun = [step for step in plan.steps if step.name in journal.done]
+    # The step that failed may have run some of its commands.
+    begun += plan.steps[len(begun) : len(begun) + 1]
+    for step in reversed(begun):
+        for command in step.undo:
+            try:
+                runner.run(command)
+            except CommandFailed as fault:
+                raise PlanFailed(f"undo {step.name}", str(fault)) from fault
+        if step.undo:
+            say(f"   undone  {step.name}")
+    journal.finish()
+
+
+def _do(step: Step, runner: Runner, show: Callable[[str], None]) -> str:
+    """Returns a remark, mostly "". Raises PlanFailed."""
+    try:
+        for command in step.commands:
+            runner.run(command)
+        return _wait(step, step.check, show) if step.check else ""
+    except (CommandFailed, Blocked) as fault:
+        raise PlanFailed(step.name, str(fault)) from fault
+
+
+def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
+    until = time.monotonic() + step.within_s
+    while missing := _look(check):
+        show(f"{step.name}: {missing}")
+        if time.monotonic() > until:
+            if step.may_fail:
+                return missing
+            raise PlanFailed(step.name, f"after {step.within_s:.0f} s: {missing}")
+        time.sleep(POLL_S)
+    return ""
+
+
+def _look(check: Check) -> str:
+    """A node that does not answer now may answer at the next look."""
+    try:
+        return check()
+    except (MessageBusError, OSError) as fault:
+        return str(fault)

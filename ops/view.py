@@ -1,0 +1,222 @@
+"""What a cluster says about itself: questions to agents, management APIs and HAProxy.
+
+Only reads, apart from `hang_up`. Every question has a deadline; who does not answer is told by
+NoAnswer with its name, never left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+import lb.inventory
+from lb.inventory import Inventory, Node
+from messagebus.broker import BrokerList
+from messagebus.secret import Secret
+from ops.errors import NoAnswer
+
+__all__ = ["ClientSeen", "Queue", "View", "newest"]
+
+TIMEOUT_S = 3.0
+# Brokers that are asked at the same time.
+PARALLEL = 16
+VHOST = "%2F"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSeen:
+    """A client as an agent saw it. applied: generation of the list it works by. age_s: since then."""
+
+    id: str
+    subscription: str
+    applied: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """messages: ready and unacknowledged; None while the broker has not counted them yet."""
+
+    name: str
+    messages: int | None
+    consumers: int
+
+
+class View:
+    """Asks the cluster of one inventory, which is read anew for every question."""
+
+    def __init__(self, inventory: Path) -> None:
+        self._path = inventory
+
+    @property
+    def inventory(self) -> Inventory:
+        return lb.inventory.load(self._path)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.inventory.brokers
+
+    def node(self, name: str) -> Node:
+        return self.inventory.find(name)
+
+    @property
+    def listed(self) -> BrokerList:
+        """The operators' copy of the consumer list."""
+        return BrokerList.parse(self.inventory.list_file.read_text())
+
+    # Agents.
+
+    def generations(self) -> dict[str, int]:
+        """Which generation each agent serves, by name of the node. Raises NoAnswer."""
+        return {name: int(a.headers["MB-Generation"]) for name, a in self._all("/consumer-list")}
+
+    def clients(self) -> list[ClientSeen]:
+        """Every live client once, as the agent that saw it last tells. Raises NoAnswer."""
+        return newest(
+            ClientSeen(
+                id=str(seen["id"]),
+                subscription=str(seen["subscription"]),
+                applied=int(seen["applied"]),
+                age_s=float(seen["age_s"]),
+            )
+            for _name, answer in self._all("/clients")
+            for seen in answer.json()["clients"]
+        )
+
+    def maps(self) -> dict[str, dict[str, tuple[int, str, bool]]]:
+        """Each agent's topology: wanted name to (number, origin, alive). Raises NoAnswer."""
+        return {
+            name: {
+                str(entry["wanted"]): (entry["number"], entry["origin"], entry["alive"])
+                for entry in answer.json()["entries"]
+            }
+            for name, answer in self._all("/topology")
+        }
+
+    def settled(self, name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._agent(self.node(name), "/settled").json()
+        return answer
+
+    def health(self, name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._agent(
+            self.node(name), "/health", fine=(200, 404, 503)
+        ).json()
+        return answer
+
+    def _all(self, path: str) -> list[tuple[str, httpx.Response]]:
+        nodes = self.nodes
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            answers = pool.map(lambda node: self._agent(node, path), nodes)
+            return [(node.name, answer) for node, answer in zip(nodes, answers, strict=True)]
+
+    def _agent(self, node: Node, path: str, *, fine: tuple[int, ...] = (200,)) -> httpx.Response:
+        return _ask(f"agent of {node.name}", "GET", f"http://{node.agent}{path}", fine=fine)
+
+    # Brokers.
+
+    def queues(self, name: str) -> list[Queue]:
+        """Of one broker, as its statistics have it: up to one interval old. Raises NoAnswer."""
+        columns = "columns=name,messages,consumers"
+        return [
+            Queue(
+                name=str(found["name"]),
+                messages=found.get("messages"),
+                consumers=int(found.get("consumers", 0)),
+            )
+            for found in self._manage(name, "GET", f"/api/queues/{VHOST}?{columns}").json()
+        ]
+
+    def holds_message(self, name: str, queue: str) -> bool:
+        """Whether a basic.get finds one; it is put back. Raises NoAnswer."""
+        wanted = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "base64", "truncate": 1}
+        path = f"/api/queues/{VHOST}/{quote(queue, safe='')}/get"
+        return bool(self._manage(name, "POST", path, json=wanted).json())
+
+    def client_connections(self, name: str) -> dict[str, bool]:
+        """Connections of applications to one broker, with whether they consume. Raises NoAnswer."""
+        inventory = self.inventory
+        ours = (inventory.admin_user, inventory.balancer.probe_user)
+        columns = "columns=name,user"
+        connections = self._manage(name, "GET", f"/api/connections?{columns}").json()
+        consumers = self._manage(name, "GET", "/api/consumers").json()
+        consuming = {found["channel_details"].get("connection_name") for found in consumers}
+        return {
+            str(found["name"]): found["name"] in consuming
+            for found in connections
+            if found.get("user") not in ours
+        }
+
+    def counts(self, name: str) -> tuple[int, int]:
+        """Messages published to and acknowledged from one broker since its start."""
+        stats = self._manage(name, "GET", "/api/overview").json().get("message_stats", {})
+        return int(stats.get("publish", 0)), int(stats.get("ack", 0))
+
+    def hang_up(self, name: str, connection: str) -> None:
+        """Have a broker close one connection; it may be gone already. Raises NoAnswer."""
+        path = f"/api/connections/{quote(connection, safe='')}"
+        self._manage(name, "DELETE", path, fine=(204, 404))
+
+    def _manage(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        fine: tuple[int, ...] = (200,),
+    ) -> httpx.Response:
+        inventory = self.inventory
+        node = inventory.find(name)
+        return _ask(
+            f"management of {node.name}",
+            method,
+            f"http://{node.management}{path}",
+            json=json,
+            auth=(inventory.admin_user, _secret(inventory.admin_password_file)),
+            fine=fine,
+        )
+
+
+def newest(seen: Iterable[ClientSeen]) -> list[ClientSeen]:
+    """Each client once: it asks one agent at a time, so the youngest sighting is the true one."""
+    best: dict[tuple[str, str], ClientSeen] = {}
+    for one in seen:
+        key = (one.id, one.subscription)
+        if key not in best or one.age_s < best[key].age_s:
+            best[key] = one
+    return list(best.values())
+
+
+def _secret(file: Path) -> Secret:
+    return Secret(file.read_text().strip())
+
+
+def _ask(
+    who: str,
+    method: str,
+    url: str,
+    *,
+    json: object = None,
+    auth: tuple[str, Secret] | None = None,
+    fine: tuple[int, ...] = (200,),
+) -> httpx.Response:
+    try:
+        answer = httpx.request(
+            method,
+            url,
+            json=json,
+            auth=(auth[0], auth[1].reveal()) if auth else None,
+            timeout=TIMEOUT_S,
+            trust_env=False,
+        )
+    except httpx.HTTPError as fault:
+        raise NoAnswer(f"{who} does not answer ({type(fault).__name__})") from fault
+    if answer.status_code not in fine:
+        raise NoAnswer(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")
+    return answer

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+from lb.inventory import parse
+from messagebus.agent import AgentConfig
+from messagebus.secret import Secret
+from ops.local import files
+from ops.local.layout import Layout
+
+LAYOUT = Layout(dir=Path('/tmp/a "quoted" folder'), numbers=(1, 2), offset=1000)
+NODE = LAYOUT.nodes[1]
+PASSWORDS = {name: Secret(f"{name}'s") for name in ("admin", "bus", "probe")}
+
+
+def test_a_broker_calls_itself_as_the_list_does() -> None:
+    text = files.definitions(NODE, PASSWORDS)
+    assert json.loads(text)["global_parameters"] == [
+        {"name": "cluster_name", "value": "127.0.0.12:6672"}
+    ]
+
+
+def test_definitions_hold_no_password() -> None:
+    text = files.definitions(NODE, PASSWORDS)
+    assert not any(password.reveal() in text for password in PASSWORDS.values())
+
+
+def test_applications_cannot_configure_and_write_to_exchanges_only() -> None:
+    definitions = json.loads(files.definitions(NODE, PASSWORDS))
+    rights = {right["user"]: right for right in definitions["permissions"]}
+    assert rights["bus"]["configure"] == "^$"
+    assert rights["bus"]["write"] == r"^(mb\.topic/.*|amq\.default)$"
+    assert {rights["probe"][kind] for kind in ("configure", "write", "read")} == {"^$"}
+
+
+def test_settings_of_a_broker() -> None:
+    text = files.broker_config(NODE)
+    assert '{tcp_listeners, [{"127.0.0.12", 6672}]}' in text
+    assert "{wal_max_size_bytes, 67108864}" in text
+    assert "{disk_free_limit, 500000000}" in text
+    assert "{connection, [{level, error}]}" in text
+    assert '{tcp_config, [{ip, "127.0.0.12"}, {port, 16672}]}' in text
+    assert '"/tmp/a \\"quoted\\" folder/nodes/mb2/definitions.json"' in text
+
+
+def test_an_agent_reads_its_settings() -> None:
+    config = AgentConfig.from_mapping(tomllib.loads(files.agent_toml(LAYOUT, NODE)))
+    assert config.broker == "127.0.0.12:6672"
+    assert config.management == "127.0.0.12:16672"
+    assert config.epmd_port == LAYOUT.epmd_port
+    assert config.node_name == "mb2@localhost"
+
+
+def test_the_inventory_names_every_broker() -> None:
+    text = files.inventory_toml(LAYOUT)
+    inventory = parse(tomllib.loads(text), base=LAYOUT.dir)
+    assert [node.name for node in inventory.brokers] == ["mb1", "mb2"]
+    assert str(inventory.brokers[1].address) == NODE.broker
+    assert inventory.list_file == LAYOUT.list_file
+    assert inventory.balancer.socket == LAYOUT.admin_socket

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.errors import LocalFault
+from ops.local import preflight
+from ops.local.layout import Layout
+
+
+def test_a_missing_program_is_told_with_its_package() -> None:
+    assert preflight._missing({"/no/such/haproxy": "haproxy", "/bin/sh": "dash"}) == (
+        "missing: /no/such/haproxy (package haproxy)"
+    )
+
+
+def test_too_little_is_told_with_both_numbers() -> None:
+    assert preflight._too_little("memory", 5, 5) == ""
+    assert preflight._too_little("memory", 100_000_000, 2_000_000_000) == (
+        "too little memory: 100 MB of 2,000 MB"
+    )
+
+
+def test_a_long_folder_is_told_before_haproxy_stumbles_over_it(tmp_path: Path) -> None:
+    layout = Layout(dir=tmp_path / ("x" * 100), numbers=(1,))
+    assert preflight._too_long(layout.admin_socket).startswith("path of HAProxy's socket")
+    layout.dir.mkdir()
+    with pytest.raises(LocalFault, match="choose another folder"):
+        preflight.check(layout, to_start=1)
+
+
+def test_memory_is_what_linux_says_is_available(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:  4000 kB\nMemAvailable:    2000 kB\n")
+    assert preflight._memory_available_bytes(file) == 2000 * 1024

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ops.local import process
+from ops.local.process import Process
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Process]:
+    started = process.spawn(
+        ["/bin/sleep", "60"],
+        env={},
+        log=tmp_path / "log",
+        pid_file=tmp_path / "pid",
+        mark=str(tmp_path),
+    )
+    yield started
+    process.kill([started])
+
+
+def test_a_started_process_is_found_by_its_pid_file_and_by_its_mark(
+    sleeper: Process, tmp_path: Path
+) -> None:
+    assert process.find(tmp_path / "pid") == sleeper
+    assert process.marked(str(tmp_path)) == [sleeper]
+
+
+def test_a_pid_that_belongs_to_somebody_else_is_never_signalled(
+    sleeper: Process, tmp_path: Path
+) -> None:
+    other = Process(sleeper.pid, sleeper.started - 1)
+    assert not other.is_alive
+    assert not process.send(other, signal.SIGKILL)
+    assert sleeper.is_alive
+    (tmp_path / "pid").write_text(f"{other.pid} {other.started}\n")
+    assert process.find(tmp_path / "pid") is None
+
+
+def test_a_killed_child_is_gone_at_once_and_leaves_no_zombie(sleeper: Process) -> None:
+    process.kill([sleeper])
+    assert not sleeper.is_alive
+    assert not Path(f"/proc/{sleeper.pid}").exists()
+
+
+def test_a_stopped_process_says_so(sleeper: Process) -> None:
+    process.send(sleeper, signal.SIGSTOP)
+    assert process.wait_gone([sleeper], within_s=0) == [sleeper]
+    assert sleeper.state in "TRS"
+
+
+@pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3", "-1 -1"])
+def test_a_pid_file_that_makes_no_sense_names_nobody(text: str, tmp_path: Path) -> None:
+    (tmp_path / "pid").write_text(text)
+    assert process.find(tmp_path / "pid") is None
+    assert process.find(tmp_path / "none") is None

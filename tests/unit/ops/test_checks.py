@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from ops import checks
+from ops.step import Blocked
+from ops.view import Queue, View
+
+
+def queue(name: str, messages: int | None = 0, consumers: int = 0) -> Queue:
+    return Queue(name=name, messages=messages, consumers=consumers)
+
+
+def test_a_queue_consumed_elsewhere_must_be_consumed_here() -> None:
+    elsewhere = [queue("a", consumers=2), queue("b", consumers=1), queue("parked")]
+    assert checks.unattached([queue("a", consumers=1), queue("b")], elsewhere) == ["b"]
+    assert checks.unattached([], elsewhere) == ["a", "b"]
+    assert checks.unattached([queue("a", consumers=1), queue("b", consumers=9)], elsewhere) == []
+
+
+def test_an_agent_is_behind_in_what_any_other_knows_later() -> None:
+    old, new = (3, "a:1", True), (4, "b:1", False)
+    maps = {
+        "mb1": {"orders": old, "orders/billing": new},
+        "mb2": {"orders": old, "orders/billing": old, "orders/crm": old},
+        "mb4": {"orders": old, "orders/billing": old},
+    }
+    assert checks.behind(maps, "mb4") == ["orders/billing", "orders/crm"]
+    assert checks.behind(maps, "mb1") == ["orders/crm"]
+    assert checks.behind({"mb4": {}}, "mb4") == []
+
+
+class Broker:
+    """Queues as a broker's statistics would show them, look by look."""
+
+    def __init__(self, *looks: list[Queue], holds: set[str] | None = None) -> None:
+        self.looks = list(looks)
+        self.holds = holds or set()
+        self.now = 0.0
+
+    def queues(self, _name: str) -> list[Queue]:
+        self.now += 1.0
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def holds_message(self, _name: str, queue: str) -> bool:
+        return queue in self.holds
+
+    def emptying(self, interval_s: float = 1.5) -> checks.Emptying:
+        clock = lambda: self.now  # noqa: E731
+        return checks.Emptying(cast(View, self), "mb2", interval_s=interval_s, clock=clock)
+
+
+def test_empty_is_believed_after_an_interval_and_a_get() -> None:
+    check = Broker([queue("a")]).emptying()
+    assert [check(), check(), check()] == ["counted empty, looking again"] * 2 + [""]
+
+
+def test_a_message_between_two_zeros_begins_the_wait_anew() -> None:
+    broker = Broker([queue("a")], [queue("a", 1, consumers=1)], [queue("a")])
+    check = broker.emptying()
+    assert "looking again" in check()
+    assert "1 messages left" in check()
+    assert "looking again" in check()
+    assert "looking again" in check()
+    assert check() == ""
+
+
+def test_a_get_that_finds_a_message_beats_the_counts() -> None:
+    check = Broker([queue("a")], holds={"a"}).emptying(interval_s=0)
+    check()
+    assert check() == "a was counted empty and is not"
+    assert "looking again" in check()
+
+
+def test_an_uncounted_queue_is_not_empty() -> None:
+    check = Broker([queue("a", None)]).emptying(interval_s=0)
+    assert {check() for _ in range(5)} == {"counts are not there yet"}
+
+
+def test_progress_has_rate_and_estimate() -> None:
+    broker = Broker([queue("a", 1000, 1)], [queue("a", 900, 1)], [queue("a", 800, 1)])
+    check = broker.emptying()
+    assert check() == "1,000 messages left"
+    assert check() == "900 messages left, 100/s, about 9 s"
+    assert check() == "800 messages left, 100/s, about 8 s"
+
+
+def test_a_queue_without_consumers_is_reported_not_waited_for() -> None:
+    check = Broker([queue("a"), queue("parked", 7)]).emptying()
+    check()
+    check()
+    with pytest.raises(Blocked, match=r"no consumer for parked \(7 messages\)"):
+        check()
+
+
+def test_a_queue_without_consumers_is_reported_when_the_others_are_empty() -> None:
+    busy = [queue("a", 5, 1), queue("parked", 7)]
+    check = Broker(*[busy] * 10, [queue("a", 0, 1), queue("parked", 7)]).emptying()
+    assert all("left" in check() for _ in range(12))
+    with pytest.raises(Blocked, match="parked"):
+        check()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from ops.errors import OpsError
+from ops.inventory_text import without_broker
+
+TEXT = """\
+cluster = "local"  # ours
+[balancer]
+amqp = "a:1"
+
+[[brokers]]
+name = "mb1"
+address = "a:1"
+
+[[brokers]]
+# the big one
+name = "mb2"
+address = "b:1"
+
+[[ brokers ]]
+name = "mb3"
+"""
+
+
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+def test_one_broker_is_taken_out_and_the_rest_says_the_same(name: str) -> None:
+    edited = without_broker(TEXT, name)
+    before, after = tomllib.loads(TEXT), tomllib.loads(edited)
+    assert [one["name"] for one in after["brokers"]] == [
+        one["name"] for one in before["brokers"] if one["name"] != name
+    ]
+    assert after["balancer"] == before["balancer"]
+    assert "# ours" in edited
+
+
+def test_the_last_broker_can_be_taken_out() -> None:
+    text = without_broker(without_broker(without_broker(TEXT, "mb1"), "mb3"), "mb2")
+    assert "brokers" not in tomllib.loads(text)
+
+
+def test_an_unknown_broker_changes_nothing() -> None:
+    assert without_broker(TEXT, "mb9") == TEXT
+
+
+def test_what_cannot_be_edited_surely_is_not_edited() -> None:
+    with pytest.raises(OpsError, match="edit the file"):
+        without_broker('brokers = [{name = "mb1"}, {name = "mb2"}]', "mb1")
