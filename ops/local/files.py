@@ -36,7 +36,7 @@ _USERS = {
     "bus": (
         "monitoring",
         "^$",
-        r"^(mb\.topic/.*|amq\.default)$",
+        r"^(mb\.(topic|queue)/.*|amq\.default)$",
         r"^mb\.(sub|queue|park)/.*",
     ),
     # HAProxy's check logs in and asks for the gate; that needs no right at all.
