@@ -1,0 +1,245 @@
+"""``python -m consumer_lists``: which brokers consumers attach to."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from consumer_lists import edit, listfile, nodes, show
+from consumer_lists import push as pushing
+from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, load
+from consumer_lists.errors import ListsError
+from messagebus.broker import AGENT_PORT, Broker, BrokerList
+from messagebus.errors import ConfigError, ListInvalid
+
+__all__ = ["main"]
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the commands work. file: in place of the inventory's, None for that."""
+
+    inventory: Path
+    file: Path | None
+
+    def cluster(self) -> Cluster:
+        return load(self.inventory)
+
+    def list_file(self) -> Path:
+        return self.file or self.cluster().list_file
+
+
+class BrokerType(click.ParamType[Broker]):
+    """An argument ``HOST:PORT``."""
+
+    name = "HOST:PORT"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Broker:
+        try:
+            return value if isinstance(value, Broker) else Broker.parse(value)
+        except ValueError as fault:
+            self.fail(str(fault), param, ctx)
+
+
+def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Errors that an operator can do something about: one line, exit code 1."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (ConfigError, ListsError, ListInvalid, OSError) as fault:
+            raise click.ClickException(" ".join(str(fault).split())) from fault
+
+    return guarded
+
+
+@click.group()
+@click.option(
+    "--inventory",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=lambda: os.environ.get(ENV_PATH, DEFAULT_PATH),
+    help=f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]",
+)
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The list itself, where it is not the inventory's.",
+)
+@click.pass_context
+def cli(context: click.Context, inventory: Path, file: Path | None) -> None:
+    """The consumer list: which brokers consumers attach to. Edit it, then push it.
+
+    Example: python -m consumer_lists add mb4.example:5672 && python -m consumer_lists push
+    """
+    context.obj = Source(inventory=inventory, file=file)
+
+
+@cli.command("show")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_obj
+@_one_line_errors
+def show_command(source: Source, as_json: bool) -> None:
+    """Show the list, what each node serves of it, and what clients have applied.
+
+    With --file and without an inventory, the list alone. Example: python -m consumer_lists show
+    """
+    text = listfile.read(source.list_file())
+    ours = BrokerList.parse(text)
+    asked = source.cluster().nodes if source.file is None else ()
+    serving, (known, silent) = nodes.served(asked), nodes.clients(asked)
+    if as_json:
+        click.echo(json.dumps(show.plain(ours, serving, known, silent), indent=2))
+        return
+    click.echo(ours.render(), nl=False)
+    if asked:
+        _print(show.node_table(ours, serving))
+        _print(show.client_table(ours, known))
+    for name, fault in silent.items():
+        click.echo(f"clients of {name} are not known: {fault}", err=True)
+
+
+@cli.command("check")
+@click.pass_obj
+@_one_line_errors
+def check_command(source: Source) -> None:
+    """Read the list; a bad line is told by its number. Exit code 1 when it is bad.
+
+    Example: python -m consumer_lists --file prod.txt check
+    """
+    path = source.list_file()
+    try:
+        listed = BrokerList.parse(listfile.read(path))
+    except ListInvalid as fault:
+        raise click.ClickException(f"{path}: {fault}") from fault
+    click.echo(f"good: generation {listed.generation}, {len(listed.listed)} brokers")
+
+
+@cli.command("add")
+@click.argument("broker", type=BrokerType())
+@click.option("--agent-port", type=click.IntRange(1, 65_535), default=AGENT_PORT, show_default=True)
+@click.pass_obj
+@_one_line_errors
+def add_command(source: Source, broker: Broker, agent_port: int) -> None:
+    """Let consumers attach to one more broker.
+
+    Example: python -m consumer_lists add mb4.example:5672
+    """
+    _edit(source, lambda text: edit.add(text, broker, agent_port=agent_port))
+
+
+@cli.command("drain")
+@click.argument("broker", type=BrokerType())
+@click.pass_obj
+@_one_line_errors
+def drain_command(source: Source, broker: Broker) -> None:
+    """Mark a broker as leaving: publishers move away, consumers stay.
+
+    Example: python -m consumer_lists drain mb2.example:5672
+    """
+    _edit(source, lambda text: edit.drain(text, broker))
+
+
+@cli.command("ready")
+@click.argument("broker", type=BrokerType())
+@click.pass_obj
+@_one_line_errors
+def ready_command(source: Source, broker: Broker) -> None:
+    """Take back drain.
+
+    Example: python -m consumer_lists ready mb2.example:5672
+    """
+    _edit(source, lambda text: edit.ready(text, broker))
+
+
+@cli.command("remove")
+@click.argument("broker", type=BrokerType())
+@click.pass_obj
+@_one_line_errors
+def remove_command(source: Source, broker: Broker) -> None:
+    """Let consumers go from a broker. The last one stays.
+
+    Example: python -m consumer_lists remove mb2.example:5672
+    """
+    _edit(source, lambda text: edit.remove(text, broker))
+
+
+@cli.command("push")
+@click.option(
+    "--recover", is_flag=True, help="After a disaster: under a generation above all that is known."
+)
+@click.option(
+    "--within",
+    "within_s",
+    default=pushing.SERVED_WITHIN_S,
+    show_default=True,
+    help="Seconds until every node must serve it.",
+)
+@click.pass_obj
+@_one_line_errors
+def push_command(source: Source, recover: bool, within_s: float) -> None:
+    """Write the list to every node and wait until each serves it. Exit code 1 when one does not.
+
+    Example: python -m consumer_lists push
+    """
+    if source.file is not None:
+        raise click.UsageError("push takes the list of the inventory, not --file")
+    cluster = source.cluster()
+    act = pushing.recover if recover else pushing.push
+    pushed = act(cluster, within_s=within_s)
+    for name, fault in pushed.differing.items():
+        click.echo(f"{name} differs: {fault}", err=True)
+    click.echo(f"generation {pushed.generation}: {len(pushed.serving)} of {len(cluster.nodes)}")
+    if not pushed.complete:
+        sys.exit(1)
+
+
+@cli.command("diff")
+@click.pass_obj
+@_one_line_errors
+def diff_command(source: Source) -> None:
+    """Compare the list with what every node serves. Exit code 1 when one differs.
+
+    Example: python -m consumer_lists diff
+    """
+    ours = BrokerList.parse(listfile.read(source.list_file()))
+    found = [
+        f"{node.node}: {difference}"
+        for node in nodes.served(source.cluster().nodes)
+        for difference in show.differences(ours, node)
+    ]
+    for line in found:
+        click.echo(line)
+    if found:
+        sys.exit(1)
+
+
+def _edit(source: Source, change: edit.Edit) -> None:
+    listed = listfile.change(source.list_file(), change)
+    click.echo(f"generation {listed.generation}, {len(listed.listed)} brokers; not pushed yet")
+
+
+def _print(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def main() -> None:
+    cli(prog_name="python -m consumer_lists")
+
+
+if __name__ == "__main__":
+    main()

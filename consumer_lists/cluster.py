@@ -1,0 +1,73 @@
+"""What this kit needs to know of a cluster: the list's file, and every node's agent and file.
+
+Reads those keys of the operators' ``inventory.toml`` and no others; `python -m lb check` validates
+the whole file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from messagebus.errors import ConfigError
+
+__all__ = ["DEFAULT_PATH", "ENV_PATH", "Cluster", "Node", "load", "parse"]
+
+ENV_PATH = "MESSAGEBUS_INVENTORY"
+DEFAULT_PATH = ".local/inventory.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node. agent: HTTP address ``host:port``. list_file: where its agent reads the list."""
+
+    name: str
+    agent: str
+    list_file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """list_file: the operators' copy, under version control. nodes: in the inventory's order."""
+
+    name: str
+    list_file: Path
+    nodes: tuple[Node, ...]
+
+
+def load(path: str | Path) -> Cluster:
+    """Read an inventory. Raises ConfigError."""
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise ConfigError(f"{path}: {fault}") from fault
+    return parse(values, base=path.absolute().parent)
+
+
+def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
+    """Take the keys that matter here; base: folder that relative paths start from."""
+    try:
+        nodes = tuple(
+            Node(
+                name=_text(each, "name"),
+                agent=_text(each, "agent"),
+                list_file=base / _text(each, "node_list_file"),
+            )
+            for each in values.get("brokers", [])
+        )
+        return Cluster(
+            name=_text(values, "cluster"), list_file=base / _text(values, "list_file"), nodes=nodes
+        )
+    except (KeyError, TypeError, AttributeError) as fault:
+        raise ConfigError(f"inventory: {fault}; see `python -m lb check`") from fault
+
+
+def _text(table: Mapping[str, Any], key: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{key} is missing or no text")
+    return value

@@ -1,0 +1,27 @@
+"""What goes wrong with a list that operators keep.
+
+ListsError
+    EditRefused   the list stays as it is
+    Locked        somebody else is editing it
+    PushRefused   nothing was written: the nodes have a list that this one would contradict
+"""
+
+from __future__ import annotations
+
+__all__ = ["EditRefused", "ListsError", "Locked", "PushRefused"]
+
+
+class ListsError(Exception):
+    """Root of all errors of this kit; the text is one line for an operator."""
+
+
+class EditRefused(ListsError):
+    """Raised when an edit makes no sense; the list stays as it is."""
+
+
+class Locked(ListsError):
+    """Raised when somebody else is editing the list; try again when they are done."""
+
+
+class PushRefused(ListsError):
+    """Raised when nodes serve a list that this one would contradict; see `push --recover`."""

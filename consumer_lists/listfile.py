@@ -1,0 +1,92 @@
+"""The list as a file: read, change under a lock, replaced at once and for good."""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from consumer_lists.edit import Edit
+from consumer_lists.errors import Locked
+from messagebus.broker import LIST_BYTES_MAX, BrokerList
+from messagebus.errors import ListInvalid
+
+__all__ = ["change", "locked", "read", "replace"]
+
+# Agents that run as another user read it, and it holds no secret.
+MODE = 0o644
+
+
+def read(path: Path) -> str:
+    """The text of a good list. Raises ListInvalid with the line, OSError."""
+    with path.open("rb") as file:
+        raw = file.read(LIST_BYTES_MAX + 1)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as fault:
+        line = raw[: fault.start].count(b"\n") + 1
+        raise ListInvalid("not UTF-8", line=line) from fault
+    BrokerList.parse(text)
+    return text
+
+
+def change(path: Path, edit: Edit) -> BrokerList:
+    """Apply an edit to a list file. Returns the list as it is now.
+
+    Raises Locked, ListInvalid, EditRefused; the file is as before then.
+    """
+    with locked(path):
+        text = edit(read(path))
+        changed = BrokerList.parse(text)
+        replace(path, text)
+        return changed
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new text, and a power-off loses neither."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(descriptor, MODE)
+            os.fsync(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other operators from editing. Raises Locked at once, naming who does.
+
+    The lock ends with the process. Its file stays: removing it would let two hold the same lock.
+    """
+    with path.with_name(f".{path.name}.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            who = " ".join(file.read(200).split()) or "somebody"
+            raise Locked(f"{path} is being edited by {who}") from None
+        file.truncate(0)
+        file.write(f"{_user()}, process {os.getpid()}")
+        file.flush()
+        yield
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"

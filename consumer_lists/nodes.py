@@ -1,0 +1,118 @@
+"""What the nodes serve, and what clients told them: asked of all agents side by side.
+
+A node that does not answer is shown as that, and never counted as anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from consumer_lists.cluster import Node
+from messagebus.broker import BrokerList
+from messagebus.errors import ListInvalid
+
+__all__ = ["Client", "Served", "ask_all", "clients", "served"]
+
+ANSWER_WITHIN_S = 3.0
+"""For one request to one agent."""
+ASKED_AT_ONCE = 32
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What one node serves: a list, or why there is none."""
+
+    node: str
+    served: BrokerList | None = None
+    fault: str = ""
+
+    @property
+    def generation(self) -> int:
+        """0 where nothing is served."""
+        return self.served.generation if self.served else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One client's newest word over all agents. applied: generation that it works by."""
+
+    id: str
+    subscription: str
+    applied: int
+    age_s: float
+
+
+def served(nodes: Sequence[Node]) -> list[Served]:
+    """What every node serves now, in the order given."""
+    return ask_all(nodes, _served)
+
+
+def clients(nodes: Sequence[Node]) -> tuple[list[Client], dict[str, str]]:
+    """Every living client, and the nodes that could not be asked with the reason.
+
+    A client asks one agent at a time, so the truth is the union, newest wins.
+    """
+    newest: dict[tuple[str, str], Client] = {}
+    silent = {}
+    for node, (known, fault) in zip(nodes, ask_all(nodes, _clients), strict=True):
+        if fault:
+            silent[node.name] = fault
+        for client in known:
+            key = (client.id, client.subscription)
+            if key not in newest or client.age_s < newest[key].age_s:
+                newest[key] = client
+    return sorted(newest.values(), key=lambda one: (one.subscription, one.id)), silent
+
+
+def ask_all(nodes: Sequence[Node], ask: Callable[[Node], T]) -> list[T]:
+    """Call for every node, ASKED_AT_ONCE at a time; answers in the order of the nodes."""
+    with ThreadPoolExecutor(max_workers=ASKED_AT_ONCE, thread_name_prefix="node") as pool:
+        return list(pool.map(ask, nodes))
+
+
+def _served(node: Node) -> Served:
+    try:
+        answer = _get(node, "/consumer-list")
+        return Served(node=node.name, served=BrokerList.parse(answer.text))
+    except (httpx.HTTPError, httpx.InvalidURL) as fault:
+        return Served(node=node.name, fault=_one_line(fault))
+    except ListInvalid as fault:
+        return Served(node=node.name, fault=f"no list: {fault}")
+
+
+def _clients(node: Node) -> tuple[list[Client], str]:
+    try:
+        return list(_read_clients(_get(node, "/clients").json())), ""
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError) as fault:
+        return [], _one_line(fault)
+
+
+def _read_clients(answer: Any) -> Iterable[Client]:
+    for each in answer["clients"]:
+        yield Client(
+            id=str(each["id"]),
+            subscription=str(each["subscription"]),
+            applied=int(each["applied"]),
+            age_s=float(each["age_s"]),
+        )
+
+
+def _get(node: Node, path: str) -> httpx.Response:
+    answer = httpx.get(f"http://{node.agent}{path}", timeout=ANSWER_WITHIN_S, trust_env=False)
+    if answer.is_error:
+        said = " ".join(answer.text.split())[:200]
+        raise httpx.HTTPStatusError(
+            f"{answer.status_code} {said}", request=answer.request, response=answer
+        )
+    return answer
+
+
+def _one_line(fault: Exception) -> str:
+    return " ".join(str(fault).split())[:200] or type(fault).__name__

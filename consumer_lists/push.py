@@ -1,0 +1,135 @@
+"""Bring the operators' list to every node, and look that every node serves it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consumer_lists import edit, listfile, nodes
+from consumer_lists.cluster import Cluster, Node
+from consumer_lists.errors import PushRefused
+from consumer_lists.nodes import Served
+from messagebus.broker import BrokerList
+
+__all__ = ["Pushed", "Write", "push", "recover", "write_local"]
+
+SERVED_WITHIN_S = 10.0
+"""Agents look at their file every 200 ms; the rest is for slow disks and transport."""
+POLL_S = 0.1
+
+Write = Callable[[Node, Path, str], None]
+"""Put a text under a path on a node, at once and for good. Raises OSError when it cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """What came of a push. differing: node name -> why it does not serve this list."""
+
+    generation: int
+    serving: tuple[str, ...]
+    differing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return not self.differing
+
+
+def push(
+    cluster: Cluster,
+    *,
+    write: Write | None = None,
+    within_s: float = SERVED_WITHIN_S,
+) -> Pushed:
+    """Write the operators' list to every node and wait until each agent serves it.
+
+    Raises PushRefused, with nothing written, when a node serves a newer list or another one of the
+    same generation; Locked; ListInvalid. A node that is down is written to all the same, and told
+    in `differing`.
+    """
+    with listfile.locked(cluster.list_file):
+        text = listfile.read(cluster.list_file)
+        _refuse_contradictions(cluster, BrokerList.parse(text), nodes.served(cluster.nodes))
+        return _distribute(cluster, text, write or write_local, within_s)
+
+
+def recover(
+    cluster: Cluster,
+    *,
+    write: Write | None = None,
+    within_s: float = SERVED_WITHIN_S,
+) -> Pushed:
+    """The same after a disaster: the list gets a generation above all that anybody has seen.
+
+    Asks every node what it serves and every client what it has applied; what cannot be asked cannot
+    be known, so see that all agents are up that can be. The operators' file is changed, too.
+    """
+    with listfile.locked(cluster.list_file):
+        text = listfile.read(cluster.list_file)
+        known, _silent = nodes.clients(cluster.nodes)
+        newest = max(
+            BrokerList.parse(text).generation,
+            *(node.generation for node in nodes.served(cluster.nodes)),
+            *(client.applied for client in known),
+            0,
+        )
+        text = edit.with_generation(text, newest + 1)
+        listfile.replace(cluster.list_file, text)
+        return _distribute(cluster, text, write or write_local, within_s)
+
+
+def write_local(_node: Node, path: Path, text: str) -> None:
+    """Write on this machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listfile.replace(path, text)
+
+
+def _refuse_contradictions(cluster: Cluster, ours: BrokerList, serving: list[Served]) -> None:
+    if ours.cluster and ours.cluster != cluster.name:
+        raise PushRefused(f"the list is of {ours.cluster!r}, the inventory of {cluster.name!r}")
+    for node in serving:
+        if node.generation > ours.generation:
+            raise PushRefused(
+                f"{node.node} serves generation {node.generation}, above {ours.generation}:"
+                " clients would keep theirs; see `push --recover`"
+            )
+        if node.served and node.generation == ours.generation and node.served != ours:
+            raise PushRefused(
+                f"{node.node} serves another list of generation {ours.generation}: edit with"
+                " add, drain, remove, or see `push --recover`"
+            )
+
+
+def _distribute(cluster: Cluster, text: str, write: Write, within_s: float) -> Pushed:
+    ours = BrokerList.parse(text)
+    unwritten = _write_all(cluster, text, write)
+    until = time.monotonic() + within_s
+    waiting = {node.name: node for node in cluster.nodes if node.name not in unwritten}
+    reasons = dict.fromkeys(waiting, "not asked")
+    while waiting:
+        for answer in nodes.served(list(waiting.values())):
+            if answer.served == ours:
+                del waiting[answer.node], reasons[answer.node]
+            else:
+                reasons[answer.node] = answer.fault or f"serves generation {answer.generation}"
+        if not waiting or time.monotonic() > until:
+            break
+        time.sleep(POLL_S)
+    differing = {**unwritten, **reasons}
+    serving = tuple(node.name for node in cluster.nodes if node.name not in differing)
+    return Pushed(generation=ours.generation, serving=serving, differing=differing)
+
+
+def _write_all(cluster: Cluster, text: str, write: Write) -> dict[str, str]:
+    """Node name -> why it could not be written."""
+
+    def written(node: Node) -> str:
+        try:
+            write(node, node.list_file, text)
+        except OSError as fault:
+            return f"not written: {fault}"
+        return ""
+
+    faults = nodes.ask_all(cluster.nodes, written)
+    return {node.name: fault for node, fault in zip(cluster.nodes, faults, strict=True) if fault}
