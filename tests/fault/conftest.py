@@ -1,0 +1,46 @@
+"""One cluster of three brokers for all fault tests, whole again after each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from messagebus import BusConfig
+from ops.local.cluster import LocalCluster
+from tests.support.faults import agent_answer, bus_config, restore, unregister
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """The shared cluster, to break at will: it is put right afterwards."""
+    cluster.wait_ready()
+    yield cluster
+    restore(cluster)
+
+
+@pytest.fixture
+def bus(broken: LocalCluster) -> BusConfig:
+    """Settings of an application of it."""
+    return bus_config(broken)
+
+
+@pytest.fixture
+def topic(broken: LocalCluster) -> Iterator[str]:
+    """A name that no other test uses. What was created under it is deleted afterwards."""
+    name = f"t{next(_numbers)}"
+    yield name
+    restore(broken)
+    forget(broken, name)
+
+
+def forget(cluster: LocalCluster, topic: str) -> None:
+    """Delete a topic with its subscriptions, or a queue of that name."""
+    entries = agent_answer(cluster, cluster.names[0], "/topology")["entries"]
+    alive = [entry["wanted"] for entry in entries if entry["alive"]]
+    ours = [w for w in alive if w.split("/")[0].removeprefix("queue:") == topic]
+    if ours:
+        unregister(cluster, *ours)

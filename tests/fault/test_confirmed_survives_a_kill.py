@@ -1,0 +1,135 @@
+"""Promise: what was reported as confirmed with durability fsync is there after a kill -9."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from urllib.parse import quote
+
+import httpx
+
+from messagebus import Consumer, Durability, Outcome, Published, Publisher
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import eventually
+from tests.support.faults import bus_config, direct, register
+from tests.support.load import drain
+from tests.support.raw import publish_to_young_queue
+
+log = logging.getLogger(__name__)
+
+MESSAGES = 100
+START_WITHIN_S = 20.0
+# The control has lost everything in every run so far; the broker writes names every half second.
+CONTROL_RUNS = 3
+# A lost queue hangs until the broker gives up on it; one that is there shows its messages by then.
+RECOVERED_WITHIN_S = 6.0
+ASKED_S = 2.0
+DELETED_WITHIN_S = 60.0
+
+
+def test_a_queue_declared_a_moment_before_the_kill_keeps_every_confirmed_message(
+    broken: LocalCluster, topic: str
+) -> None:
+    with Publisher(direct(broken, "mb1")) as publisher:
+        assert register(broken, f"queue:{topic}")["complete"]
+        declared = time.monotonic()
+        published = publisher.send_many(f"queue:{topic}", [b"young"] * MESSAGES)
+        broken.kill("mb1")
+        log.info("killed %.3f s after the declaration", time.monotonic() - declared)
+    promised = _promised_by(published, broken.node("mb1").broker)
+    assert len(promised) == MESSAGES
+    _restart(broken)
+    got = drain(bus_config(broken), f"queue:{topic}", expected=promised)
+    assert promised - got.keys() == set()
+
+
+def test_the_first_send_safe_to_a_new_queue_survives_a_kill_at_its_return(
+    broken: LocalCluster, topic: str
+) -> None:
+    with Publisher(direct(broken, "mb1")) as publisher:
+        published = publisher.send_safe(f"queue:{topic}", b"first")
+        broken.kill("mb1")
+    promised = _promised_by([published], broken.node("mb1").broker)
+    assert len(promised) == 1
+    _restart(broken)
+    got = drain(bus_config(broken), f"queue:{topic}", expected=promised)
+    assert promised - got.keys() == set()
+
+
+def test_the_first_send_safe_after_start_of_a_new_subscription_survives_a_kill_at_its_return(
+    broken: LocalCluster, topic: str
+) -> None:
+    bus = direct(broken, "mb1")
+    consumer = Consumer(bus, topic, subscription="billing")
+    with Publisher(bus) as publisher:
+        assert consumer.start(timeout_s=START_WITHIN_S)
+        published = publisher.send_safe(topic, b"first")
+        broken.kill("mb1")
+        consumer.stop(drain_s=0)
+    promised = _promised_by([published], broken.node("mb1").broker)
+    assert len(promised) == 1
+    _restart(broken)
+    got = drain(bus_config(broken), topic, "billing", expected=promised)
+    assert promised - got.keys() == set()
+
+
+def test_control_without_settling_the_same_kill_loses_confirmed_messages(
+    broken: LocalCluster, topic: str
+) -> None:
+    lost = 0
+    for run in range(CONTROL_RUNS):
+        lost += _lost_without_settling(broken, f"control-{topic}-{run}")
+        if lost:
+            break
+    assert lost > 0
+
+
+def _lost_without_settling(cluster: LocalCluster, queue: str) -> int:
+    broker = cluster.node("mb1").broker
+    confirmed = publish_to_young_queue(
+        broker, "admin", cluster.admin_password, queue=queue, count=MESSAGES
+    )
+    cluster.kill("mb1")
+    assert confirmed == MESSAGES
+    _restart(cluster)
+    found = _most_found(cluster, queue)
+    # What is left of a lost queue is in the way of its deletion, until the broker gives up on it.
+    with cluster.management("mb1") as management:
+        path = f"/api/queues/%2F/{quote(queue, safe='')}"
+        management.delete(path, timeout=DELETED_WITHIN_S).raise_for_status()
+    log.info("control: %d of %d confirmed messages lost", confirmed - found, confirmed)
+    return confirmed - found
+
+
+def _most_found(cluster: LocalCluster, queue: str) -> int:
+    """The highest count that the broker shows within RECOVERED_WITHIN_S: it starts from 0."""
+    counts = [0]
+
+    def all_there() -> bool:
+        with cluster.management("mb1") as management, contextlib.suppress(httpx.HTTPError):
+            answer = management.get(f"/api/queues/%2F/{quote(queue, safe='')}", timeout=ASKED_S)
+            if answer.is_success:
+                counts.append(int(answer.json().get("messages", 0)))
+        return max(counts) >= MESSAGES
+
+    with contextlib.suppress(AssertionError):
+        eventually(all_there, within_s=RECOVERED_WITHIN_S)
+    return max(counts)
+
+
+def _promised_by(published: Iterable[Published], broker: str) -> set[str]:
+    """Ids that this broker confirmed with the highest promise."""
+    return {
+        each.message_id
+        for each in published
+        if each.outcome is Outcome.CONFIRMED
+        and each.durability is Durability.FSYNC
+        and each.broker == broker
+    }
+
+
+def _restart(cluster: LocalCluster) -> None:
+    cluster.start("mb1")
+    cluster.wait_ready()

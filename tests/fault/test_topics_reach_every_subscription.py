@@ -1,0 +1,161 @@
+"""Promise: what is confirmed after a subscription's start() returned reaches that subscription.
+
+Whichever broker took it, and whatever brokers and agents did meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from messagebus import BusConfig, Consumer
+from messagebus.destination import Subscription, Topic
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import eventually
+from tests.support.faults import (
+    agent_answer,
+    balancer_configured,
+    delete_queue,
+    metric,
+    queue_exists,
+    register,
+)
+from tests.support.load import Load, consuming, drain, publishing
+
+BACK_WITHIN_S = 30.0
+# Publishers renew their links every second: that many confirms mean that the broker is in full use.
+IN_USE = 100
+REPAIRED_WITHIN_S = 2.0
+# How long a broker is back before its agent in the experiment of reference/topology.md.
+AGENT_LATER_S = 5.0
+# By then a broker without a gate has taken publishes for seconds.
+CONTROL_MUST_LOSE = 1
+
+
+def test_a_subscription_created_while_a_broker_is_down_gets_all_that_is_confirmed_afterwards(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    register(broken, f"{topic}/billing", f"{topic}/audit")
+    second = broken.node("mb2").broker
+    with publishing(bus, topic) as load:
+        broken.stop("mb2")
+        started_ns = _start_subscription(bus, topic, "crm")
+        answer = register(broken, f"{topic}/crm")
+        assert answer["complete"]
+        assert answer["later"] == [second]
+        broken.start("mb2")
+        _wait_in_use(load, second, since_ns=started_ns)
+    after = load.confirmed_ids(since_ns=started_ns)
+    assert after - drain(bus, topic, "crm", expected=after).keys() == set()
+    everything = load.confirmed_ids()
+    for older in ("billing", "audit"):
+        assert everything - drain(bus, topic, older, expected=everything).keys() == set()
+
+
+def test_a_queue_that_vanishes_is_made_again_and_what_it_lost_is_told(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    register(broken, f"{topic}/billing", f"{topic}/audit")
+    queue = Subscription(Topic(topic), "audit").amqp_queue
+    first = broken.node("mb1").broker
+    told_before = metric(broken, "mb1", "lost_total")
+    with (
+        publishing(bus, topic) as load,
+        consuming(bus, topic, "audit") as audit,
+        consuming(bus, topic, "billing") as billing,
+    ):
+        _wait_in_use(load, first)
+        delete_queue(broken, "mb1", queue)
+        eventually(
+            lambda: _repaired(broken, "mb1", queue), within_s=REPAIRED_WITHIN_S, what="made again"
+        )
+        repaired_ns = time.monotonic_ns()
+        assert queue_exists(broken, "mb1", queue)
+        _wait_in_use(load, first, since_ns=repaired_ns)
+        load.stop()
+        everything = load.confirmed_ids()
+        assert billing.wait_for(everything) == set()
+        missing = audit.wait_for(everything)
+    (report,) = _reports(broken, "mb1", queue)
+    assert report["wanted"] == f"{topic}/audit"
+    assert metric(broken, "mb1", "lost_total") == told_before + 1
+    lost = [sent for sent in load.confirmed() if sent.published.message_id in missing]
+    assert {sent.published.broker for sent in lost} <= {first}
+    assert all(sent.started_ns < repaired_ns for sent in lost)
+
+
+@pytest.mark.parametrize("gate", ["asked", "not-asked"])
+def test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate(
+    broken: LocalCluster, bus: BusConfig, topic: str, gate: str
+) -> None:
+    """gate not-asked is the control: a balancer that only looks whether the port answers."""
+    register(broken, f"{topic}/billing")
+    config = (broken.layout.haproxy_dir / "haproxy.cfg").read_text()
+    if gate == "not-asked":
+        config = _without_gate_check(config)
+    with balancer_configured(broken, config):
+        after, load = _broker_back_before_its_agent(broken, bus, topic)
+    missing = after - drain(bus, topic, "crm", expected=after).keys()
+    if gate == "asked":
+        assert missing == set()
+    else:
+        assert len(missing) >= CONTROL_MUST_LOSE
+        brokers = {
+            s.published.broker for s in load.confirmed() if s.published.message_id in missing
+        }
+        assert brokers == {broken.node("mb2").broker}
+
+
+def _broker_back_before_its_agent(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> tuple[set[str], Load]:
+    """Returns the ids confirmed after the subscription crm was complete."""
+    second = broken.node("mb2").broker
+    with publishing(bus, topic) as load:
+        broken.kill("mb2")
+        broken.kill("mb2", agent=True)
+        started_ns = _start_subscription(bus, topic, "crm")
+        broken.start("mb2")
+        back = time.monotonic()
+        eventually(lambda: time.monotonic() - back > AGENT_LATER_S, within_s=2 * AGENT_LATER_S)
+        broken.start("mb2", agent=True)
+        _wait_in_use(load, second, since_ns=time.monotonic_ns())
+    return load.confirmed_ids(since_ns=started_ns), load
+
+
+def _start_subscription(bus: BusConfig, topic: str, name: str) -> int:
+    """Returns the moment after start() returned complete. What it receives it gives back."""
+    consumer = Consumer(bus, topic, subscription=name)
+    assert consumer.start(timeout_s=BACK_WITHIN_S)
+    started_ns = time.monotonic_ns()
+    consumer.stop(drain_s=0)
+    return started_ns
+
+
+def _wait_in_use(load: Load, broker: str, *, since_ns: int = 0) -> None:
+    eventually(
+        lambda: load.confirmed_by(broker, since_ns=since_ns) >= IN_USE,
+        within_s=BACK_WITHIN_S,
+        what=f"{broker} takes publishes",
+    )
+
+
+def _reports(cluster: LocalCluster, name: str, queue: str) -> list[dict[str, object]]:
+    lost = agent_answer(cluster, name, "/topology")["lost"]
+    return [report for report in lost if report["name"] == queue]
+
+
+def _repaired(cluster: LocalCluster, name: str, queue: str) -> bool:
+    reports = _reports(cluster, name, queue)
+    return bool(reports) and all(report["repaired_at_ms"] for report in reports)
+
+
+def _without_gate_check(config: str) -> str:
+    lines = config.splitlines(keepends=True)
+    kept = [
+        line
+        for line in lines
+        if not line.lstrip().startswith(("tcp-check send", "tcp-check expect"))
+    ]
+    return "".join(kept)

@@ -1,0 +1,285 @@
+"""What is done to a running local cluster, and how it is put right again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from messagebus import BusConfig
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from ops.commands.broker import epmd_environment
+from ops.local.cluster import LocalCluster
+from ops.local.files import MEMORY_SHARE
+from ops.local.process import send
+from tests.support.eventually import eventually
+
+__all__ = [
+    "agent_answer",
+    "alarm",
+    "balancer_configured",
+    "balancer_state",
+    "bus_config",
+    "close_connections",
+    "delete_queue",
+    "direct",
+    "metric",
+    "operators_drain",
+    "queue_exists",
+    "register",
+    "reload_balancer",
+    "restore",
+    "unregister",
+    "write_list",
+]
+
+HTTP_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
+SOCKET_TIMEOUT_S = 2.0
+RELOAD_WITHIN_S = 10.0
+# The management API lists a connection only at its next statistics interval (1 s here).
+LISTED_WITHIN_S = 10.0
+
+
+# -- settings of clients
+
+
+def bus_config(cluster: LocalCluster, **settings: Any) -> BusConfig:
+    """An application's settings: everything through the balancer."""
+    defaults: dict[str, Any] = {
+        "broker": cluster.broker,
+        "list_urls": (cluster.list_url,),
+        "user": "bus",
+        "password": cluster.password,
+    }
+    return BusConfig(**(defaults | settings))
+
+
+def direct(cluster: LocalCluster, name: str, **settings: Any) -> BusConfig:
+    """The same, but publishing to this broker and no other."""
+    return bus_config(cluster, broker=cluster.node(name).broker, **settings)
+
+
+# -- agents
+
+
+def agent_answer(cluster: LocalCluster, name: str, path: str) -> Any:
+    """What an agent says at GET path."""
+    return _agent(cluster, name, "GET", path).raise_for_status().json()
+
+
+def metric(cluster: LocalCluster, name: str, figure: str) -> float:
+    """One figure of an agent's metrics, by its name without the prefix."""
+    text = _agent(cluster, name, "GET", "/metrics").raise_for_status().text
+    lines = [line for line in text.splitlines() if line.startswith(f"messagebus_agent_{figure}{{")]
+    assert lines, f"no metric {figure}"
+    return float(lines[0].rpartition(" ")[2])
+
+
+def register(cluster: LocalCluster, *wanted: str) -> Any:
+    """Have these created, as an operator: the answer of the agents, complete or not."""
+    return _change(cluster, wanted, alive=True)
+
+
+def unregister(cluster: LocalCluster, *wanted: str) -> Any:
+    """Have these deleted on every broker."""
+    return _change(cluster, wanted, alive=False)
+
+
+def _change(cluster: LocalCluster, wanted: Collection[str], *, alive: bool) -> Any:
+    name = next(n for n in cluster.names if cluster.process_of(n, agent=True))
+    body = {"wanted": list(wanted), "alive": alive}
+    return _agent(cluster, name, "POST", "/topology", json=body).raise_for_status().json()
+
+
+def operators_drain(cluster: LocalCluster, name: str, draining: bool) -> None:
+    """Set or clear the operators' flag of a broker."""
+    body = {"draining": draining}
+    _agent(cluster, name, "POST", "/drain", json=body).raise_for_status()
+
+
+def _agent(
+    cluster: LocalCluster, name: str, method: str, path: str, **request: Any
+) -> httpx.Response:
+    return httpx.request(
+        method,
+        f"http://{cluster.node(name).agent}{path}",
+        headers={"Authorization": f"Bearer {cluster.token.reveal()}"},
+        timeout=HTTP_TIMEOUT_S,
+        trust_env=False,
+        **request,
+    )
+
+
+# -- brokers
+
+
+def queue_exists(cluster: LocalCluster, name: str, queue: str) -> bool:
+    with cluster.management(name) as management:
+        return management.get(_queue_path(queue)).status_code == httpx.codes.OK
+
+
+def delete_queue(cluster: LocalCluster, name: str, queue: str) -> None:
+    """Behind the agents' back."""
+    with cluster.management(name) as management:
+        management.delete(_queue_path(queue)).raise_for_status()
+
+
+def _queue_path(queue: str) -> str:
+    return f"/api/queues/%2F/{quote(queue, safe='')}?disable_stats=true"
+
+
+def close_connections(cluster: LocalCluster, name: str, client_id: str) -> None:
+    """Have the broker close every connection of one client; returns when it had some."""
+    eventually(
+        lambda: _close_connections(cluster, name, client_id),
+        within_s=LISTED_WITHIN_S,
+        what=f"{name} lists a connection of {client_id}",
+    )
+
+
+def _close_connections(cluster: LocalCluster, name: str, client_id: str) -> int:
+    with cluster.management(name) as management:
+        connections = management.get("/api/connections").raise_for_status().json()
+        ours = [c for c in connections if _client_id(c) == client_id]
+        for each in ours:
+            management.delete(f"/api/connections/{quote(each['name'], safe='')}")
+    return len(ours)
+
+
+def _client_id(connection: dict[str, Any]) -> str:
+    return str(connection.get("client_properties", {}).get("connection_name", ""))
+
+
+def alarm(cluster: LocalCluster, name: str, on: bool) -> None:
+    """Raise or clear the broker's memory alarm."""
+    share = "0.0" if on else str(MEMORY_SHARE)
+    node = cluster.node(name)
+    call = f"vm_memory_monitor set_vm_memory_high_watermark [{share}]"
+    done = subprocess.run(
+        ["erl_call", "-n", node.node_name, "-a", call],
+        env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
+        capture_output=True,
+        timeout=CALL_TIMEOUT_S,
+        check=True,
+    )
+    assert done.stdout == b"ok", done
+
+
+# -- the list
+
+
+def write_list(cluster: LocalCluster, names: Iterable[str], *, draining: Iterable[str] = ()) -> int:
+    """Give every node a list of these brokers, with a new generation, as `consumer_lists push` does."""
+    generation = _generation(cluster) + 1
+    listed = tuple(
+        ListedBroker(
+            broker=Broker.parse(cluster.node(name).broker),
+            draining=name in set(draining),
+            agent_port=cluster.node(name).agent_port,
+        )
+        for name in names
+    )
+    text = BrokerList(cluster=cluster.layout.cluster, generation=generation, listed=listed).render()
+    files = [cluster.layout.list_file, *(node.list_file for node in cluster.layout.nodes)]
+    for file in files:
+        candidate = file.with_name(f"{file.name}.new")
+        candidate.write_text(text)
+        os.replace(candidate, file)  # noqa: PTH105 - Path.replace does the same; atomic either way
+    return generation
+
+
+def _generation(cluster: LocalCluster) -> int:
+    files = [cluster.layout.list_file, *(node.list_file for node in cluster.layout.nodes)]
+    return max(BrokerList.parse(file.read_text()).generation for file in files)
+
+
+# -- the balancer
+
+
+def balancer_state(cluster: LocalCluster, name: str) -> str:
+    """UP, DOWN, DRAIN, ... as HAProxy sees this broker."""
+    for line in _ask_balancer(cluster, "show stat").splitlines():
+        fields = line.split(",")
+        if fields[0] == "mb_brokers" and fields[1] == name:
+            return fields[17].split()[0]
+    return ""
+
+
+def reload_balancer(cluster: LocalCluster) -> None:
+    """Have the master start a new worker; returns when that one answers."""
+    master = cluster.process_of("haproxy")
+    assert master is not None
+    before = _worker(cluster)
+    send(master, signal.SIGUSR2)
+    eventually(lambda: _worker(cluster) not in ("", before), within_s=RELOAD_WITHIN_S)
+
+
+def _worker(cluster: LocalCluster) -> str:
+    for line in _ask_balancer(cluster, "show info").splitlines():
+        if line.startswith("Pid:"):
+            return line
+    return ""
+
+
+def _ask_balancer(cluster: LocalCluster, command: str) -> str:
+    """One command of the admin socket; "" while nobody answers."""
+    try:
+        with socket.socket(socket.AF_UNIX) as admin:
+            admin.settimeout(SOCKET_TIMEOUT_S)
+            admin.connect(str(cluster.layout.admin_socket))
+            admin.sendall(command.encode() + b"\n")
+            return b"".join(iter(lambda: admin.recv(65_536), b"")).decode()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def balancer_configured(cluster: LocalCluster, text: str) -> Iterator[None]:
+    """Run HAProxy with another configuration while the block runs."""
+    config = cluster.layout.haproxy_dir / "haproxy.cfg"
+    before = config.read_text()
+    try:
+        config.write_text(text)
+        reload_balancer(cluster)
+        yield
+    finally:
+        config.write_text(before)
+        reload_balancer(cluster)
+
+
+# -- putting right
+
+
+def restore(cluster: LocalCluster) -> None:
+    """Thaw, start and undrain whatever is not as it should be; returns when publishes pass."""
+    for part in cluster.status()["parts"]:
+        _restore_process(cluster, part["name"], part["state"])
+        if part["kind"] == "broker":
+            _restore_process(cluster, f"{part['name']}-agent", part["agent_state"])
+    listed = cluster.consumer_list()
+    wanted = {cluster.node(name).broker for name in cluster.names}
+    if listed.names != wanted or any(entry.draining for entry in listed):
+        write_list(cluster, cluster.names)
+    for name in cluster.names:
+        if agent_answer(cluster, name, "/topology")["broker"] and _is_drained(cluster, name):
+            operators_drain(cluster, name, False)
+    cluster.wait_ready()
+
+
+def _restore_process(cluster: LocalCluster, name: str, state: str) -> None:
+    if state == "frozen":
+        cluster.thaw(name)
+    elif state in ("stopped", "gone"):
+        cluster.start(name)
+
+
+def _is_drained(cluster: LocalCluster, name: str) -> bool:
+    return bool(_agent(cluster, name, "GET", "/health").json().get("draining"))

@@ -1,0 +1,50 @@
+"""Plain AMQP without the library's care: the control of tests about what that care is for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from messagebus._io.link import Credentials, Link, dial
+from messagebus.broker import Broker
+from messagebus.secret import Secret
+
+__all__ = ["publish_to_young_queue"]
+
+DIAL_TIMEOUT_MS = 5_000
+CONFIRMED_WITHIN_S = 10.0
+
+
+def publish_to_young_queue(
+    broker: str, user: str, password: Secret, *, queue: str, count: int
+) -> int:
+    """Declare a quorum queue and publish `count` messages to it at once. Returns confirms."""
+    credentials = Credentials(user=user, password=password, client_id="control")
+    return asyncio.run(_publish(Broker.parse(broker), credentials, queue, count))
+
+
+async def _publish(broker: Broker, credentials: Credentials, queue: str, count: int) -> int:
+    link = await dial(broker, credentials, timeout_ms=DIAL_TIMEOUT_MS)
+    try:
+        await link.call(
+            "queue_declare", queue=queue, durable=True, arguments={"x-queue-type": "quorum"}
+        )
+        return await asyncio.wait_for(_confirmed(link, queue, count), CONFIRMED_WITHIN_S)
+    finally:
+        link.abort()
+
+
+async def _confirmed(link: Link, queue: str, count: int) -> int:
+    confirmed = 0
+    all_answered = asyncio.Event()
+
+    def answered(tag: int, multiple: bool, ok: bool) -> None:
+        nonlocal confirmed
+        confirmed = tag if multiple else confirmed + 1
+        if not ok or confirmed >= count:
+            all_answered.set()
+
+    await link.confirm_select(answered)
+    for _ in range(count):
+        link.channel.basic_publish("", queue, b"young")
+    await all_answered.wait()
+    return confirmed
