@@ -135,15 +135,27 @@ venv_is_current() {
     [ -x .venv/bin/python ] && [ "$(cat .venv/.stamp 2> /dev/null)" = "$(venv_stamp)" ]
 }
 
-# The stamp comes last: a build that was interrupted has none and is begun anew.
+# What builds the packages that come as source is pinned like all else; with build isolation pip would
+# fetch its newest instead. The stamp comes last: a build that was interrupted has none and is begun
+# anew.
 build_venv() {
     echo "building .venv from requirements.lock"
     rm -rf .venv
     "$python" -m venv .venv
-    pip="$(pwd)/.venv/bin/python -m pip --quiet --disable-pip-version-check --no-input install"
-    $pip --require-hashes -r requirements.lock
-    $pip --no-deps --no-build-isolation --editable .
+    pinned '(packaging|pbr|setuptools|wheel)' > .venv/build.lock
+    pip_install --require-hashes --no-deps -r .venv/build.lock
+    pip_install --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
+    pip_install --no-deps --no-build-isolation --editable .
     venv_stamp > .venv/.stamp
+}
+
+# The lines of requirements.lock about packages whose whole name matches.
+pinned() {
+    awk -v start="^$1==" '$0 ~ start { on = 1 } on { print } on && !/\\$/ { on = 0 }' requirements.lock
+}
+
+pip_install() {
+    .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input install "$@"
 }
 
 if [ "${1:-}" = --packages ]; then
