@@ -140,10 +140,12 @@ class Route:
         if self.current is not None and self._leaving is None:
             self._renew_at_ms = now_ms
 
-    def next_due_ms(self) -> int:
-        """When `tick` may have something to do."""
+    def next_due_ms(self) -> int | None:
+        """When `tick` may have something to do; None: not before another event."""
         if self.current is not None and self._leaving is None:
             return self._renew_at_ms
+        if len(self._dialing) >= DIALS_AT_ONCE:
+            return None
         return max(self._due_ms, *self._dialing.values()) if self._dialing else self._due_ms
 
     def _wait_ms(self, failures: int, share: float) -> int:

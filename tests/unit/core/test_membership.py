@@ -1,0 +1,273 @@
+"""core.membership: attached to what is listed, letting go of what is not, whatever happens between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from messagebus.core.backoff import backoff_ms
+from messagebus.core.membership import Dial, Drain, HangUp, Membership, State
+
+A, B = "mb1:5672", "mb2:5672"
+FIRST_MS, MAX_MS, DRAIN_MS = 100, 5_000, 60_000
+
+
+def members(*listed: str) -> Membership:
+    """All listed brokers open at time 0."""
+    made = Membership(backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS, drain_ms=DRAIN_MS)
+    made.refresh(listed, 0)
+    for broker in listed:
+        made.opened(broker)
+    return made
+
+
+def test_every_listed_broker_is_dialled_at_once() -> None:
+    made = Membership()
+    assert made.refresh([B, A], 0) == [Dial(A), Dial(B)]
+    assert made.states == {A: State.DIALING, B: State.DIALING}
+
+
+def test_unchanged_brokers_are_not_touched() -> None:
+    assert members(A, B).refresh([A, B], 10) == []
+
+
+@pytest.mark.parametrize("listed", [[], (), frozenset[str]()])
+def test_an_empty_list_disconnects_nobody(listed: list[str]) -> None:
+    made = members(A, B)
+    assert made.refresh(listed, 10) == []
+    assert made.tick(10**9) == []
+    assert made.states == {A: State.OPEN, B: State.OPEN}
+
+
+def test_a_broker_that_is_down_at_the_start_is_dialled_until_it_comes_up() -> None:
+    made = Membership(backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS)
+    made.refresh([A], 0)
+    now_ms = 0
+    for failures in range(1, 50):
+        made.lost(A, now_ms, 1.0)
+        due_ms = made.next_due_ms()
+        assert due_ms is not None
+        assert due_ms - now_ms <= MAX_MS
+        assert made.tick(due_ms - 1) == []
+        assert made.tick(due_ms) == [Dial(A, failures)]
+        now_ms = due_ms
+    made.opened(A)
+    assert made.states == {A: State.OPEN}
+
+
+def test_the_back_off_starts_anew_after_a_link_was_open() -> None:
+    made = members(A)
+    made.lost(A, 0, 1.0)
+    made.tick(FIRST_MS)
+    made.lost(A, 1_000, 1.0)
+    made.tick(1_000 + 2 * FIRST_MS)
+    made.opened(A)
+    made.lost(A, 10_000, 1.0)
+    assert made.next_due_ms() == 10_000 + FIRST_MS
+
+
+def test_a_removed_broker_is_finished_then_let_go() -> None:
+    made = members(A, B)
+    assert made.refresh([B], 10) == [Drain(A)]
+    assert made.states[A] is State.DRAINING
+    assert made.drained(A, 20) == [HangUp(A)]
+    assert made.states == {B: State.OPEN}
+    assert made.tick(10**9) == []
+
+
+def test_a_drain_that_takes_too_long_is_given_up() -> None:
+    made = members(A, B)
+    made.refresh([B], 10)
+    assert made.next_due_ms() == 10 + DRAIN_MS
+    assert made.tick(9 + DRAIN_MS) == []
+    assert made.tick(10 + DRAIN_MS) == [HangUp(A)]
+    assert A not in made.states
+
+
+def test_a_longer_absence_does_not_restart_the_drain() -> None:
+    made = members(A, B)
+    made.refresh([B], 10)
+    assert made.refresh([B], 5_000) == []
+    assert made.next_due_ms() == 10 + DRAIN_MS
+
+
+def test_a_broker_that_was_removed_and_comes_back_is_dialled_again() -> None:
+    made = members(A, B)
+    made.refresh([B], 10)
+    made.drained(A, 20)
+    assert made.refresh([A, B], 30) == [Dial(A)]
+
+
+def test_a_broker_that_is_listed_again_while_it_drains_is_dialled_anew_afterwards() -> None:
+    made = members(A, B)
+    made.refresh([B], 10)
+    assert made.refresh([A, B], 20) == []
+    assert made.drained(A, 30) == [HangUp(A)]
+    assert made.next_due_ms() == 30
+    assert made.tick(30) == [Dial(A)]
+
+
+def test_a_draining_broker_whose_link_ends_is_gone_or_dialled_again_by_the_list() -> None:
+    made = members(A, B)
+    made.refresh([B], 10)
+    made.lost(A, 20, 0.0)
+    assert A not in made.states
+    made = members(A, B)
+    made.refresh([B], 10)
+    made.refresh([A, B], 15)
+    made.lost(A, 20, 0.0)
+    assert made.states[A] is State.WAITING
+
+
+def test_a_dial_of_an_unlisted_broker_is_given_up() -> None:
+    made = Membership()
+    made.refresh([A, B], 0)
+    assert made.refresh([B], 1) == [HangUp(A)]
+    made.lost(A, 2, 0.0)
+    assert made.states == {B: State.DIALING}
+
+
+def test_a_waiting_broker_that_is_unlisted_is_forgotten() -> None:
+    made = members(A, B)
+    made.lost(A, 0, 1.0)
+    assert made.refresh([B], 1) == []
+    assert made.tick(10**9) == []
+
+
+def test_a_stray_end_of_a_drain_changes_nothing() -> None:
+    made = members(A)
+    assert made.drained(A, 5) == []
+    assert made.drained("unknown", 5) == []
+    assert made.states == {A: State.OPEN}
+
+
+def test_nothing_is_due_while_all_is_well() -> None:
+    assert members(A, B).next_due_ms() is None
+
+
+@pytest.mark.parametrize("broker", [A, "unknown"])
+def test_an_open_that_nobody_dialled_is_a_bug(broker: str) -> None:
+    with pytest.raises(AssertionError):
+        members(A).opened(broker)
+
+
+BROKERS = (A, B, "mb3:5672")
+
+
+class AgainstATable(RuleBasedStateMachine):
+    """The oracle keeps sets instead of states, and dictionaries of due times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = Membership(
+            backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS, drain_ms=DRAIN_MS
+        )
+        self.now_ms = 0
+        self.listed: set[str] = set()
+        self.waiting: dict[str, int] = {}
+        self.draining: dict[str, int] = {}
+        self.dialing: set[str] = set()
+        self.open: set[str] = set()
+        self.failures = dict.fromkeys(BROKERS, 0)
+
+    def expect_tick(self) -> list[object]:
+        expected: list[object] = []
+        for broker in sorted({*self.waiting, *self.draining}):
+            if self.waiting.get(broker, self.now_ms + 1) <= self.now_ms:
+                del self.waiting[broker]
+                self.dialing.add(broker)
+                expected.append(Dial(broker, self.failures[broker]))
+            elif self.draining.get(broker, self.now_ms + 1) <= self.now_ms:
+                expected += self.expect_drained(broker)
+        return expected
+
+    def expect_drained(self, broker: str) -> list[object]:
+        if broker not in self.draining:
+            return []
+        del self.draining[broker]
+        self.failures[broker] = 0
+        if broker in self.listed:
+            self.waiting[broker] = self.now_ms
+        return [HangUp(broker)]
+
+    @rule(listed=st.sets(st.sampled_from(BROKERS)))
+    def refresh(self, listed: set[str]) -> None:
+        expected: list[object] = []
+        if listed:
+            self.listed = listed
+            known = {*self.waiting, *self.draining, *self.dialing, *self.open}
+            for broker in listed - known:
+                self.waiting[broker], self.failures[broker] = self.now_ms, 0
+            for broker in sorted(known - listed):
+                self.waiting.pop(broker, None)
+                if broker in self.dialing:
+                    self.dialing.remove(broker)
+                    expected.append(HangUp(broker))
+                if broker in self.open:
+                    self.open.remove(broker)
+                    self.draining[broker] = self.now_ms + DRAIN_MS
+                    expected.append(Drain(broker))
+            expected += self.expect_tick()
+        assert self.members.refresh(listed, self.now_ms) == expected
+
+    @rule(later_ms=st.sampled_from([0, 1, 50, 100, 1_000, 5_000, DRAIN_MS]))
+    def wait(self, later_ms: int) -> None:
+        self.now_ms += later_ms
+        expected = self.expect_tick()
+        assert self.members.tick(self.now_ms) == expected
+
+    @rule(data=st.data())
+    def dial_succeeds(self, data: st.DataObject) -> None:
+        if self.dialing:
+            broker = data.draw(st.sampled_from(sorted(self.dialing)))
+            self.dialing.remove(broker)
+            self.open.add(broker)
+            self.failures[broker] = 0
+            self.members.opened(broker)
+
+    @rule(broker=st.sampled_from(BROKERS), share=st.floats(0, 1))
+    def link_ends(self, broker: str, share: float) -> None:
+        if broker in self.waiting:
+            return  # there is none
+        known = broker in {*self.draining, *self.dialing, *self.open}
+        self.draining.pop(broker, None)
+        self.dialing.discard(broker)
+        self.open.discard(broker)
+        if known and broker in self.listed:
+            self.failures[broker] += 1
+            self.waiting[broker] = self.now_ms + backoff_ms(
+                self.failures[broker], first_ms=FIRST_MS, max_ms=MAX_MS, share=share
+            )
+        self.members.lost(broker, self.now_ms, share)
+
+    @rule(broker=st.sampled_from(BROKERS))
+    def nothing_is_owed(self, broker: str) -> None:
+        expected = self.expect_drained(broker)
+        assert self.members.drained(broker, self.now_ms) == expected
+
+    @invariant()
+    def states_agree(self) -> None:
+        assert self.members.states == {
+            **dict.fromkeys(self.waiting, State.WAITING),
+            **dict.fromkeys(self.dialing, State.DIALING),
+            **dict.fromkeys(self.open, State.OPEN),
+            **dict.fromkeys(self.draining, State.DRAINING),
+        }
+
+    @invariant()
+    def whatever_waits_is_due_within_a_bound(self) -> None:
+        due_ms = self.members.next_due_ms()
+        timed = [*self.waiting.values(), *self.draining.values()]
+        assert due_ms == (min(timed) if timed else None)
+        if due_ms is not None:
+            assert due_ms <= self.now_ms + max(MAX_MS, DRAIN_MS)
+
+    @invariant()
+    def every_listed_broker_is_attached_or_on_its_way(self) -> None:
+        assert self.listed <= self.members.states.keys()
+
+
+TestAgainstATable = AgainstATable.TestCase
+TestAgainstATable.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
