@@ -9,7 +9,7 @@ import pytest
 
 from messagebus import BusConfig
 from ops.local.cluster import LocalCluster
-from tests.support.faults import agent_answer, bus_config, restore, unregister
+from tests.support.faults import bus_config, forget, restore
 
 _numbers = itertools.count(1)
 
@@ -35,12 +35,3 @@ def topic(broken: LocalCluster) -> Iterator[str]:
     yield name
     restore(broken)
     forget(broken, name)
-
-
-def forget(cluster: LocalCluster, topic: str) -> None:
-    """Delete a topic with its subscriptions, or a queue of that name."""
-    entries = agent_answer(cluster, cluster.names[0], "/topology")["entries"]
-    alive = [entry["wanted"] for entry in entries if entry["alive"]]
-    ours = [w for w in alive if w.split("/")[0].removeprefix("queue:") == topic]
-    if ours:
-        unregister(cluster, *ours)

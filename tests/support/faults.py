@@ -30,6 +30,7 @@ __all__ = [
     "close_connections",
     "delete_queue",
     "direct",
+    "forget",
     "metric",
     "operators_drain",
     "queue_exists",
@@ -97,6 +98,15 @@ def _change(cluster: LocalCluster, wanted: Collection[str], *, alive: bool) -> A
     name = next(n for n in cluster.names if cluster.process_of(n, agent=True))
     body = {"wanted": list(wanted), "alive": alive}
     return _agent(cluster, name, "POST", "/topology", json=body).raise_for_status().json()
+
+
+def forget(cluster: LocalCluster, topic: str) -> None:
+    """Delete a topic with its subscriptions, or a queue of that name."""
+    entries = agent_answer(cluster, cluster.names[0], "/topology")["entries"]
+    alive = [entry["wanted"] for entry in entries if entry["alive"]]
+    ours = [w for w in alive if w.split("/")[0].removeprefix("queue:") == topic]
+    if ours:
+        unregister(cluster, *ours)
 
 
 def operators_drain(cluster: LocalCluster, name: str, draining: bool) -> None:

@@ -1,0 +1,28 @@
+"""Clients of the shared cluster, each test with names of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from messagebus import BusConfig
+from ops.local.cluster import LocalCluster
+from tests.support.faults import bus_config, forget
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def bus(cluster: LocalCluster) -> BusConfig:
+    """Settings of an application."""
+    return bus_config(cluster)
+
+
+@pytest.fixture
+def topic(cluster: LocalCluster) -> Iterator[str]:
+    """A name that no other test uses. What was created under it is deleted afterwards."""
+    name = f"i{next(_numbers)}"
+    yield name
+    forget(cluster, name)

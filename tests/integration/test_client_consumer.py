@@ -1,0 +1,277 @@
+"""What a consumer promises while nothing is broken but single connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from messagebus import (
+    AlreadySettled,
+    BusConfig,
+    Consumer,
+    ConsumerConfig,
+    Delivery,
+    NotReady,
+    Publisher,
+)
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import FACTOR, eventually
+from tests.support.faults import close_connections, direct
+from tests.support.load import consuming, drain
+
+READY_WITHIN_S = 20.0
+NOTHING_WITHIN_S = 1.0
+EACH = 30
+HANDED_OUT_MAX = 10
+# RabbitMQ ends a connection that is silent for two intervals.
+HEARTBEAT_S = 1
+SLOW_FOR_S = 5.0
+
+
+def test_nothing_is_acked_before_the_handler_ran(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    (sent,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
+    running, finish = threading.Event(), threading.Event()
+
+    def handler(_delivery: Delivery) -> None:
+        running.set()
+        finish.wait()
+        raise RuntimeError("the process dies here")
+
+    consumer = _started(bus, f"queue:{topic}")
+    worker = threading.Thread(target=consumer.run, args=(handler,))
+    worker.start()
+    assert running.wait(READY_WITHIN_S)
+    assert consumer.stop(drain_s=0) == 1
+    finish.set()
+    worker.join()
+    with _attached(bus, f"queue:{topic}") as other:
+        again = other.receive(READY_WITHIN_S)
+        assert again is not None
+        assert (again.message_id, again.redelivered) == (sent, True)
+        other.ack(again)
+
+
+def test_at_most_once_answers_before_the_handler_and_never_delivers_again(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    (sent,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
+    consumer = _started(bus, f"queue:{topic}", ConsumerConfig(at_most_once=True))
+    delivery = consumer.receive(READY_WITHIN_S)
+    assert delivery is not None
+    assert delivery.message_id == sent
+    consumer.stop(drain_s=READY_WITHIN_S)
+    with _attached(bus, f"queue:{topic}") as other:
+        assert other.receive(NOTHING_WITHIN_S) is None
+
+
+def test_an_ack_goes_to_the_link_that_delivered_once_or_nowhere(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    _publish(cluster, f"queue:{topic}", ["mb1"], 1)
+    bus = replace(bus, client_id=f"stale-{topic}")
+    consumer = _started(bus, f"queue:{topic}")
+    first = consumer.receive(READY_WITHIN_S)
+    assert first is not None
+    close_connections(cluster, "mb1", bus.client_id)
+    second = consumer.receive(READY_WITHIN_S)
+    assert second is not None
+    assert second.message_id == first.message_id
+    assert second.receipt.tag == first.receipt.tag  # the same number on another link
+    assert second.receipt.epoch == first.receipt.epoch + 1
+    assert consumer.ack(first) is False
+    eventually(lambda: consumer.stats().acks_stale == 1, within_s=READY_WITHIN_S)
+    assert consumer.stats().acked == 0
+    consumer.stop(drain_s=0)
+    with _attached(bus, f"queue:{topic}") as other:
+        third = other.receive(READY_WITHIN_S)
+        assert third is not None, "the stale ack was taken for one of the new link"
+        assert other.ack(third) is True
+        with pytest.raises(AlreadySettled):
+            other.ack(third)
+
+
+def test_the_limit_of_handed_out_deliveries_holds_over_all_brokers_and_none_starves(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    ids = set(_publish(cluster, f"queue:{topic}", cluster.names, EACH))
+    config = ConsumerConfig(handed_out_max=HANDED_OUT_MAX)
+    with _attached(bus, f"queue:{topic}", config) as consumer:
+        eventually(
+            lambda: consumer.stats().delivered == len(ids),
+            within_s=READY_WITHIN_S,
+            what="all are buffered",
+        )
+        got: list[str] = []
+        while len(got) < len(ids):
+            held = _receive_all(consumer)
+            assert len(held) == min(HANDED_OUT_MAX, len(ids) - len(got))
+            assert consumer.stats().handed_out == len(held)
+            if len(got) < len(ids) - HANDED_OUT_MAX:
+                assert {d.broker for d in held} == _brokers(cluster)
+            for delivery in held:
+                consumer.ack(delivery)
+            got += [delivery.message_id for delivery in held]
+            _wait_acked(consumer, len(got))
+    assert sorted(got) == sorted(ids)
+
+
+def test_a_slow_handler_stops_neither_heartbeats_nor_deliveries_of_other_brokers(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    (slow_id,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
+    bus = replace(bus, heartbeat_s=HEARTBEAT_S)
+    started, finish = threading.Event(), threading.Event()
+    handled: list[str] = []
+
+    def handler(delivery: Delivery) -> None:
+        if delivery.message_id == slow_id:
+            started.set()
+            finish.wait()
+        handled.append(delivery.message_id)
+
+    consumer = _started(bus, f"queue:{topic}")
+    workers = threading.Thread(target=consumer.run, args=(handler,), kwargs={"workers": 2})
+    workers.start()
+    assert started.wait(READY_WITHIN_S)
+    until = time.monotonic() + SLOW_FOR_S * FACTOR
+    others: set[str] = set()
+    while time.monotonic() < until:
+        others |= set(_publish(cluster, f"queue:{topic}", ["mb2", "mb3"], 1))
+        _wait_handled(handled, others)
+    assert slow_id not in handled
+    assert consumer.keep_alive()
+    finish.set()
+    eventually(lambda: slow_id in handled, within_s=READY_WITHIN_S)
+    assert consumer.stop() == 0
+    assert consumer.stats().acks_stale == 0, "a link was lost while the handler was slow"
+
+
+def test_stop_gives_back_what_was_not_answered_and_says_how_much(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    ids = set(_publish(cluster, f"queue:{topic}", ["mb1", "mb2"], 3))
+    consumer = _started(bus, f"queue:{topic}")
+    held = [consumer.receive(READY_WITHIN_S) for _ in range(len(ids))]
+    for delivery in held[:2]:
+        assert delivery is not None
+        assert consumer.ack(delivery)
+    assert consumer.stop(drain_s=0) == len(ids) - 2
+    answered = {delivery.message_id for delivery in held[:2] if delivery}
+    got = drain(bus, f"queue:{topic}", expected=ids - answered, idle_s=NOTHING_WITHIN_S)
+    assert got == dict.fromkeys(ids - answered, 1)
+
+
+def test_nack_delivers_again_and_reject_does_not(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    (sent,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
+    with _attached(bus, f"queue:{topic}") as consumer:
+        first = consumer.receive(READY_WITHIN_S)
+        assert first is not None
+        assert consumer.nack(first)
+        again = consumer.receive(READY_WITHIN_S)
+        assert again is not None
+        assert again.message_id == sent
+        assert consumer.nack(again, requeue=False)
+        assert consumer.receive(NOTHING_WITHIN_S) is None
+
+
+def test_ack_safe_returns_when_the_broker_has_it(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    _publish(cluster, f"queue:{topic}", ["mb1"], 1)
+    with _attached(bus, f"queue:{topic}") as consumer:
+        delivery = consumer.receive(READY_WITHIN_S)
+        assert delivery is not None
+        assert consumer.ack_safe(delivery)
+
+
+def test_consumers_of_one_subscription_share_and_those_of_two_do_not(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    with (
+        consuming(bus, topic, "billing", config=ConsumerConfig(prefetch=5)) as one,
+        consuming(bus, topic, "billing", config=ConsumerConfig(prefetch=5)) as two,
+        consuming(bus, topic, "audit") as other,
+    ):
+        ids = set(_publish(cluster, topic, cluster.names, EACH))
+        assert other.wait_for(ids) == set()
+        eventually(
+            lambda: one.counts().keys() | two.counts().keys() >= ids, within_s=READY_WITHIN_S
+        )
+        assert sum((one.counts() + two.counts()).values()) == len(ids)
+        assert one.counts()
+        assert two.counts()
+
+
+def test_start_all_means_every_broker_and_one_that_cannot_be_is_told_in_time(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    with _attached(bus, f"queue:{topic}") as consumer:
+        states = consumer.stats().brokers
+    assert {broker: each.state for broker, each in states.items()} == dict.fromkeys(
+        _brokers(cluster), "open"
+    )
+    nowhere = replace(bus, list_urls=("http://127.0.0.1:9/consumer-list",))
+    began = time.monotonic()
+    with pytest.raises(NotReady):
+        Consumer(nowhere, f"queue:{topic}").start(require="all", timeout_s=NOTHING_WITHIN_S)
+    assert time.monotonic() - began < 3 * NOTHING_WITHIN_S * FACTOR
+
+
+def _started(bus: BusConfig, source: str, config: ConsumerConfig | None = None) -> Consumer:
+    """Attached to every broker."""
+    consumer = Consumer(bus, source, config=config)
+    consumer.start(require="all", timeout_s=READY_WITHIN_S * FACTOR)
+    return consumer
+
+
+@contextmanager
+def _attached(
+    bus: BusConfig, source: str, config: ConsumerConfig | None = None
+) -> Iterator[Consumer]:
+    """The same for a block."""
+    consumer = _started(bus, source, config)
+    try:
+        yield consumer
+    finally:
+        consumer.stop(drain_s=0)
+
+
+def _publish(
+    cluster: LocalCluster, destination: str, names: Iterable[str], count: int
+) -> list[str]:
+    """So many messages to each of these brokers; returns their ids."""
+    ids = []
+    for name in names:
+        with Publisher(direct(cluster, name)) as publisher:
+            done = publisher.send_many(destination, [b"x"] * count)
+        assert {each.broker for each in done} == {cluster.node(name).broker}
+        ids += [each.message_id for each in done]
+    return ids
+
+
+def _wait_acked(consumer: Consumer, count: int) -> None:
+    eventually(lambda: consumer.stats().acked == count, within_s=READY_WITHIN_S)
+
+
+def _wait_handled(handled: list[str], wanted: set[str]) -> None:
+    eventually(lambda: wanted <= set(handled), within_s=READY_WITHIN_S)
+
+
+def _receive_all(consumer: Consumer) -> list[Delivery]:
+    held = []
+    while (delivery := consumer.receive(0.2)) is not None:
+        held.append(delivery)
+    return held
+
+
+def _brokers(cluster: LocalCluster) -> set[str]:
+    return {cluster.node(name).broker for name in cluster.names}

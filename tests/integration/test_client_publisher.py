@@ -1,0 +1,193 @@
+"""What a publisher promises while nothing is broken."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from messagebus import (
+    BusConfig,
+    Consumer,
+    Durability,
+    Message,
+    NameInvalid,
+    NotReady,
+    Outcome,
+    Published,
+    Publisher,
+    PublisherConfig,
+    Stopped,
+    Unroutable,
+)
+from messagebus.destination import Topic
+from messagebus.errors import MessageInvalid
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import FACTOR, eventually
+from tests.support.faults import register
+from tests.support.load import drain, publishing
+
+READY_WITHIN_S = 20.0
+MANY = 2_000
+THREADS = 8
+MOVED_WITHIN_S = 20.0
+REFUSED_PORT = "127.0.0.1:9"
+INSIST_S = 1.0
+
+
+def test_send_safe_returns_a_confirm_with_broker_and_durability(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    with Publisher(bus) as publisher:
+        published = publisher.send_safe(f"queue:{topic}", b"x")
+    assert published.outcome is Outcome.CONFIRMED
+    assert published.durability is Durability.FSYNC
+    assert published.broker in {cluster.node(name).broker for name in cluster.names}
+    assert 0 < published.sent_ns <= published.settled_ns
+    assert drain(bus, f"queue:{topic}", expected={published.message_id}) == {
+        published.message_id: 1
+    }
+
+
+def test_a_topic_without_subscriptions_is_unroutable(bus: BusConfig, topic: str) -> None:
+    with Publisher(bus) as publisher, pytest.raises(Unroutable):
+        publisher.send_safe(topic, b"nobody reads this")
+
+
+def test_what_may_not_be_sent_is_a_typed_error_and_nothing_is_sent(bus: BusConfig) -> None:
+    wrong: Any = 42
+    with Publisher(bus) as publisher:
+        with pytest.raises(NameInvalid):
+            publisher.submit("not a name", b"x")
+        with pytest.raises(MessageInvalid):
+            publisher.submit("orders", wrong)
+        with pytest.raises(MessageInvalid):
+            publisher.submit("orders", b"x" * (16 * 1024 * 1024 + 1))
+        stats = publisher.stats()
+    assert stats.backlog + stats.window + stats.confirmed + stats.unknown == 0
+
+
+def test_the_callers_message_and_headers_are_never_changed(bus: BusConfig, topic: str) -> None:
+    headers: dict[str, Any] = {"nested": {"list": [1, {"deep": b"x"}]}, "text": "y"}
+    message = Message.json({"a": 1}, headers=headers, key="k", priority=3)
+    before, headers_before = copy.deepcopy(message), copy.deepcopy(headers)
+    with Publisher(bus) as publisher:
+        first, second = publisher.send_many(f"queue:{topic}", [message, message])
+    assert message == before
+    assert headers == headers_before
+    assert message.message_id == ""
+    assert first.message_id != second.message_id
+    with Consumer(bus, f"queue:{topic}") as consumer:
+        for _ in range(2):
+            delivery = consumer.receive(READY_WITHIN_S)
+            assert delivery is not None
+            assert dict(delivery.message.headers) == headers
+            assert delivery.message.key == "k"
+            assert delivery.message.as_json() == {"a": 1}
+            consumer.ack(delivery)
+
+
+def test_every_publish_of_many_threads_reaches_exactly_one_outcome(
+    bus: BusConfig, topic: str
+) -> None:
+    ends: Counter[str] = Counter()
+    futures: list[Future[Published]] = []
+    with Publisher(bus) as publisher:
+
+        def work() -> None:
+            for _ in range(MANY // THREADS):
+                future = publisher.submit(f"queue:{topic}", b"x")
+                future.add_done_callback(lambda done: ends.update([done.result().message_id]))
+                futures.append(future)
+
+        threads = [threading.Thread(target=work) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert publisher.flush(READY_WITHIN_S * FACTOR) == 0
+        stats = publisher.stats()
+    assert len(ends) == MANY
+    assert set(ends.values()) == {1}
+    assert {future.result().outcome for future in futures} == {Outcome.CONFIRMED}
+    assert stats.confirmed == MANY
+    got = drain(bus, f"queue:{topic}", expected=ends.keys())
+    assert ends.keys() - got.keys() == set()
+    assert sum(got.values()) == MANY
+
+
+def test_stop_settles_what_is_in_flight(bus: BusConfig, topic: str) -> None:
+    publisher = Publisher(bus)
+    publisher.start(require="one", timeout_s=READY_WITHIN_S)
+    futures = [publisher.submit(f"queue:{topic}", b"x") for _ in range(MANY)]
+    assert publisher.stop(timeout_s=READY_WITHIN_S) == 0
+    assert {future.result(timeout=0).outcome for future in futures} == {Outcome.CONFIRMED}
+    with pytest.raises(Stopped):
+        publisher.submit(f"queue:{topic}", b"too late")
+
+
+def test_stop_says_how_much_it_could_not_settle(topic: str) -> None:
+    publisher = Publisher(BusConfig(broker=REFUSED_PORT))
+    publisher.start()
+    futures = [publisher.submit(f"queue:{topic}", b"x") for _ in range(10)]
+    assert publisher.stop(timeout_s=0.2) == 10
+    assert {future.result(timeout=0).outcome for future in futures} == {Outcome.REFUSED}
+
+
+def test_start_insists_on_a_link_only_when_told_to() -> None:
+    with Publisher(BusConfig(broker=REFUSED_PORT)) as publisher:
+        assert publisher.stats().broker == ""
+    began = time.monotonic()
+    with pytest.raises(NotReady):
+        Publisher(BusConfig(broker=REFUSED_PORT)).start(require="one", timeout_s=INSIST_S)
+    assert time.monotonic() - began < 3 * INSIST_S * FACTOR
+
+
+def test_a_publisher_that_lives_long_visits_other_brokers_and_nothing_becomes_unknown(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    config = PublisherConfig(connection_lifetime_s=1)
+    register(cluster, f"queue:{topic}")
+    with publishing(bus, f"queue:{topic}", publishers=1, config=config) as load:
+        eventually(
+            lambda: {sent.published.broker for sent in load.confirmed()} == _brokers(cluster),
+            within_s=MOVED_WITHIN_S,
+            what="every broker took some",
+        )
+        assert load.publishers[0].stats().moves >= 2
+    assert set(load.outcomes()) == {Outcome.CONFIRMED}
+    assert {sent.published.attempts for sent in load.sent} == {1}
+    assert load.links_lost == 0
+
+
+def test_refresh_connection_moves_without_an_unknown_outcome(bus: BusConfig, topic: str) -> None:
+    with publishing(bus, f"queue:{topic}", publishers=1, config=PublisherConfig()) as load:
+        (publisher,) = load.publishers
+        for moves in range(1, 4):
+            publisher.refresh_connection()
+            _wait_moved(publisher, moves)
+    assert {sent.published.attempts for sent in load.sent} == {1}
+    assert set(load.outcomes()) == {Outcome.CONFIRMED}
+
+
+def test_each_subscription_of_a_topic_gets_every_message(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    register(cluster, f"{topic}/billing", f"{topic}/audit")
+    with Publisher(bus) as publisher:
+        ids = {each.message_id for each in publisher.send_many(topic, [b"x"] * 100)}
+    for name in ("billing", "audit"):
+        assert drain(bus, str(Topic(topic)), name, expected=ids) == dict.fromkeys(ids, 1)
+
+
+def _wait_moved(publisher: Publisher, moves: int) -> None:
+    eventually(lambda: publisher.stats().moves >= moves, within_s=MOVED_WITHIN_S)
+
+
+def _brokers(cluster: LocalCluster) -> set[str]:
+    return {cluster.node(name).broker for name in cluster.names}
