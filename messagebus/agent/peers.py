@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
-from messagebus.agent.store import entry_from_json, entry_to_json, snapshot_from_json
+from messagebus.agent.store import entry_from_json, snapshot_from_json, snapshot_to_json
 from messagebus.broker import ListedBroker
 from messagebus.core.register import Entry, Snapshot
 from messagebus.secret import Secret
@@ -88,12 +88,8 @@ class Peers:
         answering: those who answered the last pull; only they get the long deadline.
         """
         lively = set(answering)
-        body = {
-            "from": self._me,
-            "intact": mine.intact,
-            "current_at_ms": mine.current_at_ms,
-            "entries": [entry_to_json(entry) for entry in entries],
-        }
+        part = replace(mine, entries=tuple(entries))
+        body = {"from": self._me, **snapshot_to_json(part)}
         peers = self._without_me(listed)
         answers = await asyncio.gather(
             *(

@@ -44,20 +44,22 @@ def wanted_of(entry: Entry) -> Declarations:
     return declarations(parse_wanted(entry.wanted), born=entry.number)
 
 
-def needs_births(entries: Mapping[str, Entry], brought: Mapping[str, Entry]) -> bool:
+def needs_births(entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], floor: int) -> bool:
     """Whether `plan` must know when the broker's queues were born."""
-    return any(entry.alive and entry.tomb for entry in _pending(entries, brought))
+    return floor > 0 or any(e.alive and e.tomb for e in _pending(entries, brought))
 
 
 def plan(
-    entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], births: Births
+    entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], births: Births, floor: int
 ) -> tuple[Step, ...]:
     """Steps in the order to do them: deletions, then declarations.
 
     brought: entries that need nothing, because they are on the broker as they are.
+    floor: `Register.floor` of an informed map, otherwise 0.
     """
     pending = list(_pending(entries, brought))
     return (
+        *_deletions_of_orphans(entries, births, floor),
         *_deletions_of_dead(entries, pending),
         *(step for entry in pending if entry.alive for step in _revive(entry, births)),
     )
@@ -67,6 +69,18 @@ def _pending(entries: Mapping[str, Entry], brought: Mapping[str, Entry]) -> Iter
     for name in sorted(entries):
         if brought.get(name) != entries[name]:
             yield entries[name]
+
+
+def _deletions_of_orphans(
+    entries: Mapping[str, Entry], births: Births, floor: int
+) -> Iterator[Step]:
+    """Queues of names that were deleted, and forgotten, while this broker was away."""
+    old = {name for name, born in births.items() if born is not None and born <= floor}
+    if not old:
+        return
+    for entry in entries.values():
+        old.difference_update(queue.name for queue in wanted_of(entry).queues)
+    yield from (DeleteQueue(name) for name in sorted(old) if name.startswith("mb."))
 
 
 def _revive(entry: Entry, births: Births) -> Iterator[Step]:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,14 @@ from messagebus.core.register import Entry, Snapshot
 from messagebus.errors import ConfigError
 from messagebus.topology import parse_wanted
 
-__all__ = ["Store", "entry_from_json", "entry_to_json", "genesis", "snapshot_from_json"]
+__all__ = [
+    "Store",
+    "entry_from_json",
+    "entry_to_json",
+    "genesis",
+    "snapshot_from_json",
+    "snapshot_to_json",
+]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -38,7 +45,7 @@ def genesis(state_dir: str | Path) -> bool:
     if (folder / MAP_FILE).exists():
         return False
     first = Snapshot(intact=True, current_at_ms=time.time_ns() // 1_000_000)
-    write_synced(folder / MAP_FILE, json.dumps(_snapshot_to_json(first)))
+    write_synced(folder / MAP_FILE, json.dumps(snapshot_to_json(first)))
     return True
 
 
@@ -70,7 +77,7 @@ class Store:
             ) from fault
 
     def save_map(self, snapshot: Snapshot) -> None:
-        write_synced(self._folder / MAP_FILE, json.dumps(_snapshot_to_json(snapshot)))
+        write_synced(self._folder / MAP_FILE, json.dumps(snapshot_to_json(snapshot)))
 
     def load_draining(self) -> bool:
         return (self._folder / DRAIN_FILE).exists()
@@ -152,17 +159,21 @@ def snapshot_from_json(value: Any) -> Snapshot:
     """Raises ValueError unless it is a whole map."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise ValueError("a map is an object with entries")
-    current_at_ms = value.get("current_at_ms", 0)
+    current_at_ms, floor = value.get("current_at_ms", 0), value.get("floor", 0)
     if type(value.get("intact")) is not bool or type(current_at_ms) is not int:
         raise ValueError("a map says intact and current_at_ms")
+    if type(floor) is not int:
+        raise ValueError("floor must be int")
     entries = tuple(entry_from_json(entry) for entry in value["entries"])
-    return Snapshot(intact=value["intact"], current_at_ms=current_at_ms, entries=entries)
+    return Snapshot(
+        intact=value["intact"], current_at_ms=current_at_ms, floor=floor, entries=entries
+    )
 
 
-def _snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
-    entries: Sequence[dict[str, Any]] = [entry_to_json(entry) for entry in snapshot.entries]
+def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "intact": snapshot.intact,
         "current_at_ms": snapshot.current_at_ms,
-        "entries": entries,
+        "floor": snapshot.floor,
+        "entries": [entry_to_json(entry) for entry in snapshot.entries],
     }

@@ -342,11 +342,12 @@ class Upkeep:
     async def _bring_about(self, control: Control) -> None:
         version, entries = self._register.version, dict(self._register.entries)
         tried = {name: entry for name, entry in entries.items() if not self._is_refused(entry)}
-        if self._births is None and needs_births(tried, self._brought):
+        floor = self._register.floor if self._register.informed else 0
+        if self._births is None and needs_births(tried, brought=self._brought, floor=floor):
             self._births = await self._management.births()
         births = self._births or {}
         self._vanished.clear()
-        steps = plan(tried, brought=self._brought, births=births)
+        steps = plan(tried, brought=self._brought, births=births, floor=floor)
         for step in steps:
             await self._perform(control, step)
         if any(isinstance(step, Declare) and step.declarations.queues for step in steps):

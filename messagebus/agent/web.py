@@ -21,7 +21,7 @@ from messagebus.agent.clients import Clients
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Admission, Login
 from messagebus.agent.metrics import Metrics
-from messagebus.agent.store import entry_to_json, snapshot_from_json
+from messagebus.agent.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority, Topology
 from messagebus.agent.upkeep import Upkeep
 from messagebus.core.gate import Verdict, VerdictKind
@@ -172,11 +172,9 @@ class _Web:
         return JSONResponse(
             {
                 "broker": self._parts.broker,
-                "intact": snapshot.intact,
                 "informed": register.informed,
                 "version": register.version,
-                "current_at_ms": snapshot.current_at_ms,
-                "entries": [entry_to_json(entry) for entry in snapshot.entries],
+                **snapshot_to_json(snapshot),
                 "lost": [asdict(loss) for loss in upkeep.losses],
             },
             headers=headers,

@@ -57,10 +57,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """An agent's map at one moment, as it is stored and as peers read it."""
+    """An agent's map at one moment, as it is stored and as peers read it.
+
+    floor: largest number of a tombstone that was forgotten; numbers never start again below it.
+    """
 
     intact: bool
     current_at_ms: int = 0
+    floor: int = 0
     entries: tuple[Entry, ...] = ()
 
 
@@ -77,6 +81,7 @@ class Register:
         self._entries = {entry.wanted: entry for entry in kept.entries} if kept else {}
         self._intact = kept is not None and kept.intact
         self._current_at_ms = kept.current_at_ms if kept else 0
+        self._floor = kept.floor if kept else 0
         self._life = 0
         self._heard: dict[str, tuple[int, int]] = {}
 
@@ -92,6 +97,11 @@ class Register:
     def current_at_ms(self) -> int:
         """Wall clock: what was acknowledged before is in this map, if it is intact."""
         return self._current_at_ms
+
+    @property
+    def floor(self) -> int:
+        """Once informed: a queue that nothing wants and that was born up to this is an orphan."""
+        return self._floor
 
     @property
     def voters(self) -> frozenset[str]:
@@ -112,7 +122,12 @@ class Register:
     @property
     def snapshot(self) -> Snapshot:
         entries = tuple(self._entries[name] for name in sorted(self._entries))
-        return Snapshot(intact=self._intact, current_at_ms=self._current_at_ms, entries=entries)
+        return Snapshot(
+            intact=self._intact,
+            current_at_ms=self._current_at_ms,
+            floor=self._floor,
+            entries=entries,
+        )
 
     def listed(self, voters: Iterable[str]) -> None:
         """The consumer list names these brokers; their agents are the majority's whole."""
@@ -168,15 +183,17 @@ class Register:
             if not entry.alive and self._current_at_ms - entry.changed_at_ms > TOMB_KEPT_MS
         ]
         for name in old:
-            del self._entries[name]
+            self._floor = max(self._floor, self._entries.pop(name).number)
             self.version += 1
 
     def _changed(self, name: str, alive: bool, now_ms: int) -> Entry:
         old = self._entries.get(name)
         if old is not None and old.alive and alive:
             return old
-        number = 1 + max((entry.number for entry in self._entries.values()), default=0)
-        tomb = (old.tomb if old else 0) if alive else number
+        number = 1 + max(self._floor, *(entry.number for entry in self._entries.values()), 0)
+        # Of a name that is not here the tombstone may be forgotten, but a broker that was away may
+        # still have its queue: whatever was born below the floor is of an earlier life.
+        tomb = (old.tomb if old else self._floor) if alive else number
         entry = Entry(
             wanted=name,
             number=number,
@@ -199,11 +216,12 @@ class Register:
             self._forget_all()
         if not self._intact:
             self._current_at_ms = max(self._current_at_ms, other.current_at_ms)
+        self._floor = max(self._floor, other.floor)
         return True
 
     def _forget_all(self) -> None:
         self._entries, self._heard = {}, {}
-        self._intact, self._current_at_ms = False, 0
+        self._intact, self._current_at_ms, self._floor = False, 0, 0
         self.version += 1
 
     def _merge(self, entries: Iterable[Entry]) -> None:
