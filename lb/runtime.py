@@ -148,13 +148,12 @@ def _server_state(row: Mapping[str, str], listed: state.Row) -> ServerState:
 
 def _verdict(status: str) -> Verdict:
     """HAProxy's status, such as ``UP 1/2`` or ``DRAIN (agent)``, in one word of ours."""
-    word = status.split()[0] if status else ""
-    match word:
-        case "UP" | "NOLB":
+    match status.split():
+        case ["UP", *_] | ["no", "check"]:
             return "up"
-        case "DRAIN":
+        case ["DRAIN" | "NOLB", *_]:
             return "drain"
-        case "MAINT":
+        case ["MAINT", *_]:
             return "maint"
         case _:
             return "down"

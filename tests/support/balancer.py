@@ -1,0 +1,76 @@
+"""An inventory of a balancer with a few brokers, as values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lb.inventory import Inventory, parse
+from lb.runtime import ServerState
+from messagebus.secret import Secret
+
+__all__ = ["BASE", "PASSWORD", "UP", "inventory", "inventory_values"]
+
+BASE = Path("/somewhere")
+PASSWORD = "pr'o\"be e$x"
+UP = ServerState(
+    name="mb1",
+    address="10.0.1.1:5672",
+    verdict="up",
+    drained=False,
+    check="L7OK",
+    agent="L7OK ready",
+    sessions=1,
+    sessions_total=1,
+    queue=0,
+    weight=100,
+    changed_s=1,
+)
+
+
+def inventory_values(brokers: int = 2) -> dict[str, Any]:
+    """What a good inventory file says."""
+    return {
+        "cluster": "test",
+        "list_file": "lists/test.txt",
+        "token_file": "secrets/token",
+        "admin_user": "admin",
+        "admin_password_file": "secrets/admin",
+        "supervisor": "local",
+        "balancer": {
+            "amqp": "10.0.0.1:5672",
+            "list": "10.0.0.1:8081",
+            "stats": "10.0.0.1:8404",
+            "config": "haproxy/haproxy.cfg",
+            "socket": "haproxy/admin.sock",
+            "state_file": "haproxy/server-state",
+            "master_pid_file": "haproxy/master.pid",
+            "probe_user": "probe",
+            "probe_password_file": "secrets/probe",
+        },
+        "brokers": [
+            {
+                "name": f"mb{number}",
+                "address": f"10.0.1.{number}:5672",
+                "agent": f"10.0.1.{number}:8081",
+                "check": f"10.0.1.{number}:8082",
+                "management": f"10.0.1.{number}:15672",
+                "node_list_file": f"nodes/mb{number}/list.txt",
+            }
+            for number in range(1, brokers + 1)
+        ],
+    }
+
+
+def inventory(
+    brokers: int = 2, *, base: Path = BASE, timers: Mapping[str, int] | None = None
+) -> Inventory:
+    """A good inventory whose probe's password is known. timers: in place of the defaults."""
+    values = inventory_values(brokers)
+    values["balancer"]["timers"] = dict(timers or {})
+    read = parse(values, base=base)
+    return dataclasses.replace(
+        read, balancer=dataclasses.replace(read.balancer, probe_password=Secret(PASSWORD))
+    )

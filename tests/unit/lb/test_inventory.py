@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lb.inventory import Address, load, parse
+from lb.timers import Timers
+from messagebus.errors import ConfigError
+from tests.support.balancer import BASE, inventory, inventory_values
+
+
+def test_relative_paths_start_at_the_file() -> None:
+    read = parse(inventory_values(), base=BASE)
+    assert read.list_file == BASE / "lists/test.txt"
+    assert read.brokers[1].node_list_file == BASE / "nodes/mb2/list.txt"
+
+
+def test_addresses_are_split() -> None:
+    read = parse(inventory_values(), base=BASE)
+    assert read.brokers[0].check == Address("10.0.1.1", 8082)
+    assert str(read.balancer.list) == "10.0.0.1:8081"
+
+
+def test_a_broker_is_found_by_name_and_by_address() -> None:
+    read = inventory()
+    assert read.find("mb2") is read.find("10.0.1.2:5672")
+
+
+def test_an_unknown_broker_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no broker 'mb3'.*did you mean 'mb"):
+        inventory().find("mb3")
+
+
+def test_no_brokers_yet_is_an_inventory() -> None:
+    values = inventory_values()
+    del values["brokers"]
+    assert parse(values, base=BASE).brokers == ()
+
+
+def test_timers_have_defaults_and_take_others() -> None:
+    assert inventory().balancer.timers == Timers()
+    assert inventory(timers={"check_ms": 1500}).balancer.timers == Timers(check_ms=1500)
+
+
+def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(values: dict[str, Any]) -> None:
+        *tables, key = path.split(".")
+        place: Any = values
+        for table in tables:
+            place = place[int(table)] if table.isdigit() else place[table]
+        place[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_set("cluster", "no/slash"), "cluster: 'no/slash'"),
+        (_set("cluster", 7), "cluster: str wanted, not int"),
+        (_set("supervisor", "upstart"), "supervisor: 'upstart'; allowed: local, systemd"),
+        (_set("list_file", ""), "list_file: '' is not a path"),
+        (_set("balancer.amqp", "10.0.0.1"), "balancer.amqp: no port"),
+        (_set("balancer.amqp", "10.0.0.1:99999"), "balancer.amqp: not a port"),
+        (_set("balancer.probe_user", "pro be"), "balancer.probe_user"),
+        (_set("balancer.sessions_max", True), "balancer.sessions_max"),
+        (_set("balancer.timers", {"chek_ms": 1}), "balancer.timers.chek_ms: .*mean 'check_ms'"),
+        (_set("balancer.timers", {"check_ms": 0}), "balancer.timers.check_ms: 0"),
+        (_set("brokers.0.name", "mb 1"), r"brokers\[0\].name: 'mb 1'"),
+        (_set("brokers.1.name", "mb1"), "mb1 is used twice"),
+        (_set("brokers.1.address", "10.0.1.1:5672"), "10.0.1.1:5672 is used twice"),
+        (_set("brokers.1.chek", "x"), r"brokers\[1\].chek: unknown key; did you mean 'check'"),
+        (_set("brokers", 3), "brokers: tables wanted"),
+    ],
+)
+def test_a_fault_is_told_with_its_key(change: Callable[[dict[str, Any]], None], told: str) -> None:
+    values = inventory_values()
+    change(values)
+    with pytest.raises(ConfigError, match=told):
+        parse(values, base=BASE)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    values = inventory_values()
+    del values["token_file"], values["balancer"]["socket"], values["brokers"][0]["check"]
+    with pytest.raises(ConfigError) as raised:
+        parse(values, base=BASE)
+    assert str(raised.value) == (
+        "inventory: token_file: missing; balancer.socket: missing; brokers[0].check: missing"
+    )
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+paths = st.sampled_from(
+    ["cluster", "balancer", "balancer.amqp", "balancer.timers", "brokers", "brokers.0"]
+)
+
+
+@given(paths, json_values)
+def test_whatever_stands_there_only_a_config_error_escapes(path: str, value: object) -> None:
+    values = inventory_values()
+    if path == "brokers.0":
+        values["brokers"][0] = value
+    else:
+        _set(path, value)(values)
+    with contextlib.suppress(ConfigError):
+        parse(values, base=BASE)
+
+
+def test_a_file_is_read_with_its_secret(tmp_path: Path) -> None:
+    (tmp_path / "inventory.toml").write_text(_toml())
+    assert load(tmp_path / "inventory.toml").balancer.probe_password is None
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "probe").write_text("sesame\n")
+    password = load(tmp_path / "inventory.toml").balancer.probe_password
+    assert password is not None
+    assert password.reveal() == "sesame"
+    assert "sesame" not in repr(load(tmp_path / "inventory.toml"))
+
+
+@pytest.mark.parametrize("text", ["cluster =", "\x00"])
+def test_a_file_that_is_no_toml_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "inventory.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"inventory\.toml"):
+        load(tmp_path / "inventory.toml")
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "inventory.toml")
+
+
+def _toml() -> str:
+    lines = []
+    values = inventory_values()
+    balancer, brokers = values.pop("balancer"), values.pop("brokers")
+    for head, table in (
+        ("", values),
+        ("[balancer]", balancer),
+        *(("[[brokers]]", b) for b in brokers),
+    ):
+        lines += [head, *(f'{key} = "{value}"' for key, value in table.items())]
+    return "\n".join(lines)

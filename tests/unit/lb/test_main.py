@@ -1,0 +1,121 @@
+"""python -m lb: exit codes, errors in one line, and what is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from lb import __main__ as command
+from lb import agents, runtime
+from lb.apply import Applied
+from lb.errors import BalancerUnreachable, NotReached
+from lb.inventory import Inventory
+from tests.support.balancer import PASSWORD, UP, inventory
+
+HIDDEN_DRAIN = dataclasses.replace(UP, name="mb2", verdict="down", drained=True)
+
+
+@pytest.fixture(autouse=True)
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    read = inventory(base=tmp_path)
+    process = runtime.Process(pid=4711, uptime_s=1, description="marker")
+    monkeypatch.setattr(command, "load", lambda _path: read)
+    monkeypatch.setattr(runtime, "process", lambda _socket: process)
+    monkeypatch.setattr(runtime, "servers", lambda _socket: {"mb1": UP, "mb2": HIDDEN_DRAIN})
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command.cli, list(words), prog_name="python -m lb")
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    context = click.Context(command.cli)
+    for name in command.cli.list_commands(context):
+        asked = run(name, "--help")
+        assert asked.exit_code == 0
+        assert f"Example: python -m lb {name}" in asked.output
+
+
+def test_an_unknown_command_is_wrong_use() -> None:
+    assert run("stauts").exit_code == 2
+
+
+def test_what_is_printed_hides_the_login() -> None:
+    shown = run("render").output
+    assert "server mb1 10.0.1.1:5672" in shown
+    assert "tcp-check send-binary ***" in shown
+    assert PASSWORD.encode().hex() not in shown
+
+
+def test_what_is_written_does_not(tmp_path: Path) -> None:
+    assert run("render", "--output", str(tmp_path / "out")).output == ""
+    assert PASSWORD.encode().hex() in (tmp_path / "out").read_text()
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("applied", "said"),
+    [
+        (Applied(changed=True, reloaded=True, pid=7), "reloaded: process 7 serves\n"),
+        (Applied(changed=False, reloaded=False, pid=7), "nothing to do\n"),
+        (Applied(changed=True, reloaded=False, pid=0), "written; HAProxy does not run\n"),
+    ],
+)
+def test_apply_says_what_it_did(
+    applied: Applied, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "apply", lambda _inventory, *, reload: applied)
+    assert run("apply").output == said
+
+
+def test_status_for_people() -> None:
+    shown = run("status").output
+    assert "mb1" in shown
+    assert "down, drained" in shown
+
+
+def test_status_for_programs() -> None:
+    shown = json.loads(run("status", "--json").output)
+    assert shown["process"]["pid"] == 4711
+    assert [server["verdict"] for server in shown["servers"]] == ["up", "down"]
+
+
+def test_a_drain_prints_what_haproxy_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "drain", lambda _inventory, _name, *, within_s: UP)
+    assert run("drain", "mb1").output.startswith("mb1 up sessions=1 weight=100")
+
+
+def test_a_fault_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_inventory: Inventory, _name: str, *, within_s: float) -> None:
+        raise NotReached("mb1 is not\nseen as ready")
+
+    monkeypatch.setattr(agents, "ready", fail)
+    failed = run("ready", "mb1")
+    assert (failed.exit_code, failed.stderr) == (1, "Error: mb1 is not seen as ready\n")
+
+
+def test_a_silent_haproxy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_socket: Path) -> None:
+        raise BalancerUnreachable("nobody on the socket")
+
+    monkeypatch.setattr(runtime, "process", fail)
+    assert run("status").stderr == "Error: nobody on the socket\n"
+
+
+def test_orders_by_hand_go_to_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[object] = []
+    monkeypatch.setattr(runtime, "maint", lambda _s, name, *, on: orders.append((name, on)))
+    monkeypatch.setattr(runtime, "set_weight", lambda _s, name, weight: orders.append(weight))
+    assert run("maint", "10.0.1.1:5672").exit_code == 0
+    assert run("maint", "mb1", "--off").exit_code == 0
+    assert run("weight", "mb1", "40").exit_code == 0
+    assert orders == [("mb1", True), ("mb1", False), 40]
+
+
+def test_a_weight_out_of_range_is_wrong_use() -> None:
+    assert run("weight", "mb1", "300").exit_code == 2

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lb.render import marker, render
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+from tests.support.balancer import PASSWORD, inventory
+
+
+def _section(text: str, head: str) -> list[str]:
+    """The lines of one section, stripped."""
+    after = text.split(f"\n{head}\n", 1)[1]
+    return [line.strip() for line in re.split(r"\n(?=\S)", after, maxsplit=1)[0].splitlines()]
+
+
+def test_every_broker_is_a_server_with_two_checks() -> None:
+    brokers = _section(render(inventory()), "backend mb_brokers")
+    assert [line for line in brokers if line.startswith("server ")] == [
+        "server mb1 10.0.1.1:5672 check agent-check agent-addr 10.0.1.1 agent-port 8082",
+        "server mb2 10.0.1.2:5672 check agent-check agent-addr 10.0.1.2 agent-port 8082",
+    ]
+
+
+def test_publishers_go_where_the_fewest_are() -> None:
+    brokers = _section(render(inventory()), "backend mb_brokers")
+    assert "balance leastconn" in brokers
+    assert "load-server-state-from-file global" in brokers
+
+
+def test_the_sessions_of_a_dead_broker_are_cut() -> None:
+    assert "on-marked-down shutdown-sessions" in render(inventory())
+
+
+def test_a_broker_that_is_gone_is_not_rendered() -> None:
+    assert "mb2" in render(inventory(2))
+    assert "mb2" not in render(inventory(1))
+
+
+def test_the_list_port_serves_clients_alone() -> None:
+    lists = _section(render(inventory()), "frontend mb_list")
+    assert (
+        "http-request deny deny_status 404 unless"
+        " { path /consumer-list /topology /settled /live }" in lists
+    )
+
+
+def test_the_agents_time_out_after_a_waiting_fetch() -> None:
+    agents = _section(
+        render(inventory(timers={"list_wait_s": 30, "list_server_s": 40})), "backend mb_agents"
+    )
+    assert "timeout server 40s" in agents
+
+
+def test_a_post_is_never_repeated() -> None:
+    agents = _section(render(inventory()), "backend mb_agents")
+    assert "http-request disable-l7-retry unless METH_GET" in agents
+
+
+def test_the_admin_socket_is_its_owners() -> None:
+    assert (
+        "stats socket '/somewhere/haproxy/admin.sock' mode 600 level admin expose-fd listeners"
+        in render(inventory())
+    )
+
+
+@given(st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20))
+def test_a_path_stays_one_word(name: str) -> None:
+    read = inventory()
+    socket = read.balancer.socket.parent / name
+    moved = dataclasses.replace(read, balancer=dataclasses.replace(read.balancer, socket=socket))
+    (line,) = [line for line in render(moved).splitlines() if "stats socket" in line]
+    quoted = (
+        line.strip()
+        .removeprefix("stats socket ")
+        .removesuffix(" mode 600 level admin expose-fd listeners")
+    )
+    assert "".join(quoted[1:-1].split("'\\''")) == str(socket).replace("'", "")
+    assert quoted.count("'") == 2 + 3 * str(socket).count("'")
+
+
+def test_the_marker_changes_with_the_configuration_and_only_then() -> None:
+    one, other = render(inventory()), render(inventory(3))
+    assert marker(one) == marker(render(inventory()))
+    assert marker(one) != marker(other)
+    assert re.fullmatch(r"messagebus test config [0-9a-f]{16}", marker(one))
+
+
+def test_a_foreign_configuration_has_no_marker() -> None:
+    assert marker("global\n    description x\n") == ""
+
+
+def test_the_password_stands_in_the_login_alone() -> None:
+    text = render(inventory())
+    assert PASSWORD not in text
+    assert text.count(PASSWORD.encode().hex()) == 1
+
+
+def test_without_the_password_nothing_is_rendered() -> None:
+    read = inventory()
+    unread = dataclasses.replace(read.balancer, probe_password=None)
+    with pytest.raises(ConfigError, match="probe_password_file: cannot read"):
+        render(dataclasses.replace(read, balancer=unread))
+
+
+def test_another_password_is_another_configuration() -> None:
+    read = inventory()
+    other = dataclasses.replace(read.balancer, probe_password=Secret("other"))
+    assert marker(render(read)) != marker(render(dataclasses.replace(read, balancer=other)))

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from haproxyadmin import haproxy
+from haproxyadmin.exceptions import CommandFailed
+
+from lb import runtime
+from lb.errors import BalancerUnreachable, LbError
+
+SOCKET = Path("/somewhere/admin.sock")
+INFO = ["Name: HAProxy", "Version: 2.6.12", "Pid: 4711", "Uptime_sec: 12", "description: marker"]
+STATES = [
+    "1",
+    "# be_id be_name srv_id srv_name ...",
+    "3 mb_brokers 1 mb1 10.0.1.1 2 0 100 100 2 15 3 3 6 22 0 0 - 5672 - 0 0 - 10.0.1.1 8082",
+    "3 mb_brokers 2 mb2 10.0.1.2 0 8 100 100 2 15 3 3 6 22 0 0 - 5672 - 0 0 - 10.0.1.2 8082",
+]
+HEADS = (
+    "# pxname,svname,qcur,scur,stot,status,weight,lastchg,check_status,last_chk,agent_status,"
+    "last_agt,addr,"
+)
+STATS = [
+    HEADS,
+    "mb_amqp,FRONTEND,,7,9,OPEN,,,,,,,,",
+    "mb_brokers,mb1,0,7,9,UP 1/2,100,5,L7OK,(tcp-check),L7OK,ready,10.0.1.1:5672,",
+    'mb_brokers,mb2,1,0,0,DOWN (agent),100,6,L7RSP,"the gate, shut",L4CON,,10.0.1.2:5672,',
+    "mb_brokers,BACKEND,0,7,9,UP,100,5,,,,,,",
+    "mb_agents,mb1,0,0,0,UP,1,5,L7OK,,,,10.0.1.1:8081,",
+]
+
+
+class FakeServer:
+    def __init__(self) -> None:
+        self.orders: list[object] = []
+
+    def setstate(self, state: str) -> bool:
+        self.orders.append(state)
+        return True
+
+    def setweight(self, weight: int) -> bool:
+        if weight == 13:
+            raise CommandFailed("unlucky")
+        self.orders.append(weight)
+        return True
+
+    def shutdown(self) -> bool:
+        self.orders.append("shutdown")
+        return True
+
+
+class FakeHAProxy:
+    """What haproxyadmin would give for one process."""
+
+    mb1 = FakeServer()
+
+    def __init__(self, **_: object) -> None: ...
+
+    def command(self, command: str) -> list[tuple[int, list[str]]]:
+        answers = {"show info": INFO, "show servers state": STATES, "show stat": STATS}
+        return [(1, answers[command])]
+
+    def server(self, name: str, backend: str) -> list[FakeServer]:
+        if (name, backend) != ("mb1", "mb_brokers"):
+            raise ValueError(f"could not find server {name}")
+        return [self.mb1]
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    monkeypatch.setattr(haproxy, "HAProxy", FakeHAProxy)
+    monkeypatch.setattr(FakeHAProxy, "mb1", FakeServer())
+    return FakeHAProxy.mb1
+
+
+def test_the_process_that_serves() -> None:
+    assert runtime.process(SOCKET) == runtime.Process(pid=4711, uptime_s=12, description="marker")
+
+
+def test_brokers_alone_are_servers() -> None:
+    assert list(runtime.servers(SOCKET)) == ["mb1", "mb2"]
+
+
+def test_a_server_has_verdict_reasons_and_counts() -> None:
+    servers = runtime.servers(SOCKET)
+    one, two = servers["mb1"], servers["mb2"]
+    assert (one.verdict, one.drained, one.sessions, one.agent) == ("up", False, 7, "L7OK ready")
+    assert (two.verdict, two.drained, two.queue) == ("down", True, 1)
+    assert (two.check, two.changed_s) == ("L7RSP the gate, shut", 6)
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        ("UP", "up"),
+        ("UP 1/2", "up"),
+        ("DRAIN", "drain"),
+        ("DRAIN (agent)", "drain"),
+        ("MAINT", "maint"),
+        ("MAINT (via mb1)", "maint"),
+        ("DOWN", "down"),
+        ("DOWN 1/2", "down"),
+        ("NOLB", "drain"),
+        ("no check", "up"),
+        ("", "down"),
+    ],
+)
+def test_haproxys_status_in_one_word(
+    status: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"mb_brokers,mb1,0,7,9,{status},100,5,L7OK,,L7OK,ready,10.0.1.1:5672,"
+    monkeypatch.setitem(globals(), "STATS", [HEADS, line])
+    assert runtime.servers(SOCKET)["mb1"].verdict == verdict
+
+
+def test_orders_go_to_the_named_server(fake: FakeServer) -> None:
+    runtime.maint(SOCKET, "mb1", on=True)
+    runtime.maint(SOCKET, "mb1", on=False)
+    runtime.set_weight(SOCKET, "mb1", 40)
+    runtime.shutdown_sessions(SOCKET, "mb1")
+    assert fake.orders == ["maint", "ready", 40, "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        (lambda: runtime.maint(SOCKET, "mb9", on=True), "knows no server 'mb9'"),
+        (lambda: runtime.set_weight(SOCKET, "mb1", 256), "weight 256: 0 to 255"),
+        (lambda: runtime.set_weight(SOCKET, "mb1", 13), "HAProxy refuses: unlucky"),
+    ],
+)
+def test_an_order_that_fails_is_told(order: Callable[[], None], told: str) -> None:
+    with pytest.raises(LbError, match=told):
+        order()
+
+
+@pytest.mark.parametrize("fault", [FileNotFoundError("no file"), ValueError("no socket")])
+def test_nobody_there_is_told_with_the_socket(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(haproxy, "HAProxy", refuse)
+    with pytest.raises(BalancerUnreachable, match=r"/somewhere/admin\.sock"):
+        runtime.process(SOCKET)
