@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.audit import DOUBLED, Audit, Gap
-from bench.manifest import Incident, Manifest
+from bench.manifest import Manifest
 
 __all__ = ["audit_tables", "print_audit", "verdict"]
 
@@ -84,11 +84,14 @@ def _brokers(result: Audit) -> Table:
 
 
 def _publishers(result: Audit, manifest: Manifest) -> Table:
-    table = _table("Publishers", "publisher", "confirmed", "sent again", "longest gap", "when")
+    table = _table(
+        "Publishers", "publisher", "published", "confirmed", "again", "longest gap", "when"
+    )
     for name, publisher in sorted(result.publishers.items()):
         table.add_row(
             name,
-            f"{publisher.confirmed:,} of {publisher.published:,}",
+            f"{publisher.published:,}",
+            f"{publisher.confirmed:,}",
             f"{publisher.retried:,}",
             f"{publisher.gap.length_ns / 1e9:.3f} s",
             _when(publisher.gap, manifest),
@@ -101,17 +104,13 @@ def _when(gap: Gap, manifest: Manifest) -> str:
     if not gap.length_ns:
         return ""
     during = [
-        _label(incident)
+        incident.kind
         for incident in manifest.incidents
         if incident.at_ns <= gap.start_ns + gap.length_ns
         and gap.start_ns <= (incident.done_ns or incident.at_ns) + ECHO_NS
     ]
     since_start = (gap.start_ns - manifest.start_ns) / 1e9
     return f"{since_start:.1f} s{', ' if during else ''}{', '.join(during)}"
-
-
-def _label(incident: Incident) -> str:
-    return f"{incident.kind} {incident.broker}".rstrip()
 
 
 def _must_be_zero(count: int) -> Text:

@@ -11,6 +11,7 @@ from bench.audit import audit
 from bench.audit_tables import print_audit
 from bench.demo.cli import demo
 from bench.errors import BenchError
+from bench.figures.cli import figures, readme
 from bench.load import load
 from bench.manifest import Manifest
 from bench.rows import read_events
@@ -24,8 +25,8 @@ def bench() -> None:
     """Load, latency, audits, and the demonstration of the whole way."""
 
 
-bench.add_command(load)
-bench.add_command(demo)
+for command in (load, demo, figures, readme):
+    bench.add_command(command)
 
 
 @bench.command("audit", epilog="Example: python -m bench audit out/demo-20260101-120000")

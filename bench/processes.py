@@ -73,6 +73,9 @@ class Children:
         child = self._all[name] = Child(name, process, log)
         return child
 
+    def pid(self, name: str) -> int:
+        return self._all[name].process.pid
+
     def check(self, names: Iterable[str], *, may_end: bool = False) -> None:
         """Raises BenchError when one of them died, or ended although it may not."""
         for name in names:

@@ -59,16 +59,17 @@ def demo(
             plan=scenario.steps(small=small),
             env=os.environ,
         )
-        held = False
+        wipe = False
         try:
             with stage.screen:
                 result, differences = _play(stage, run_id, inputs)
             _tell(stage, result, differences)
-            held = True
+            wipe = not keep
         except Interrupted as fault:
+            wipe = not keep
             raise Interrupted(f"{fault}: all that was started is stopped; {folder}") from None
         finally:
-            _stop(stage, wipe=held and not keep)
+            _stop(stage, wipe=wipe)
 
 
 def _new_folder(folder: Path) -> Path:

@@ -26,7 +26,7 @@ REFRESH_PER_S = 4
 
 @dataclass(slots=True)
 class StepView:
-    """state: waiting, running, done, failed. took_s: so far, or in all; began_s: a monotonic time."""
+    """state: waiting, running, done, failed, interrupted. took_s: so far or in all. began_s: monotonic."""
 
     title: str
     state: str = "waiting"
@@ -127,8 +127,8 @@ class PlainScreen:
             self.say(f"{_clock(view)}   {counters(view)}")
 
     def _tell(self, view: View, step: StepView) -> None:
-        took = f" ({step.took_s:.1f} s)" if step.state in ("done", "failed") else ""
-        sign = {"running": ">", "done": "ok", "failed": "FAILED"}[step.state]
+        took = f" ({step.took_s:.1f} s)" if step.state != "running" else ""
+        sign = {"running": ">", "done": "ok", "failed": "FAILED", "interrupted": "-"}[step.state]
         self.say(f"{_clock(view)} {sign} {step.title}{took}")
 
     def say(self, line: str) -> None:
@@ -191,11 +191,12 @@ def _steps(view: View) -> Table:
         "running": Text("▶", style="bold yellow"),
         "done": Text("✓", style="bold green"),
         "failed": Text("✗", style="bold red"),
+        "interrupted": Text("■", style="bold"),
     }
-    styles = {"waiting": "dim", "running": "bold", "done": "", "failed": "bold red"}
+    styles = {"waiting": "dim", "running": "bold", "failed": "bold red"}
     for step in view.steps:
         took = f"{step.took_s:5.1f} s" if step.state != "waiting" else ""
-        table.add_row(signs[step.state], Text(step.title, style=styles[step.state]), took)
+        table.add_row(signs[step.state], Text(step.title, style=styles.get(step.state, "")), took)
     return table
 
 

@@ -18,7 +18,7 @@ from bench.control import Progress, read_progress, set_rate
 from bench.demo import scenario
 from bench.demo.scenario import CONSUMERS, PUBLISHERS, TOPIC, Step
 from bench.demo.screen import Rates, Screen, StepView, View
-from bench.errors import BenchError
+from bench.errors import BenchError, Interrupted
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.processes import Child, Children
 from bench.recorder import anchor_now
@@ -84,7 +84,7 @@ class Stage:
             self._next_redraw_s = now_s + REDRAW_EVERY_S
             self.progress = read_progress(self.folder)
             self._redraw(now_s)
-        if self._publishers_watched and now_s >= self._next_rate_s:
+        if self._manifest and self._publishers_watched and now_s >= self._next_rate_s:
             self._next_rate_s = now_s + RATE_EVERY_S
             self._pace(now_s)
 
@@ -119,6 +119,9 @@ class Stage:
         self._redraw(began_s)
         try:
             yield view
+        except Interrupted:
+            view.state = "interrupted"
+            raise
         except BaseException:
             view.state = "failed"
             raise
@@ -177,7 +180,7 @@ class Stage:
     # -- what happened
 
     def begin(self, run_id: str) -> None:
-        """The run starts now."""
+        """The run starts now: publishers get their pace from here on."""
         self._manifest = Manifest(
             run_id=run_id,
             topics={TOPIC: tuple(dict.fromkeys(CONSUMERS.values()))},

@@ -1,0 +1,119 @@
+"""Load processes for a measurement: publishers of made-up records, consumers, all stopped at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.control import read_progress, set_rate
+from bench.errors import BenchError
+from bench.processes import Children
+from ops.local.cluster import LocalCluster
+
+__all__ = ["CHECKOUT", "Crew", "crew", "wait_until"]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+START_WITHIN_S = 120.0
+STOP_WITHIN_S = 60.0
+POLL_S = 0.05
+
+
+def wait_until(condition: Callable[[], object], *, within_s: float, what: str) -> None:
+    """Raises BenchError when the condition does not hold in time."""
+    until_s = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > until_s:
+            raise BenchError(f"not within {within_s:.0f} s: {what}")
+        time.sleep(POLL_S)
+
+
+class Crew:
+    """consumers: name -> subscription. publishers send records of `size` bytes at one common rate."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        folder: Path,
+        *,
+        run_id: str,
+        topic: str,
+        publishers: tuple[str, ...],
+        consumers: Mapping[str, str],
+        size: int,
+    ) -> None:
+        (folder / "progress").mkdir(parents=True)
+        self.folder = folder
+        self.publishers = publishers
+        self.consumers = consumers
+        self._children = Children(folder / "logs")
+        self._env = {
+            key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")
+        } | cluster.client_env()
+        set_rate(folder, 0)
+        common = ["--run", str(folder), "--run-id", run_id, "--topic", topic]
+        for name, subscription in consumers.items():
+            self._start(name, "consume", *common, "--subscription", subscription)
+        for name in publishers:
+            share = ["--share", str(len(publishers))]
+            self._start(name, "publish", *common, *share, "--size", str(size))
+
+    def _start(self, name: str, verb: str, *options: str) -> None:
+        argv = [sys.executable, "-m", "bench", "load", verb, "--name", name, *options]
+        self._children.start(name, argv, self._env, CHECKOUT)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.consumers, *self.publishers]
+
+    def wait_running(self) -> None:
+        wait_until(self._all_run, within_s=START_WITHIN_S, what="all load processes running")
+
+    def _all_run(self) -> bool:
+        self.check()
+        progress = read_progress(self.folder)
+        return [each.state for each in progress.values()] == ["running"] * len(self.names)
+
+    def check(self) -> None:
+        """Raises BenchError when a process has ended."""
+        self._children.check(self.names)
+
+    def pid(self, name: str) -> int:
+        return self._children.pid(name)
+
+    def set_rate(self, rate_per_s: float) -> None:
+        """Of all publishers together."""
+        set_rate(self.folder, rate_per_s)
+
+    def finish(self) -> None:
+        """Publishers first, then, when nothing more comes, the consumers. Raises BenchError."""
+        self._end(list(self.publishers))
+        before = -1
+        while (now := sum(each.done for each in read_progress(self.folder).values())) != before:
+            before = now
+            time.sleep(1)
+        self._end(list(self.consumers))
+
+    def _end(self, names: list[str]) -> None:
+        self._children.terminate(names)
+        wait_until(
+            lambda: not self._children.running(names), within_s=STOP_WITHIN_S, what="load's end"
+        )
+        self._children.check(names, may_end=True)
+
+    def stop(self) -> None:
+        """Whatever still runs."""
+        self._children.stop_all()
+
+
+@contextmanager
+def crew(crew: Crew) -> Iterator[Crew]:
+    """Ends the processes on the way out."""
+    try:
+        crew.wait_running()
+        yield crew
+    finally:
+        crew.stop()

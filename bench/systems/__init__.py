@@ -1,0 +1,1 @@
+"""Other ways to do the same, to be measured beside ours."""

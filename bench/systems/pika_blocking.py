@@ -1,0 +1,47 @@
+"""pika's BlockingConnection with confirms: the usual way to publish safely from Python.
+
+Every publish is persistent and mandatory and waits for its confirm, as pika documents it.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import pika
+
+from messagebus import BusConfig, Topic
+
+__all__ = ["PikaBlocking"]
+
+
+class PikaBlocking:
+    """One connection through the balancer, one message at a time."""
+
+    def __init__(self, bus: BusConfig, topic: Topic) -> None:
+        credentials = pika.PlainCredentials(bus.user, bus.current_password().reveal())
+        parameters = pika.ConnectionParameters(
+            host=bus.address.host, port=bus.address.port, credentials=credentials
+        )
+        self._exchange = topic.exchange
+        self._connection = pika.BlockingConnection(parameters)
+        self._channel = self._connection.channel()
+        self._channel.confirm_delivery()
+        self._properties = pika.BasicProperties(delivery_mode=2)
+
+    def publish(self, body: bytes) -> None:
+        """Returns when the broker has confirmed; raises pika's errors otherwise."""
+        self._channel.basic_publish(
+            self._exchange, "", body, properties=self._properties, mandatory=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
