@@ -15,7 +15,6 @@ unexplained           nothing of these: a fault
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -24,15 +23,15 @@ from pyspark.sql import functions as F
 from spark.manifest import Manifest
 
 __all__ = [
-    "PAIR_COUNTS",
+    "COUNTS",
     "REPEATS",
+    "TOTALS",
     "VERDICTS",
     "fates",
     "first_deliveries",
-    "pairs",
     "repeats",
     "suspects",
-    "verdicts",
+    "totals",
 ]
 
 REPEATS = ("unknown", "owed", "acked_without_proof", "unexplained")
@@ -54,7 +53,15 @@ VERDICTS = (
 # A client writes acks into a dead broker's socket until it hears of the death.
 KILL_NOTICED_NS = 1_000_000_000
 
-PAIR_COUNTS = (
+# What counts are made for -> the columns that tell them apart.
+TOTALS = {
+    "subscription": ("topic", "subscription"),
+    "publisher": ("publisher",),
+    "broker": ("broker",),
+    "verdict": ("verdict", "outcome"),
+}
+COUNTS = (
+    "messages",
     "expected",
     "delivered",
     "deliveries",
@@ -98,40 +105,35 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
     )
 
 
-def verdicts(fates: DataFrame) -> DataFrame:
-    """verdict, outcome (null for orphans), messages: over every message once."""
-    return (
-        fates.filter(F.col("ordinal") == 0)
-        .groupBy("verdict", "outcome")
-        .agg(F.count(F.lit(1)).alias("messages"))
-    )
+def totals(fates: DataFrame) -> DataFrame:
+    """Counts by each of `TOTALS` at once: of (which), its dims (the others null), `COUNTS`.
 
-
-def pairs(fates: DataFrame, dims: Sequence[str]) -> DataFrame:
-    """dims, and `PAIR_COUNTS`.
-
-    expected, delivered, lost: pairs of confirmed messages. altered: pairs with a delivery whose size
-    or body is not the published one. deliveries, orphan_deliveries, repeats: deliveries.
+    messages: each once. expected, delivered, lost: pairs of confirmed messages. altered: pairs with a
+    delivery whose size or body is not the published one. deliveries, orphan_deliveries and the
+    reasons of repeats: deliveries. unexpected: pairs that the manifest does not name.
     """
     confirmed = F.col("outcome") == "confirmed"
-    came = F.col("deliveries") > 0
     known = F.col("outcome").isNotNull()
-    return (
-        fates.filter(F.col("subscription").isNotNull())
-        .groupBy(*dims)
-        .agg(
-            F.count_if(F.col("expected")).alias("expected"),
-            F.count_if(F.col("expected") & came).alias("delivered"),
-            F.sum("deliveries").alias("deliveries"),
-            F.count_if(F.col("expected") & ~came).alias("lost"),
-            F.count_if(F.col("altered") > 0).alias("altered"),
-            *[_repeats_of(why).alias(why) for why in REPEATS],
-            F.count_if(known & ~confirmed & came).alias("unconfirmed_delivered"),
-            F.count_if(known & ~confirmed & ~came).alias("unconfirmed_absent"),
-            F.sum(F.when(known, 0).otherwise(F.col("deliveries"))).alias("orphan_deliveries"),
-            F.count_if("unexpected").alias("unexpected"),
-        )
+    came = F.col("deliveries") > 0
+    lead = {of: dims[-1] for of, dims in TOTALS.items()}
+    of = F.coalesce(*[F.when(F.grouping(column) == 0, name) for name, column in lead.items()])
+    columns = [column for dims in TOTALS.values() for column in dims]
+    counted = fates.groupingSets(list(TOTALS.values()), *columns).agg(
+        of.alias("of"),
+        F.count_if(F.col("ordinal") == 0).alias("messages"),
+        F.count_if(F.col("expected")).alias("expected"),
+        F.count_if(F.col("expected") & came).alias("delivered"),
+        F.coalesce(F.sum("deliveries"), F.lit(0)).alias("deliveries"),
+        F.count_if(F.col("expected") & ~came).alias("lost"),
+        F.count_if(F.col("altered") > 0).alias("altered"),
+        *[_repeats_of(why).alias(why) for why in REPEATS],
+        F.count_if(known & ~confirmed & came).alias("unconfirmed_delivered"),
+        F.count_if(known & ~confirmed & ~came).alias("unconfirmed_absent"),
+        F.coalesce(F.sum(F.when(~known, F.col("deliveries"))), F.lit(0)).alias("orphan_deliveries"),
+        F.count_if("unexpected").alias("unexpected"),
     )
+    no_subscription = (F.col("of") == "subscription") & F.col("subscription").isNull()
+    return counted.filter(~no_subscription).select("of", *columns, *COUNTS)
 
 
 def repeats(fates: DataFrame) -> DataFrame:
@@ -308,4 +310,5 @@ def _verdict() -> Column:
 
 
 def _repeats_of(why: str) -> Column:
-    return F.sum(F.size(F.filter("repeats", lambda one: one.why == why)))
+    repeats = F.sum(F.size(F.filter("repeats", lambda one: one.why == why)))
+    return F.coalesce(repeats, F.lit(0))

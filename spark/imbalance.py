@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
-
-__all__ = ["imbalance"]
+__all__ = ["Imbalance", "imbalance"]
 
 
-def imbalance(loads: DataFrame, dims: Sequence[str], value: str) -> DataFrame:
-    """dims, brokers, total, mean, max_over_mean, gini.
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """max_over_mean: 1 is even, n is all on one of n. gini: 0 is even, (n - 1) / n is all on one."""
 
-    loads: one row per broker within dims; brokers without load must be there with 0, or they do not
-    count. max_over_mean: 1 is even, n is all on one of n. gini: 0 is even, (n - 1) / n is all on one;
-    sum((2 rank - n - 1) * value) / (n * total). Both null where the total is 0.
+    brokers: int
+    mean: float
+    max_over_mean: float
+    gini: float
+
+
+def imbalance(loads: Sequence[float]) -> Imbalance | None:
+    """Judge one load per broker, 0 or more, idle brokers included; None when there is no load.
+
+    Gini's coefficient is the mean difference of all pairs over twice the mean, here by ranks:
+    sum((2 rank - n - 1) * load) / (n * total).
     """
-    group = Window.partitionBy(*dims)
-    ranked = loads.select(
-        *dims,
-        F.col(value).alias("load"),
-        F.row_number().over(group.orderBy(value)).alias("rank"),
-        F.count(F.lit(1)).over(group).alias("size"),
-    )
-    weight = 2 * F.col("rank") - F.col("size") - 1
-    total = F.nullif(F.sum("load"), F.lit(0))
-    return ranked.groupBy(*dims).agg(
-        F.count(F.lit(1)).alias("brokers"),
-        F.sum("load").alias("total"),
-        F.avg("load").alias("mean"),
-        (F.max("load") * F.count(F.lit(1)) / total).alias("max_over_mean"),
-        (F.sum(weight * F.col("load")) / (F.count(F.lit(1)) * total)).alias("gini"),
-    )
+    total = sum(loads)
+    if not total:
+        return None
+    n = len(loads)
+    weighted = sum((2 * rank - n - 1) * load for rank, load in enumerate(sorted(loads), start=1))
+    return Imbalance(n, total / n, max(loads) * n / total, weighted / (n * total))

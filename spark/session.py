@@ -5,27 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-__all__ = ["QUICK", "JavaMissing", "java_path", "local_table", "spark_session"]
+__all__ = ["QUICK", "JavaMissing", "java_path", "spark_session"]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
-# May be set on a running session. Ids hardly ever repeat, so a partial aggregation before the
-# shuffle only costs: 10-25 % of the audit's CPU.
+# May be set on a running session.
 SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.shuffle.partitions": "4",
-    "spark.sql.execution.bypassPartialAggregation": "true",
 }
 # Must be set before the JVM starts, so not under spark-submit, which owns these.
 LOG4J = f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"
@@ -38,9 +35,11 @@ LOCAL = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.extraJavaOptions": LOG4J,
 }
-# For inputs that are read before the JVM's better compiler would pay: a third less time on 70 MB of
-# events, start included; on large ones it would cost.
+# For inputs that are through before the JVM's better compiler, adaptive plans or more partitions would
+# pay: a third less CPU on 70 MB of events, start included. On large ones it would cost.
 QUICK = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": f"{LOG4J} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
@@ -73,11 +72,6 @@ def spark_session(app: str, **local: str) -> SparkSession:
             session.conf.set(key, value)
     session.sparkContext.setLogLevel("ERROR")
     return session
-
-
-def local_table(session: SparkSession, rows: Iterable[Sequence[Any]], schema: str) -> DataFrame:
-    """A small table from the driver, for broadcast joins; schema as DDL, rows may be none."""
-    return session.createDataFrame([tuple(row) for row in rows], schema)
 
 
 def _start(app: str, settings: Mapping[str, str]) -> None:

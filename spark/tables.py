@@ -25,9 +25,13 @@ class Tables:
     def folder(self, name: str) -> Path:
         return self.out / "tables" / name / f"run_id={self.run_id}"
 
+    def read(self, session: SparkSession, name: str) -> DataFrame:
+        return session.read.parquet(self._address(name))
+
     def write(self, session: SparkSession, name: str, rows: DataFrame) -> DataFrame:
         """Write rows (their own run_id column goes into the path) and return them as read back."""
-        kept = rows.drop("run_id")
-        path = self.folder(name).resolve().as_uri()
-        kept.write.mode("overwrite").parquet(path)
-        return session.read.schema(kept.schema).parquet(path)
+        rows.drop("run_id").write.mode("overwrite").parquet(self._address(name))
+        return self.read(session, name)
+
+    def _address(self, name: str) -> str:
+        return self.folder(name).resolve().as_uri()

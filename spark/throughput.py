@@ -7,19 +7,17 @@ from pyspark.sql import functions as F
 
 __all__ = [
     "CONFIRMED",
-    "CONFIRMED_PER_S",
     "DELIVERED",
     "brokers",
-    "loads",
     "per_second",
     "publishers",
+    "window",
     "windows",
 ]
 
 SECOND_NS = 1_000_000_000
 CONFIRMED = "confirmed"
 DELIVERED = "delivered"
-CONFIRMED_PER_S = "confirmed_per_s"
 
 
 def per_second(published: DataFrame, delivered: DataFrame) -> DataFrame:
@@ -71,24 +69,6 @@ def brokers(seconds: DataFrame) -> DataFrame:
     )
 
 
-def loads(brokers: DataFrame, every: DataFrame) -> DataFrame:
-    """load_of, broker, load: one row for every broker of the run, 0 where it had none.
-
-    load_of: confirmed and delivered messages, and confirmed_per_s while the broker took any, which
-    is what is left of an imbalance when brokers come and go.
-    """
-    kinds = brokers.select("kind").distinct()
-    all_loads = every.crossJoin(kinds).join(brokers, ["kind", "broker"], "left")
-    load = F.coalesce("messages", F.lit(0)).cast("double")
-    whole = all_loads.select(F.col("kind").alias("load_of"), "broker", load.alias("load"))
-    rate = all_loads.filter(F.col("kind") == CONFIRMED).select(
-        F.lit(CONFIRMED_PER_S).alias("load_of"),
-        "broker",
-        (load / F.coalesce("active_s", F.lit(1))).alias("load"),
-    )
-    return whole.unionByName(rate)
-
-
 def publishers(published: DataFrame) -> DataFrame:
     """publisher, rows (publishes by outcome), retried (sent more than once), bytes."""
     outcomes = ("confirmed", "refused", "unroutable", "unknown")
@@ -100,5 +80,10 @@ def publishers(published: DataFrame) -> DataFrame:
     )
 
 
-def _second(column: str) -> Column:
-    return F.expr(f"{column} div {SECOND_NS}").alias("second")
+def window(column_ns: str, width_s: int) -> Column:
+    """The first second of the window of `width_s` in which a wall-clock time in ns lies."""
+    return F.expr(f"{column_ns} div {SECOND_NS * width_s} * {width_s}")
+
+
+def _second(column_ns: str) -> Column:
+    return window(column_ns, 1).alias("second")

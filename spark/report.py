@@ -1,0 +1,376 @@
+"""The two reports of a run: one page that needs nothing beside it, and a summary in plain text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from spark import charts
+from spark.audit import REPEATS
+from spark.charts import COLOURS, Mark, Series, Span, milliseconds
+from spark.latency import CONFIRM, END_TO_END, SENT, SUBSCRIPTION, WHOLE
+from spark.throughput import CONFIRMED, DELIVERED
+
+__all__ = ["render_html", "render_text", "write_reports"]
+
+NONE = "\N{EN DASH}"
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+PAGE = "throughput.html.j2"
+# More lines than colours cannot be told apart: the smallest brokers are drawn as one.
+BROKERS_DRAWN_MAX = len(COLOURS)
+ROWS_SHOWN_MAX = 40
+TABLE_PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
+MEASURE_NAMES = {
+    CONFIRM: "publish: intended to confirmed",
+    SENT: "publish: sent to confirmed",
+    END_TO_END: "end to end: intended to received",
+}
+INCIDENT_NAMES = {
+    "kill": "{} killed",
+    "start": "{} back",
+    "add": "add {}",
+    "remove": "remove {}",
+    "reload": "balancer reloaded",
+}
+
+Summary = Mapping[str, Any]
+
+
+def write_reports(summary: Summary, out: Path) -> str:
+    """Write report.html and report.txt into `out`; returns the text."""
+    text = render_text(summary)
+    (out / "report.txt").write_text(text + "\n")
+    (out / "report.html").write_text(render_html(summary))
+    return text
+
+
+def render_text(summary: Summary) -> str:
+    """A screenful: verdict, audit per subscription, latency, balance, gaps."""
+    short = _short_names(summary)
+    doubled, run = summary["doubled"], summary["run"]
+    lines = [
+        f"run {summary['run_id']}: {'holds' if summary['holds'] else 'DOES NOT HOLD'}",
+        *[f"  ! {fault}" for fault in summary["faults"]],
+        *([] if run["complete"] else ["  the run was cut short: its manifest is not complete"]),
+        "",
+        f"  published {summary['published']:,}, confirmed {summary['confirmed']:,}, "
+        f"delivered {summary['delivered']:,} of {summary['expected']:,}",
+        f"  lost {summary['lost']:,}, altered {summary['altered']:,}, doubled {doubled['total']:,}"
+        f" ({', '.join(f'{why.replace(chr(95), chr(32))} {doubled[why]:,}' for why in REPEATS)})",
+        f"  lines read {summary['lines']['read']:,}, bad {summary['lines']['bad']:,}",
+        "",
+        *_table(
+            ("subscription", "expected", "delivered", "lost", "altered", "doubled"),
+            [
+                (
+                    f"{row['topic']}/{row['subscription']}",
+                    *[f"{row[key]:,}" for key in ("expected", "delivered", "lost", "altered")],
+                    f"{sum(row[why] for why in REPEATS):,}",
+                )
+                for row in summary["subscriptions"]
+            ],
+        ),
+        "",
+        *_table(
+            ("broker", "confirmed", "per s", "deliveries", "lost", "longest gap"),
+            [
+                (
+                    short[row["broker"]],
+                    f"{row['confirmed']:,}",
+                    f"{row['confirmed_per_s']:,.0f}",
+                    f"{row['deliveries']:,}",
+                    f"{row['lost']:,}",
+                    _gap(row),
+                )
+                for row in summary["brokers"][:ROWS_SHOWN_MAX]
+            ],
+        ),
+        "",
+        *_table(
+            ("publisher", "published", "confirmed", "retried", "lost", "longest gap"),
+            [
+                (
+                    row["publisher"],
+                    *[f"{row[key]:,}" for key in ("published", "confirmed", "retried", "lost")],
+                    _gap(row),
+                )
+                for row in summary["publishers"][:ROWS_SHOWN_MAX]
+            ],
+        ),
+        "",
+        *_table(
+            ("latency", *[f"p{each:g}" for each in TABLE_PERCENTILES]),
+            [
+                (row["label"], *[milliseconds(value) for value in row["values"]])
+                for row in _latency_table(summary)
+                if row["scope"] == WHOLE
+            ],
+        ),
+    ]
+    if balance := summary["imbalance"]["confirmed_per_s"]:
+        lines += [
+            "",
+            f"  balance while taking publishes: busiest broker {balance['max_over_mean']:.2f} x "
+            f"the mean, Gini {balance['gini']:.3f}",
+        ]
+    return "\n".join(lines)
+
+
+def render_html(summary: Summary) -> str:
+    """One page: charts inline, nothing fetched."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {
+        "number": lambda value: f"{value:,.0f}",
+        "ms": milliseconds,
+        "words": lambda text: text.replace("_", " "),
+    }
+    short = _short_names(summary)
+    drawn = _drawn(summary)
+    return environment.get_template(PAGE).render(
+        **{key: value for key, value in summary.items() if key != "timeline"},
+        short=short,
+        reasons=REPEATS,
+        colours={broker: COLOURS[number] for number, broker in enumerate(drawn)},
+        over_time=_over_time(summary, short, drawn),
+        percentiles=_percentiles(summary),
+        table_percentiles=[f"p{each:g}" if each < 100 else "max" for each in TABLE_PERCENTILES],
+        latency_table=_latency_table(summary),
+        figures=_figures(summary),
+        rows_max=ROWS_SHOWN_MAX,
+        gap=_gap,
+    )
+
+
+def _figures(summary: Summary) -> list[tuple[str, str, str]]:
+    """(value, what, more): the numbers that a reader looks for first."""
+    doubled = summary["doubled"]
+    gaps = [(row["longest_gap_ms"], row["publisher"]) for row in summary["publishers"]]
+    longest = max(((gap, who) for gap, who in gaps if gap is not None), default=(None, ""))
+    busiest = _busiest(summary)
+    publish = _percentile(summary, CONFIRM)
+    end_to_end = _percentile(summary, END_TO_END)
+    return [
+        (
+            f"{summary['confirmed']:,}",
+            "messages confirmed",
+            f"of {summary['published']:,} published",
+        ),
+        (f"{summary['delivered']:,}", "delivered", f"of {summary['expected']:,} expected"),
+        (f"{summary['lost']:,}", "lost", "confirmed, not delivered"),
+        (f"{summary['altered']:,}", "altered", "by size and body hash"),
+        (
+            f"{doubled['total']:,}",
+            "delivered again",
+            f"{doubled['unexplained']:,} without explanation",
+        ),
+        (f"{busiest:,.0f}/s", "confirmed at best", "in one window of the time line"),
+        (
+            milliseconds(publish[99.0]) if publish else NONE,
+            "publish, p99",
+            f"median {milliseconds(publish[50.0])}" if publish else "",
+        ),
+        (
+            milliseconds(end_to_end[99.0]) if end_to_end else NONE,
+            "end to end, p99",
+            f"median {milliseconds(end_to_end[50.0])}" if end_to_end else "",
+        ),
+        (
+            milliseconds(longest[0]) if longest[0] is not None else NONE,
+            "longest gap of a publisher",
+            longest[1],
+        ),
+        (
+            f"{summary['imbalance']['confirmed_per_s']['max_over_mean']:.2f}"
+            if summary["imbalance"]["confirmed_per_s"]
+            else NONE,
+            "busiest broker / mean",
+            "of rates while taking publishes",
+        ),
+    ]
+
+
+def _busiest(summary: Summary) -> float:
+    rates: dict[float, float] = defaultdict(float)
+    for row in summary["timeline"]["throughput"]:
+        if row["kind"] == CONFIRMED:
+            rates[row["at_s"]] += row["per_s"]
+    return max(rates.values(), default=0.0)
+
+
+def _percentile(summary: Summary, measure: str) -> dict[float, float]:
+    for row in summary["latency"]:
+        if row["measure"] == measure and row["scope"] == WHOLE:
+            return {float(each): value for each, value in row["percentiles_ms"]}
+    return {}
+
+
+def _latency_table(summary: Summary) -> list[dict[str, Any]]:
+    short = _short_names(summary)
+    rows = []
+    for row in summary["latency"]:
+        found = {float(each): value for each, value in row["percentiles_ms"]}
+        name = short.get(row["name"], row["name"])
+        rows.append(
+            {
+                "scope": row["scope"],
+                "label": MEASURE_NAMES[row["measure"]] if row["scope"] == WHOLE else name,
+                "samples": row["samples"],
+                "values": [found[each] for each in TABLE_PERCENTILES],
+            }
+        )
+    return rows
+
+
+def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str]) -> str:
+    timeline = summary["timeline"]
+    windows, ends = _windows(summary)
+    per_broker: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    per_subscription: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for row in timeline["throughput"]:
+        if row["kind"] == CONFIRMED:
+            name = row["broker"] if row["broker"] in drawn else "others"
+            per_broker[name][row["at_s"]] += row["per_s"]
+        elif row["kind"] == DELIVERED:
+            per_subscription[f"{row['topic']}/{row['subscription']}"][row["at_s"]] += row["per_s"]
+
+    def series(label: str, rates: Mapping[float, float], colour: str = "") -> Series:
+        # Steps hold their value until the next point: one more point ends the last of them.
+        values = [rates.get(at, 0.0) for at in windows]
+        return Series(label, [*windows, ends], [*values, *values[-1:]], colour)
+
+    layers = [
+        series(short.get(name, name), per_broker[name], COLOURS[number % len(COLOURS)])
+        for number, name in enumerate([*drawn, *({"others"} & per_broker.keys())])
+        if name in per_broker
+    ]
+    marks, spans = _incidents(summary["run"]["incidents"], short)
+    return charts.over_time(
+        layers if windows else [],
+        [series(name, rates) for name, rates in sorted(per_subscription.items())][
+            :BROKERS_DRAWN_MAX
+        ],
+        _latency_lines(timeline["latency"]),
+        marks=marks,
+        spans=spans,
+        until_s=ends,
+    )
+
+
+def _windows(summary: Summary) -> tuple[list[float], float]:
+    """The start of every window from the first to the last, without holes, and the end of the last."""
+    timeline = summary["timeline"]
+    starts = [row["at_s"] for row in timeline["throughput"]]
+    if not starts:
+        return [], 1.0
+    width, first = timeline["window_s"], min(starts)
+    number = round((max(starts) - first) / width) + 1
+    known = {round((at - first) / width): at for at in starts}
+    windows = [known.get(each, first + each * width) for each in range(number)]
+    return windows, windows[-1] + width
+
+
+def _latency_lines(rows: Sequence[Mapping[str, Any]]) -> list[Series]:
+    def line(measure: str, key: str, label: str, colour: str, *, dashed: bool = False) -> Series:
+        own = [row for row in rows if row["measure"] == measure]
+        return Series(label, [r["at_s"] for r in own], [r[key] for r in own], colour, dashed)
+
+    lines = [
+        line(CONFIRM, "p50_ms", "publish, median", COLOURS[0]),
+        line(CONFIRM, "p99_ms", "publish, p99", COLOURS[0], dashed=True),
+        line(END_TO_END, "p50_ms", "end to end, median", COLOURS[1]),
+        line(END_TO_END, "p99_ms", "end to end, p99", COLOURS[1], dashed=True),
+    ]
+    return [one for one in lines if one.x]
+
+
+def _incidents(
+    incidents: Sequence[Mapping[str, Any]], short: Mapping[str, str]
+) -> tuple[list[Mark], list[Span]]:
+    marks = [
+        Mark(
+            one["at_s"],
+            INCIDENT_NAMES[one["kind"]].format(short.get(one["broker"], one["broker"])),
+            alarm=one["kind"] == "kill",
+        )
+        for one in incidents
+    ]
+    spans = [
+        Span(one["at_s"], one["done_s"]) for one in incidents if one["kind"] in ("add", "remove")
+    ]
+    for kill in (one for one in incidents if one["kind"] == "kill"):
+        back = [
+            one["at_s"]
+            for one in incidents
+            if one["kind"] == "start"
+            and one["broker"] == kill["broker"]
+            and one["at_s"] >= kill["at_s"]
+        ]
+        if back:
+            spans.append(Span(kill["at_s"], min(back), alarm=True))
+    return marks, spans
+
+
+def _percentiles(summary: Summary) -> str:
+    def points(row: Mapping[str, Any]) -> list[tuple[float, float]]:
+        # A percentile beyond the number of samples is the maximum again: not drawn.
+        return [
+            (float(each), value)
+            for each, value in row["percentiles_ms"]
+            if value > 0 and (100 - each) / 100 * row["samples"] >= 1
+        ]
+
+    curves = []
+    for row in summary["latency"]:
+        if row["scope"] == WHOLE and row["measure"] != END_TO_END:
+            curves.append((MEASURE_NAMES[row["measure"]], row, row["measure"] == SENT))
+        elif row["scope"] == SUBSCRIPTION and row["measure"] == END_TO_END:
+            curves.append((f"end to end: {row['name']}", row, False))
+    return charts.percentiles(
+        [
+            Series(label, [x for x, _ in points(row)], [y for _, y in points(row)], dashed=dashed)
+            for label, row, dashed in curves[:BROKERS_DRAWN_MAX]
+            if points(row)
+        ]
+    )
+
+
+def _drawn(summary: Summary) -> list[str]:
+    """Brokers that get a colour of their own, in the order of the list."""
+    if len(summary["brokers"]) <= BROKERS_DRAWN_MAX:
+        return [row["broker"] for row in summary["brokers"]]
+    by_load = sorted(summary["brokers"], key=lambda row: -row["confirmed"])
+    return sorted(row["broker"] for row in by_load[: BROKERS_DRAWN_MAX - 1])
+
+
+def _short_names(summary: Summary) -> dict[str, str]:
+    """Broker -> what tells it apart: the host alone where all have one port."""
+    brokers = [row["broker"] for row in summary["brokers"]]
+    ports = {broker.rpartition(":")[2] for broker in brokers}
+    return {broker: broker.rpartition(":")[0] if len(ports) == 1 else broker for broker in brokers}
+
+
+def _gap(row: Mapping[str, Any]) -> str:
+    if row["longest_gap_ms"] is None:
+        return NONE
+    return f"{milliseconds(row['longest_gap_ms'])} at {row['longest_gap_at_s']:.1f} s"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of text, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    align: list[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (len(head) - 1)]
+    return [
+        "  "
+        + "  ".join(put(cell, width) for put, cell, width in zip(align, row, widths, strict=True))
+        for row in (head, *rows)
+    ]

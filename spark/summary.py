@@ -1,0 +1,314 @@
+"""The numbers of a run put together and judged: what `audit.json` holds and the reports show.
+
+A plain mapping that is written as JSON, so that other tools can compare. Times are seconds since the
+start of the run (`_s`) or durations with their unit; ids are hex text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from spark.audit import COUNTS, REPEATS, VERDICTS
+from spark.events import ANCHOR, REASONS, Files
+from spark.hdr import name
+from spark.imbalance import imbalance
+from spark.latency import WHOLE
+from spark.manifest import Manifest
+from spark.pipeline import CURVE, Numbers, Rows
+from spark.throughput import CONFIRMED, DELIVERED
+
+__all__ = ["DoesNotAddUp", "summarize"]
+
+SECOND_NS = 1_000_000_000
+MILLISECOND_NS = 1_000_000
+
+
+class DoesNotAddUp(Exception):
+    """Raised when an audit contradicts itself: a bug in the report, not in the run."""
+
+
+def summarize(
+    numbers: Numbers, manifest: Manifest, files: Files, *, bad_max: int
+) -> dict[str, Any]:
+    """Judge a run. Raises DoesNotAddUp.
+
+    bad_max: bad lines that are put up with.
+    """
+    totals = _totals(numbers.rows["totals"])
+    whole = _sum(totals["subscription"])
+    messages = _messages(totals["verdict"])
+    lines = _lines(numbers, files)
+    _check(numbers, whole, messages, lines)
+    faults = _faults(whole, messages, lines, bad_max)
+    return {
+        "run_id": manifest.run_id,
+        "holds": not faults,
+        "faults": faults,
+        "run": _run(manifest, files, numbers),
+        **{key: messages[key] for key in ("published", "confirmed")},
+        **{key: whole[key] for key in ("expected", "delivered", "deliveries", "lost", "altered")},
+        "doubled": {"total": sum(whole[why] for why in REPEATS)}
+        | {why: whole[why] for why in REPEATS},
+        "unconfirmed": messages["unconfirmed"]
+        | {
+            "pairs_delivered": whole["unconfirmed_delivered"],
+            "pairs_absent": whole["unconfirmed_absent"],
+        },
+        "orphan_deliveries": whole["orphan_deliveries"],
+        "unexpected": whole["unexpected"],
+        "reused_ids": messages["verdicts"]["reused"],
+        "verdicts": messages["verdicts"],
+        "lines": lines,
+        "subscriptions": _subscriptions(totals["subscription"]),
+        "brokers": _brokers(numbers, totals["broker"], manifest),
+        "publishers": _publishers(numbers, totals["publisher"], manifest),
+        "imbalance": _imbalance(numbers.rows["brokers"], manifest),
+        "latency": _latency(numbers.rows["latency"]),
+        "negative_latencies": numbers.negative,
+        "suspects": numbers.rows["suspects"],
+        "timeline": _timeline(numbers, manifest),
+    }
+
+
+def _totals(rows: Rows) -> dict[str, Rows]:
+    of: dict[str, Rows] = defaultdict(list)
+    for row in rows:
+        of[row["of"]].append(row)
+    return of
+
+
+def _sum(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    taken = list(rows)
+    return {count: sum(row[count] for row in taken) for count in COUNTS}
+
+
+def _messages(rows: Rows) -> dict[str, Any]:
+    verdicts = dict.fromkeys(VERDICTS, 0)
+    outcomes = dict.fromkeys(("confirmed", "refused", "unroutable", "unknown"), 0)
+    for row in rows:
+        verdicts[row["verdict"]] += row["messages"]
+        if row["outcome"]:
+            outcomes[row["outcome"]] += row["messages"]
+    return {
+        "published": sum(outcomes.values()),
+        "confirmed": outcomes.pop("confirmed"),
+        "unconfirmed": outcomes,
+        "verdicts": verdicts,
+    }
+
+
+def _lines(numbers: Numbers, files: Files) -> dict[str, Any]:
+    kinds = numbers.lines
+    by_reason = {reason: sum(kinds[kind][reason] for kind in kinds) for reason in REASONS}
+    read = sum(counts["lines"] for counts in kinds.values())
+    anchors = sum(counts[ANCHOR] for counts in kinds.values())
+    bad = sum(by_reason.values())
+    return {
+        "read": read,
+        "anchors": anchors,
+        "good": {
+            kind: counts["lines"] - counts[ANCHOR] - sum(counts[reason] for reason in REASONS)
+            for kind, counts in kinds.items()
+        },
+        "bad": bad,
+        "bad_by_reason": {reason: n for reason, n in by_reason.items() if n},
+        "bad_by_file": sorted(
+            [row for kind in kinds for row in numbers.rows.get(f"bad_{kind}", [])],
+            key=lambda row: (row["file"], row["reason"]),
+        ),
+        "files": len(files.used),
+        "files_skipped": [{"file": file, "reason": reason} for file, reason in files.skipped],
+        "files_without_anchor": [file.path.name for file in files.used if file.anchor is None],
+    }
+
+
+def _check(
+    numbers: Numbers,
+    whole: Mapping[str, int],
+    messages: Mapping[str, Any],
+    lines: Mapping[str, Any],
+) -> None:
+    """Every message has one verdict, and every good line is in the audit."""
+    distinct = numbers.rows["distinct_ids"][0]["ids"]
+    judged = sum(messages["verdicts"].values())
+    if judged != distinct:
+        raise DoesNotAddUp(f"{judged:,} messages judged, {distinct:,} distinct ids recorded")
+    publishes = sum(row["published"] for row in numbers.rows["publishers"])
+    if publishes != lines["good"]["published"]:
+        raise DoesNotAddUp(f"{publishes:,} publishes of {lines['good']['published']:,} good lines")
+    if whole["deliveries"] != lines["good"]["delivered"]:
+        raise DoesNotAddUp(
+            f"{whole['deliveries']:,} deliveries of {lines['good']['delivered']:,} good lines"
+        )
+
+
+def _faults(
+    whole: Mapping[str, int], messages: Mapping[str, Any], lines: Mapping[str, Any], bad_max: int
+) -> list[str]:
+    """Why the promise does not hold, in words; empty when it does."""
+    counted = {
+        "confirmed and never delivered": whole["lost"],
+        "delivered with another body": whole["altered"],
+        "delivered again without an explanation": whole["unexplained"],
+        "delivered and never published": whole["orphan_deliveries"],
+        "delivered to a subscription of another topic": whole["unexpected"],
+        "published under an id that another body has": messages["verdicts"]["reused"],
+    }
+    faults = [f"{number:,} {what}" for what, number in counted.items() if number]
+    if lines["bad"] > bad_max:
+        faults.append(f"{lines['bad']:,} bad lines, {bad_max:,} allowed")
+    if not messages["published"]:
+        faults.append("nothing was published")
+    return faults
+
+
+def _run(manifest: Manifest, files: Files, numbers: Numbers) -> dict[str, Any]:
+    seconds = [row["window"] for row in numbers.rows["timeline"]]
+    last = max(seconds, default=0) + numbers.window_s
+    end_s = _since(manifest, manifest.end_ns) if manifest.end_ns else None
+    return {
+        "started_at": datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC).isoformat(),
+        "duration_s": end_s,
+        "last_event_s": last - manifest.start_ns / SECOND_NS if seconds else 0.0,
+        "complete": manifest.complete,
+        "topics": {topic: list(names) for topic, names in manifest.topics.items()},
+        "brokers": list(manifest.brokers),
+        "publishers": len(manifest.publishers),
+        "consumers": len(manifest.consumers),
+        "prefetch": manifest.prefetch,
+        "clock_spread_ms": files.clock_spread_ns / MILLISECOND_NS,
+        "incidents": [
+            {
+                "kind": one.kind,
+                "broker": one.broker,
+                "at_s": _since(manifest, one.at_ns),
+                "done_s": _since(manifest, one.done_ns),
+            }
+            for one in sorted(manifest.incidents, key=lambda one: one.at_ns)
+        ],
+    }
+
+
+def _subscriptions(rows: Rows) -> Rows:
+    keys = ("topic", "subscription", *(count for count in COUNTS if count != "messages"))
+    return [
+        {key: row[key] for key in keys}
+        for row in sorted(rows, key=lambda row: (row["topic"], row["subscription"]))
+    ]
+
+
+def _brokers(numbers: Numbers, totals: Rows, manifest: Manifest) -> Rows:
+    loads = {(row["kind"], row["broker"]): row for row in numbers.rows["brokers"]}
+    fates = {row["broker"]: row for row in totals}
+    gaps: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for row in numbers.rows["broker_gaps"]:
+        gaps[row["broker"]].append((row["gap_ns"], row["until_ns"]))
+    repeats: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(REPEATS, 0))
+    for row in numbers.rows["repeats"]:
+        repeats[row["broker"]][row["why"]] += row["repeats"]
+    seen = {broker for _, broker in loads} - {""}
+    nothing = {"messages": 0, "bytes": 0, "active_s": 0, "peak_per_s": 0}
+
+    def one(broker: str) -> dict[str, Any]:
+        confirmed = loads.get((CONFIRMED, broker), nothing)
+        delivered = loads.get((DELIVERED, broker), nothing)
+        gap_ns, until_ns = max(gaps[broker], default=(None, None))
+        return {
+            "broker": broker,
+            "listed": broker in manifest.brokers,
+            "confirmed": confirmed["messages"],
+            "confirmed_bytes": confirmed["bytes"],
+            "active_s": confirmed["active_s"],
+            "confirmed_per_s": confirmed["messages"] / max(1, confirmed["active_s"]),
+            "peak_per_s": confirmed["peak_per_s"],
+            "deliveries": delivered["messages"],
+            "lost": fates[broker]["lost"] if broker in fates else 0,
+            "doubled": repeats[broker],
+            **_gap(manifest, gap_ns, until_ns),
+        }
+
+    return [one(broker) for broker in sorted({*manifest.brokers, *seen})]
+
+
+def _publishers(numbers: Numbers, totals: Rows, manifest: Manifest) -> Rows:
+    fates = {row["publisher"]: row for row in totals}
+    gaps = {row["publisher"]: row for row in numbers.rows["publisher_gaps"]}
+
+    def one(row: dict[str, Any]) -> dict[str, Any]:
+        gap = gaps.get(row["publisher"], {"gap_ns": None, "until_ns": None})
+        lost = fates[row["publisher"]]["lost"] if row["publisher"] in fates else 0
+        return row | {"lost": lost} | _gap(manifest, gap["gap_ns"], gap["until_ns"])
+
+    return [one(row) for row in sorted(numbers.rows["publishers"], key=lambda r: r["publisher"])]
+
+
+def _gap(manifest: Manifest, gap_ns: int | None, until_ns: int | None) -> dict[str, float | None]:
+    """longest_gap_ms and longest_gap_at_s (when it began); None where there were no two."""
+    if gap_ns is None or until_ns is None:
+        return {"longest_gap_ms": None, "longest_gap_at_s": None}
+    return {
+        "longest_gap_ms": gap_ns / MILLISECOND_NS,
+        "longest_gap_at_s": _since(manifest, until_ns - gap_ns),
+    }
+
+
+def _imbalance(rows: Rows, manifest: Manifest) -> dict[str, Any]:
+    """Over all brokers of the run: of messages, and of the rate while a broker took any."""
+    loads = {(row["kind"], row["broker"]): row for row in rows}
+    confirmed = [loads.get((CONFIRMED, broker)) for broker in manifest.brokers]
+    delivered = [loads.get((DELIVERED, broker)) for broker in manifest.brokers]
+    judged = {
+        "confirmed": imbalance([row["messages"] if row else 0 for row in confirmed]),
+        "confirmed_per_s": imbalance(
+            [row["messages"] / row["active_s"] if row else 0 for row in confirmed]
+        ),
+        "deliveries": imbalance([row["messages"] if row else 0 for row in delivered]),
+    }
+    return {of: asdict(found) if found else None for of, found in judged.items()}
+
+
+def _latency(rows: Rows) -> Rows:
+    order = sorted(rows, key=lambda row: (row["measure"], row["scope"] != WHOLE, row["name"]))
+    return [
+        {
+            **{key: row[key] for key in ("measure", "scope", "name")},
+            "samples": row["total"],
+            "percentiles_ms": [[each, row[name(each)] / MILLISECOND_NS] for each in CURVE],
+        }
+        for row in sorted(
+            order, key=lambda row: (row["measure"], row["scope"] != WHOLE, row["scope"])
+        )
+    ]
+
+
+def _timeline(numbers: Numbers, manifest: Manifest) -> dict[str, Any]:
+    start_s = manifest.start_ns / SECOND_NS
+    loads = sorted(numbers.rows["timeline"], key=lambda r: (r["kind"], r["broker"], r["window"]))
+    return {
+        "window_s": numbers.window_s,
+        "throughput": [
+            {key: row[key] for key in ("kind", "broker", "topic", "subscription")}
+            | {"at_s": row["window"] - start_s, "per_s": row["messages"] / numbers.window_s}
+            for row in loads
+        ],
+        "latency": [
+            {
+                "measure": row["measure"],
+                "at_s": row["window"] - start_s,
+                "p50_ms": row["p50"] / MILLISECOND_NS,
+                "p99_ms": row["p99"] / MILLISECOND_NS,
+                "max_ms": row["p100"] / MILLISECOND_NS,
+            }
+            for row in sorted(
+                numbers.rows["latency_timeline"], key=lambda r: (r["measure"], r["window"])
+            )
+        ],
+    }
+
+
+def _since(manifest: Manifest, at_ns: int) -> float:
+    return (at_ns - manifest.start_ns) / SECOND_NS
