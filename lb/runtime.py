@@ -34,6 +34,7 @@ __all__ = [
 ANSWER_WITHIN_S = 2.0
 """For each command on the socket. HAProxy answers in under a millisecond unless it hangs."""
 WEIGHT_MAX = 255
+AGENT_ANSWERS = "L7OK"
 
 Verdict = Literal["up", "down", "drain", "maint"]
 
@@ -104,8 +105,11 @@ def server_state_text(socket: Path) -> str:
 def maint(socket: Path, name: str, *, on: bool) -> None:
     """Take a broker out at once, or back: for one whose agent is dead and cannot be asked.
 
-    Its sessions are not cut. An agent that says `ready` does not undo it.
+    Its sessions are not cut. Raises LbError when its agent lives: each `ready` of it would undo this.
     """
+    known = servers(socket).get(name)
+    if on and known and known.agent.startswith(AGENT_ANSWERS):
+        raise LbError(f"the agent of {name} answers and would undo it: see `lb drain`")
     _server(socket, name, lambda server: server.setstate("maint" if on else "ready"))
 
 

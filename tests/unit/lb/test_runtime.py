@@ -117,17 +117,26 @@ def test_haproxys_status_in_one_word(
 
 
 def test_orders_go_to_the_named_server(fake: FakeServer) -> None:
-    runtime.maint(SOCKET, "mb1", on=True)
     runtime.maint(SOCKET, "mb1", on=False)
     runtime.set_weight(SOCKET, "mb1", 40)
     runtime.shutdown_sessions(SOCKET, "mb1")
-    assert fake.orders == ["maint", "ready", 40, "shutdown"]
+    assert fake.orders == ["ready", 40, "shutdown"]
+
+
+def test_a_broker_whose_agent_is_dead_is_taken_out(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "mb_brokers,mb1,0,7,9,UP,100,5,L7OK,,L4CON,refused,10.0.1.1:5672,"
+    monkeypatch.setitem(globals(), "STATS", [HEADS, line])
+    runtime.maint(SOCKET, "mb1", on=True)
+    assert fake.orders == ["maint"]
 
 
 @pytest.mark.parametrize(
     ("order", "told"),
     [
         (lambda: runtime.maint(SOCKET, "mb9", on=True), "knows no server 'mb9'"),
+        (lambda: runtime.maint(SOCKET, "mb1", on=True), "agent of mb1 answers and would undo it"),
         (lambda: runtime.set_weight(SOCKET, "mb1", 256), "weight 256: 0 to 255"),
         (lambda: runtime.set_weight(SOCKET, "mb1", 13), "HAProxy refuses: unlucky"),
     ],

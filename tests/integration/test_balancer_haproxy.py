@@ -1,0 +1,414 @@
+"""A real HAProxy with our configuration, in front of brokers and agents that do as told."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lb import agents, runtime
+from lb.apply import apply, prepare_start, save_state, start_command
+from lb.errors import ApplyFailed, BalancerUnreachable, LbError
+from lb.inventory import Inventory, load
+from lb.runtime import ServerState
+from messagebus.errors import ConfigError
+from tests.support.eventually import FACTOR, eventually
+from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
+
+HOST = "127.0.0.1"
+
+
+class Rig:
+    """Some fake nodes, an inventory of the first `brokers` of them, and HAProxy."""
+
+    def __init__(self, folder: Path, stack: ExitStack, nodes: int) -> None:
+        self.folder = folder
+        self.brokers: list[FakeBroker] = []
+        self.agents: list[FakeAgent] = []
+        self.ports = _free_ports(3)
+        self.master: subprocess.Popen[bytes] | None = None
+        for _ in range(nodes):
+            self.brokers.append(stack.enter_context(fake_broker()))
+            self.agents.append(stack.enter_context(fake_agent()))
+        (folder / "secrets").mkdir()
+        (folder / "secrets" / "probe").write_text("pr'o\"be $x")
+        (folder / "secrets" / "token").write_text("sesame")
+
+    def inventory(self, brokers: int = 2, *, stats_port: int | None = None) -> Inventory:
+        amqp, lists, stats = self.ports
+        path = self.folder / "inventory.toml"
+        text = INVENTORY.format(amqp=amqp, lists=lists, stats=stats_port or stats, host=HOST)
+        for number, (broker, agent) in enumerate(zip(self.brokers, self.agents, strict=True), 1):
+            if number <= brokers:
+                text += BROKER.format(
+                    number=number,
+                    address=f"{HOST}:{broker.port}",
+                    agent=agent.address,
+                    check=agent.check_address,
+                )
+        path.write_text(text)
+        return load(path)
+
+    def start(self, inventory: Inventory) -> None:
+        prepare_start(inventory)
+        with (self.folder / "haproxy.log").open("ab") as log:
+            self.master = subprocess.Popen(
+                start_command(inventory), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        eventually(lambda: self.servers(inventory), within_s=10, what="HAProxy answers")
+
+    def kill(self) -> None:
+        """As a crash would: nothing is saved, the worker goes with its master."""
+        if self.master is not None:
+            worker = _children(self.master.pid)
+            self.master.kill()
+            self.master.wait()
+            for pid in worker:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            self.master = None
+
+    def servers(self, inventory: Inventory) -> dict[str, ServerState]:
+        with suppress(BalancerUnreachable):
+            return runtime.servers(inventory.balancer.socket)
+        return {}
+
+    def verdicts(self, inventory: Inventory) -> dict[str, str]:
+        return {name: server.verdict for name, server in self.servers(inventory).items()}
+
+    def wait(self, inventory: Inventory, within_s: float = 5, **verdicts: str) -> None:
+        def reached() -> bool:
+            return verdicts.items() <= self.verdicts(inventory).items()
+
+        eventually(reached, within_s=within_s, what=f"{verdicts}")
+
+    @contextmanager
+    def client(self) -> Iterator[socket.socket]:
+        """A publisher's connection through HAProxy. Raises OSError unless some broker answers."""
+        address = (HOST, self.ports[0])
+        with socket.create_connection(address, timeout=5 * FACTOR) as connection:
+            connection.sendall(CLIENT)
+            if connection.recv(len(CLIENT)) != CLIENT:
+                raise ConnectionError("no broker")
+            yield connection
+
+    def come_and_go(self, times: int) -> None:
+        for _ in range(times):
+            with self.client():
+                pass
+
+    @property
+    def list_url(self) -> str:
+        return f"http://{HOST}:{self.ports[1]}/consumer-list"
+
+
+INVENTORY = """
+cluster = "rig"
+list_file = "list.txt"
+token_file = "secrets/token"
+admin_user = "admin"
+admin_password_file = "secrets/admin"
+supervisor = "local"
+[balancer]
+amqp = "{host}:{amqp}"
+list = "{host}:{lists}"
+stats = "{host}:{stats}"
+config = "haproxy.cfg"
+socket = "admin.sock"
+state_file = "server-state"
+master_pid_file = "master.pid"
+probe_user = "probe"
+probe_password_file = "secrets/probe"
+sessions_max = 400
+"""
+BROKER = """
+[[brokers]]
+name = "mb{number}"
+address = "{address}"
+agent = "{agent}"
+check = "{check}"
+management = "127.0.0.1:{number}"
+node_list_file = "nodes/mb{number}.txt"
+"""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with ExitStack() as stack:
+        rig = Rig(tmp_path, stack, nodes=3)
+        try:
+            yield rig
+        finally:
+            rig.kill()
+
+
+def test_a_shut_gate_takes_nobody_from_the_first_moment(rig: Rig) -> None:
+    rig.brokers[0].gate = False
+    two = rig.inventory(2)
+    rig.start(two)
+
+    def another_client() -> bool:
+        with suppress(OSError), rig.client():
+            return rig.brokers[1].clients >= 100
+        return False
+
+    eventually(another_client, within_s=10, what="100 clients served")
+    assert rig.brokers[0].clients == 0
+    assert rig.verdicts(two) == {"mb1": "down", "mb2": "up"}
+    assert "the gate is shut" in rig.servers(two)["mb1"].check
+
+
+def test_a_gate_that_opens_is_seen_within_seconds(rig: Rig) -> None:
+    rig.brokers[0].gate = False
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="down")
+    rig.brokers[0].gate = True
+    rig.wait(two, within_s=3, mb1="up")
+
+
+def test_a_reload_keeps_down_what_was_down_and_drained_what_was_drained(rig: Rig) -> None:
+    three = rig.inventory(3)
+    rig.start(three)
+    rig.wait(three, mb1="up", mb2="up", mb3="up")
+    rig.brokers[0].gate = False
+    rig.agents[1].draining = True
+    rig.wait(three, mb1="down", mb2="drain")
+    # Nobody tells the new process anything before it serves.
+    rig.agents[1].mute = True
+    rig.brokers[0].frozen = True
+    before = [broker.clients for broker in rig.brokers]
+    apply(three, reload=True)
+    rig.come_and_go(50)
+    assert rig.verdicts(three) == {"mb1": "down", "mb2": "drain", "mb3": "up"}
+    assert [broker.clients for broker in rig.brokers[:2]] == before[:2]
+
+
+def test_a_new_broker_takes_nobody_before_its_first_check(rig: Rig) -> None:
+    rig.start(rig.inventory(2))
+    rig.wait(rig.inventory(2), mb1="up", mb2="up")
+    rig.brokers[2].gate = False
+    three = rig.inventory(3)
+    applied = apply(three)
+    assert (applied.changed, applied.reloaded) == (True, True)
+    rig.come_and_go(50)
+    assert rig.brokers[2].clients == 0
+    rig.brokers[2].gate = True
+    rig.wait(three, mb3="up")
+
+
+def test_a_removed_broker_disappears(rig: Rig) -> None:
+    rig.start(rig.inventory(3))
+    apply(rig.inventory(2))
+    assert list(rig.verdicts(rig.inventory(2))) == ["mb1", "mb2"]
+
+
+def test_connections_outlive_a_reload(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up", mb2="up")
+    with rig.client() as connection:
+        apply(rig.inventory(3))
+        connection.sendall(b"still there?")
+        assert connection.recv(100) == b"still there?"
+
+
+def test_a_drain_moves_nobody_and_takes_nobody(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up", mb2="up")
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(rig.client())
+        held = rig.brokers[0].clients
+        assert held == 2
+        assert agents.drain(two, "mb1").sessions == 2
+        rig.come_and_go(20)
+        assert rig.brokers[0].clients == held
+        assert agents.ready(two, "mb1").verdict == "up"
+
+
+def test_a_drain_outlives_a_crash_of_haproxy(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up", mb2="up")
+    agents.drain(two, "mb1")
+    save_state(two)
+    rig.kill()
+    rig.agents[0].mute = True
+    rig.start(two)
+    rig.wait(two, mb1="drain", mb2="up")
+    assert rig.servers(two)["mb1"].drained
+
+
+def test_a_frozen_broker_is_left_and_its_sessions_are_cut(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up", mb2="up")
+    with rig.client() as one, rig.client() as other:
+        rig.brokers[0].frozen = True
+        rig.wait(two, within_s=6, mb1="down")
+        ended = [_ends(connection) for connection in (one, other)]
+    assert sorted(ended) == [False, True]
+    rig.brokers[0].frozen = False
+    rig.wait(two, mb1="up")
+
+
+def test_a_silent_agent_changes_nothing(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up", mb2="up")
+    agents.drain(two, "mb2")
+    for agent in rig.agents[:2]:
+        agent.mute = True
+    with rig.client() as connection:
+
+        def noticed() -> bool:
+            said = [server.agent for server in rig.servers(two).values()]
+            return all("ready" not in words and "drain" not in words for words in said)
+
+        eventually(noticed, within_s=5, what="HAProxy gets no answer from the agents")
+        assert rig.verdicts(two) == {"mb1": "up", "mb2": "drain"}
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"x"
+
+
+def test_a_dead_agent_is_skipped_within_the_request(rig: Rig) -> None:
+    two = rig.inventory(2)
+    for agent in rig.agents[:2]:
+        agent.text = "mb1:5672\n"
+    rig.start(two)
+    eventually(lambda: httpx.get(rig.list_url).is_success, within_s=5)
+    rig.agents[0].http.socket.close()
+    answers = [httpx.get(rig.list_url, timeout=2 * FACTOR).status_code for _ in range(10)]
+    assert answers == [200] * 10
+
+
+def test_an_agent_that_dies_in_a_fetch_is_replaced_by_another(rig: Rig) -> None:
+    two = rig.inventory(2)
+    for agent in rig.agents[:2]:
+        agent.text = "mb1:5672\n"
+    rig.start(two)
+    eventually(lambda: httpx.get(rig.list_url).is_success, within_s=5)
+    rig.agents[0].dies_in.add("/consumer-list")
+    assert [httpx.get(rig.list_url).status_code for _ in range(6)] == [200] * 6
+
+
+def test_a_post_that_may_have_arrived_is_not_repeated(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    url = rig.list_url.replace("/consumer-list", "/topology")
+    for agent in rig.agents[:2]:
+        agent.dies_in.add("/topology")
+    answer = httpx.post(url, json={"wanted": ["orders"]})
+    assert answer.status_code == 502
+    assert sum(agent.requests.count("POST /topology") for agent in rig.agents) == 1
+
+
+@pytest.mark.parametrize("path", ["/drain", "/clients", "/topology/merge", "/metrics", "/"])
+def test_what_operators_ask_of_one_agent_is_not_on_the_list_port(rig: Rig, path: str) -> None:
+    rig.start(rig.inventory(2))
+    url = rig.list_url.replace("/consumer-list", path)
+    assert httpx.get(url).status_code == 404
+    assert httpx.post(url, json={}).status_code == 404
+
+
+def test_the_statistics_port_has_a_page_and_metrics(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up")
+    base = f"http://{HOST}:{rig.ports[2]}"
+    assert "mb_brokers" in httpx.get(f"{base}/").text
+    metrics = httpx.get(f"{base}/metrics").text
+    assert 'haproxy_server_status{proxy="mb_brokers",server="mb1",state="UP"} 1' in metrics
+
+
+def test_the_admin_socket_is_its_owners(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    assert two.balancer.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_by_hand_a_broker_is_taken_out_and_back(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up", mb2="up")
+    path = two.balancer.socket
+    eventually(lambda: "ready" in rig.servers(two)["mb1"].agent, within_s=5)
+    with pytest.raises(LbError, match="the agent of mb1 answers and would undo it"):
+        runtime.maint(path, "mb1", on=True)
+    rig.agents[0].mute = True
+    eventually(lambda: "ready" not in rig.servers(two)["mb1"].agent, within_s=5)
+    runtime.maint(path, "mb1", on=True)
+    apply(two, reload=True)
+    assert rig.verdicts(two)["mb1"] == "maint"
+    runtime.maint(path, "mb1", on=False)
+    rig.wait(two, mb1="up")
+    runtime.set_weight(path, "mb1", 40)
+    assert rig.servers(two)["mb1"].weight == 40
+    with rig.client() as one, rig.client() as other:
+        runtime.shutdown_sessions(path, "mb2")
+        assert sorted(_ends(connection) for connection in (one, other)) == [False, True]
+
+
+def test_what_cannot_be_bound_is_rolled_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    rig.wait(two, mb1="up", mb2="up")
+    before = two.balancer.config.read_text()
+    monkeypatch.setattr("lb.apply.RELOAD_WITHIN_S", 3 * FACTOR)
+    with socket.create_server((HOST, 0)) as taken, rig.client() as connection:
+        bad = rig.inventory(2, stats_port=taken.getsockname()[1])
+        with pytest.raises(ApplyFailed, match="the one before is back"):
+            apply(bad)
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"x"
+    assert two.balancer.config.read_text() == before
+    rig.come_and_go(1)
+    assert apply(rig.inventory(3)).reloaded
+
+
+def test_what_haproxy_refuses_is_told_and_nothing_changes(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    before = runtime.process(two.balancer.socket)
+    path = rig.folder / "inventory.toml"
+    path.write_text(path.read_text().replace('stats = "127.0.0.1:', 'stats = "[1:2]:'))
+    with pytest.raises(ConfigError, match="HAProxy refuses the configuration: "):
+        apply(load(path))
+    assert runtime.process(two.balancer.socket).pid == before.pid
+
+
+def test_the_same_inventory_reloads_nothing(rig: Rig) -> None:
+    two = rig.inventory(2)
+    rig.start(two)
+    before = runtime.process(two.balancer.socket).pid
+    assert not apply(two).reloaded
+    assert runtime.process(two.balancer.socket).pid == before
+
+
+def _ends(connection: socket.socket) -> bool:
+    """Whether the other side has ended this connection."""
+    connection.settimeout(0.5 * FACTOR)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]

@@ -1,0 +1,203 @@
+"""A node as a balancer and operators see it, without RabbitMQ: gate check, agent-check, agent's HTTP.
+
+For tests of HAProxy and of the kits; what a real broker and a real agent answer is compared
+elsewhere (tests/integration/test_balancer.py).
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pika.frame
+import pika.spec
+
+__all__ = ["CLIENT", "FakeAgent", "FakeBroker", "fake_agent", "fake_broker"]
+
+CLIENT = b"a client, not a check\n"
+"""What a client of a FakeBroker sends first; it is sent back, as long as the connection lives."""
+
+HANG_S = 60.0
+
+START = pika.frame.Method(
+    0,
+    pika.spec.Connection.Start(server_properties={}, mechanisms=b"PLAIN", locales=b"en_US"),
+).marshal()
+TUNE = pika.frame.Method(0, pika.spec.Connection.Tune(2047, 131_072, 60)).marshal()
+OPENED = (
+    pika.frame.Method(0, pika.spec.Connection.OpenOk()).marshal()
+    + pika.frame.Method(1, pika.spec.Channel.OpenOk()).marshal()
+)
+GATE_OPEN = pika.frame.Method(1, pika.spec.Exchange.DeclareOk()).marshal()
+GATE_SHUT = pika.frame.Method(
+    1, pika.spec.Channel.Close(404, "NOT_FOUND - no exchange 'mb.ready' in vhost '/'", 40, 10)
+).marshal()
+CLOSED = pika.frame.Method(0, pika.spec.Connection.CloseOk()).marshal()
+
+
+class FakeBroker(socketserver.ThreadingTCPServer):
+    """Answers gate checks as RabbitMQ does, and echoes what clients send.
+
+    gate: whether the exchange is there. frozen: takes connections and says nothing.
+    clients: connections that were no check. checks: gate checks answered to the end.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(address, _BrokerConnection)
+        self.gate = True
+        self.frozen = False
+        self.clients = 0
+        self.checks = 0
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+class _BrokerConnection(socketserver.BaseRequestHandler):
+    server: FakeBroker
+
+    def handle(self) -> None:
+        try:
+            first = self.request.recv(4096)
+            if self.server.frozen:
+                self.request.recv(4096)
+            elif first.startswith(b"AMQP"):
+                self._answer_check()
+            elif first:
+                self.server.clients += 1
+                self._echo(first)
+        except OSError:
+            return
+
+    def _echo(self, received: bytes) -> None:
+        while received:
+            self.request.sendall(received)
+            received = self.request.recv(4096)
+
+    def _answer_check(self) -> None:
+        for answer in (
+            START,
+            TUNE,
+            OPENED + (GATE_OPEN if self.server.gate else GATE_SHUT),
+            CLOSED,
+        ):
+            self.request.sendall(answer)
+            if not self.request.recv(4096):
+                return
+            self.server.checks += answer == CLOSED
+
+
+class _CheckLine(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        agent: FakeAgent = self.server.agent  # type: ignore[attr-defined]
+        if not agent.mute:
+            self.request.sendall(b"drain\n" if agent.draining else b"ready\n")
+
+
+class FakeAgent:
+    """An agent's HTTP and agent-check line.
+
+    text: the consumer list that it serves, "" for none. clients: what GET /clients says.
+    mute: accepts agent-checks and says nothing. requests: methods and paths seen, in order.
+    dies_in: paths whose requests end without an answer.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.text = ""
+        self.clients: list[dict[str, Any]] = []
+        self.draining = False
+        self.mute = False
+        self.token = "sesame"
+        self.requests: list[str] = []
+        self.dies_in: set[str] = set()
+        self.http = ThreadingHTTPServer((host, 0), _AgentRequest)
+        self.http.agent = self  # type: ignore[attr-defined]
+        self.check = socketserver.ThreadingTCPServer((host, 0), _CheckLine)
+        self.check.agent = self  # type: ignore[attr-defined]
+
+    @property
+    def address(self) -> str:
+        host, port = self.http.server_address[:2]
+        return f"{host!s}:{port}"
+
+    @property
+    def check_address(self) -> str:
+        host, port = self.check.server_address[:2]
+        return f"{host!s}:{port}"
+
+
+class _AgentRequest(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        agent = self._seen()
+        path = self.path.partition("?")[0]
+        if path in agent.dies_in:
+            self.close_connection = True
+            return
+        if path == "/clients":
+            self._answer(200, json.dumps({"clients": agent.clients}))
+        elif path == "/consumer-list":
+            time.sleep(float(self.path.partition("wait_s=")[2] or 0))
+            self._answer(200 if agent.text else 503, agent.text or "no list\n")
+        else:
+            self._answer(200 if path == "/live" else 404, "")
+
+    def do_POST(self) -> None:
+        agent = self._seen()
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path in agent.dies_in:
+            self.close_connection = True
+        elif self.headers["Authorization"] != f"Bearer {agent.token}":
+            self._answer(401, "who are you?")
+        else:
+            agent.draining = json.loads(body)["draining"]
+            self._answer(200, "{}")
+
+    def _seen(self) -> FakeAgent:
+        agent: FakeAgent = self.server.agent  # type: ignore[attr-defined]
+        agent.requests.append(f"{self.command} {self.path}")
+        return agent
+
+    def _answer(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def fake_broker(host: str = "127.0.0.1", port: int = 0) -> Iterator[FakeBroker]:
+    with FakeBroker((host, port)) as broker, _serving(broker):
+        yield broker
+
+
+@contextmanager
+def fake_agent(host: str = "127.0.0.1") -> Iterator[FakeAgent]:
+    agent = FakeAgent(host)
+    with agent.http, agent.check, _serving(agent.http), _serving(agent.check):
+        yield agent
+
+
+@contextmanager
+def _serving(server: socketserver.BaseServer) -> Iterator[None]:
+    server.daemon_threads = True  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
