@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
 from ops.cli import add, hangup, hold, inventory, remove
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
-    except (MessageBusError, LbError, OSError) as fault:
+    except (MessageBusError, LbError, ListsError, OSError) as fault:
         click.echo(f"error: {fault}", err=True)
         return 1
 

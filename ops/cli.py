@@ -18,9 +18,11 @@ from ops.commands.supervise import LocalNodes, Supervisor, SystemdNodes
 from ops.errors import OpsError
 from ops.inventory_text import without_broker
 from ops.journal import Journal
+from ops.local.cluster import LocalCluster
 from ops.plan import Plan
 from ops.playbooks import add as add_playbook
 from ops.playbooks import remove as remove_playbook
+from ops.playbooks.target import Target
 from ops.runner import HostRunner, carry_out
 from ops.runner import undo as take_back
 from ops.view import View
@@ -70,14 +72,12 @@ def add(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
       python -m ops add mb4 --yes
     """
     file = file.absolute()
-    view = View(file)
-    plan = add_playbook.plan(name, file, view, _nodes(file, view))
-    known = [entry.broker.name for entry in view.listed]
-    here = [str(node.address) for node in view.nodes if node.name == name]
-    journal = _journal(file, plan)
-    if not journal.is_resumed and set(here) & set(known):
+    view, journal = View(file), _journal(file, "add", name)
+    target = _resumed(journal, name) or _new_target(file, view, name)
+    if not journal.is_resumed and target.address in view.listed.names:
         raise ConfigError(f"{name} is on the list already")
-    _run(plan, file, journal, dry_run=dry_run, yes=yes, undo=undo)
+    plan = add_playbook.plan(target, file, view, _nodes(file, view))
+    _run(plan, file, journal, target, dry_run=dry_run, yes=yes, undo=undo)
 
 
 @click.command()
@@ -93,17 +93,19 @@ def remove(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
       python -m ops remove mb2 --yes
     """
     file = file.absolute()
-    view = View(file)
+    view, journal = View(file), _journal(file, "remove", name)
+    target = _resumed(journal, name) or _known_target(view, name)
     is_local = view.inventory.supervisor == "local"
-    statistics_s = STATISTICS_LOCAL_S if is_local else STATISTICS_S
-    nodes = _nodes(file, view)
-    plan = remove_playbook.plan(name, file, view, nodes, statistics_s=statistics_s)
-    journal = _journal(file, plan)
-    if not journal.is_resumed:
-        view.node(name)
-        if len(view.nodes) == 1:
-            raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
-    _run(plan, file, journal, dry_run=dry_run, yes=yes, undo=undo)
+    plan = remove_playbook.plan(
+        target,
+        file,
+        view,
+        _nodes(file, view),
+        statistics_s=STATISTICS_LOCAL_S if is_local else STATISTICS_S,
+    )
+    if not journal.is_resumed and view.listed.names == {target.address}:
+        raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
+    _run(plan, file, journal, target, dry_run=dry_run, yes=yes, undo=undo)
 
 
 @click.command()
@@ -165,6 +167,29 @@ def drop(name: str, file: Path) -> None:
     part.replace(file)
 
 
+def _journal(file: Path, word: str, name: str) -> Journal:
+    return Journal(file.parent / "journal", f"{word} {name}")
+
+
+def _resumed(journal: Journal, name: str) -> Target | None:
+    """The inventory may not know the broker any more, or not yet."""
+    return Target(name=name, **journal.facts) if journal.is_resumed else None
+
+
+def _known_target(view: View, name: str) -> Target:
+    node = view.node(name)
+    return Target(name=node.name, address=str(node.address), agent_port=node.agent.port)
+
+
+def _new_target(file: Path, view: View, name: str) -> Target:
+    """A new local node gets the address of its number; any other is in the inventory before."""
+    inventory = view.inventory
+    if inventory.supervisor != "local" or any(node.name == name for node in inventory.brokers):
+        return _known_target(view, name)
+    node = LocalCluster(file.parent).layout.with_node(name).node(name)
+    return Target(name=name, address=node.broker, agent_port=node.agent_port)
+
+
 def _nodes(file: Path, view: View) -> Supervisor:
     inventory = view.inventory
     if inventory.supervisor == "local":
@@ -172,25 +197,34 @@ def _nodes(file: Path, view: View) -> Supervisor:
     return SystemdNodes({node.name: node.address.host for node in inventory.brokers})
 
 
-def _journal(file: Path, plan: Plan) -> Journal:
-    return Journal(file.parent / "journal", plan.name)
-
-
-def _run(plan: Plan, file: Path, journal: Journal, *, dry_run: bool, yes: bool, undo: bool) -> None:
+def _run(
+    plan: Plan,
+    file: Path,
+    journal: Journal,
+    target: Target,
+    *,
+    dry_run: bool,
+    yes: bool,
+    undo: bool,
+) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for line in plan.lines():
         click.echo(line)
     if dry_run:
         return
+    if undo and not journal.is_resumed:
+        raise OpsError(f"no unfinished run of {plan.name!r} to take back")
     if journal.is_resumed:
-        console.print(f"resuming after {journal.done[-1]!r}")
+        console.print(f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps")
     if not yes:
         _confirm()
     with lock.held(file.parent / "ops.lock", plan.name), console.status(plan.name) as shown:
         if undo:
             take_back(plan, HostRunner(), journal, say=console.print)
-        else:
-            carry_out(plan, HostRunner(), journal, say=console.print, show=shown.update)
+            return
+        if not journal.is_resumed:
+            journal.begin({"address": target.address, "agent_port": target.agent_port})
+        carry_out(plan, HostRunner(), journal, say=console.print, show=shown.update)
 
 
 def _confirm() -> None:

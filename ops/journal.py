@@ -12,35 +12,45 @@ __all__ = ["Journal"]
 
 
 class Journal:
-    """One run of one playbook: a file with one JSON object a line; removed from sight when finished.
+    """One run of one playbook: a file with one JSON object a line; renamed when it is finished.
 
     done: names of the steps that were done, in their order.
+    facts: what the run began with, which the cluster may not tell any more when it is resumed.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         """folder: made where missing. name: of the plan; its unfinished run is taken up."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{name.replace(' ', '-')}.jsonl"
-        self.done = tuple(str(line["step"]) for line in _read(self._file))
+        lines = _read(self._file)
+        self.done = tuple(str(line["step"]) for line in lines if "step" in line)
+        self.facts: dict[str, Any] = next((one["facts"] for one in lines if "facts" in one), {})
 
     @property
     def is_resumed(self) -> bool:
-        return self._file.exists()
+        return bool(self.facts or self.done)
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Keep what the run begins with. On disk when it returns."""
+        self._append({"facts": facts, "at": time.strftime("%FT%T%z")})
+        self.facts = facts
 
     def record(self, step: str, took_s: float) -> None:
         """Keep that this step was done. On disk when it returns."""
-        line = {"step": step, "took_s": round(took_s, 3), "at": time.strftime("%FT%T%z")}
+        self._append({"step": step, "took_s": round(took_s, 3), "at": time.strftime("%FT%T%z")})
+        self.done = (*self.done, step)
+
+    def _append(self, line: dict[str, Any]) -> None:
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.done = (*self.done, step)
 
     def finish(self) -> None:
         """The run is over; its file stays under another name."""
         if self._file.exists():
             self._file.rename(self._file.with_suffix(f".{time.strftime('%Y%m%dT%H%M%S')}"))
-        self.done = ()
+        self.done, self.facts = (), {}
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

@@ -61,16 +61,23 @@ def carry_out(
 
 
 def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], None]) -> None:
-    """Take back, last first, what the journal says was begun. Raises PlanFailed."""
-    begun = [step for step in plan.steps if step.name in journal.done]
-    # The step that failed may have run some of its commands.
-    begun += plan.steps[len(begun) : len(begun) + 1]
+    """Take back, last first, what the journal says was begun.
+
+    Raises PlanFailed when a step cannot be taken back.
+    """
+    complete = [step for step in plan.steps if step.name in journal.done]
+    # The step after these may have run some of its commands, or none.
+    begun = plan.steps[: len(complete) + 1]
+    if final := [step.name for step in begun if step.is_final]:
+        raise PlanFailed("undo", f"there is no way back after {final[0]!r}; finish it instead")
     for step in reversed(begun):
         for command in step.undo:
             try:
                 runner.run(command)
             except CommandFailed as fault:
-                raise PlanFailed(f"undo {step.name}", str(fault)) from fault
+                if step in complete:
+                    raise PlanFailed(f"undo {step.name}", str(fault)) from fault
+                say(f"           {fault}")
         if step.undo:
             say(f"   undone  {step.name}")
     journal.finish()
@@ -79,8 +86,9 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
 def _do(step: Step, runner: Runner, show: Callable[[str], None]) -> str:
     """Returns a remark, mostly "". Raises PlanFailed."""
     try:
-        for command in step.commands:
-            runner.run(command)
+        if step.done is None or not step.done():
+            for command in step.commands:
+                runner.run(command)
         return _wait(step, step.check, show) if step.check else ""
     except (CommandFailed, Blocked) as fault:
         raise PlanFailed(step.name, str(fault)) from fault

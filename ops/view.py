@@ -6,7 +6,7 @@ NoAnswer with its name, never left out in silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,28 +15,21 @@ from urllib.parse import quote
 
 import httpx
 
+import consumer_lists.cluster
 import lb.inventory
+from consumer_lists import nodes
+from consumer_lists.nodes import Client
 from lb.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from ops.errors import NoAnswer
 
-__all__ = ["ClientSeen", "Queue", "View", "newest"]
+__all__ = ["Queue", "View"]
 
 TIMEOUT_S = 3.0
 # Brokers that are asked at the same time.
 PARALLEL = 16
 VHOST = "%2F"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSeen:
-    """A client as an agent saw it. applied: generation of the list it works by. age_s: since then."""
-
-    id: str
-    subscription: str
-    applied: int
-    age_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +52,10 @@ class View:
         return lb.inventory.load(self._path)
 
     @property
+    def _cluster(self) -> consumer_lists.cluster.Cluster:
+        return consumer_lists.cluster.load(self._path)
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         return self.inventory.brokers
 
@@ -74,20 +71,15 @@ class View:
 
     def generations(self) -> dict[str, int]:
         """Which generation each agent serves, by name of the node. Raises NoAnswer."""
-        return {name: int(a.headers["MB-Generation"]) for name, a in self._all("/consumer-list")}
+        served = nodes.served(self._cluster.nodes)
+        _raise_silent({one.node: one.fault for one in served if one.served is None})
+        return {one.node: one.generation for one in served}
 
-    def clients(self) -> list[ClientSeen]:
+    def clients(self) -> list[Client]:
         """Every live client once, as the agent that saw it last tells. Raises NoAnswer."""
-        return newest(
-            ClientSeen(
-                id=str(seen["id"]),
-                subscription=str(seen["subscription"]),
-                applied=int(seen["applied"]),
-                age_s=float(seen["age_s"]),
-            )
-            for _name, answer in self._all("/clients")
-            for seen in answer.json()["clients"]
-        )
+        found, silent = nodes.clients(self._cluster.nodes)
+        _raise_silent(silent)
+        return found
 
     def maps(self) -> dict[str, dict[str, tuple[int, str, bool]]]:
         """Each agent's topology: wanted name to (number, origin, alive). Raises NoAnswer."""
@@ -110,10 +102,8 @@ class View:
         return answer
 
     def _all(self, path: str) -> list[tuple[str, httpx.Response]]:
-        nodes = self.nodes
         with ThreadPoolExecutor(PARALLEL) as pool:
-            answers = pool.map(lambda node: self._agent(node, path), nodes)
-            return [(node.name, answer) for node, answer in zip(nodes, answers, strict=True)]
+            return list(pool.map(lambda node: (node.name, self._agent(node, path)), self.nodes))
 
     def _agent(self, node: Node, path: str, *, fine: tuple[int, ...] = (200,)) -> httpx.Response:
         return _ask(f"agent of {node.name}", "GET", f"http://{node.agent}{path}", fine=fine)
@@ -183,14 +173,9 @@ class View:
         )
 
 
-def newest(seen: Iterable[ClientSeen]) -> list[ClientSeen]:
-    """Each client once: it asks one agent at a time, so the youngest sighting is the true one."""
-    best: dict[tuple[str, str], ClientSeen] = {}
-    for one in seen:
-        key = (one.id, one.subscription)
-        if key not in best or one.age_s < best[key].age_s:
-            best[key] = one
-    return list(best.values())
+def _raise_silent(faults: Mapping[str, str]) -> None:
+    for name, fault in faults.items():
+        raise NoAnswer(f"agent of {name}: {fault}")
 
 
 def _secret(file: Path) -> Secret:

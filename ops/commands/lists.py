@@ -7,22 +7,30 @@ from pathlib import Path
 from ops.commands.paths import kit
 from ops.step import Command
 
-__all__ = ["add", "drain", "remove"]
+__all__ = ["add", "drain", "push", "ready", "remove"]
 
 
-def add(inventory: Path, name: str) -> tuple[Command, ...]:
-    """List a broker, or list it without `draining`."""
-    return _change(inventory, "add", name)
+def add(inventory: Path, address: str, *, agent_port: int) -> Command:
+    """address: of the broker, ``host:port``."""
+    return _lists(inventory, "add", address, "--agent-port", str(agent_port))
 
 
-def drain(inventory: Path, name: str) -> tuple[Command, ...]:
-    return _change(inventory, "drain", name)
+def drain(inventory: Path, address: str) -> Command:
+    return _lists(inventory, "drain", address)
 
 
-def remove(inventory: Path, name: str) -> tuple[Command, ...]:
-    return _change(inventory, "remove", name)
+def ready(inventory: Path, address: str) -> Command:
+    return _lists(inventory, "ready", address)
 
 
-def _change(inventory: Path, word: str, name: str) -> tuple[Command, ...]:
-    where = ("--inventory", str(inventory))
-    return (kit("consumer_lists", word, name, *where), kit("consumer_lists", "push", *where))
+def remove(inventory: Path, address: str) -> Command:
+    return _lists(inventory, "remove", address)
+
+
+def push(inventory: Path) -> Command:
+    """Ends well only when every agent of the inventory serves the list."""
+    return _lists(inventory, "push")
+
+
+def _lists(inventory: Path, *words: str) -> Command:
+    return kit("consumer_lists", "--inventory", str(inventory), *words)

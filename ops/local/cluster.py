@@ -175,9 +175,14 @@ class LocalCluster:
     # -- the set of nodes
 
     def provision(self, name: str) -> None:
-        """Make a node's folder and enter it into the inventory; nothing is started."""
+        """Make a node's folder and enter it into the inventory; nothing is started.
+
+        It gets the list as it is, which does not name it.
+        """
         with self._lock():
-            self._write_files(self.layout.with_node(name))
+            layout = self.layout.with_node(name)
+            self._write_files(layout)
+            layout.node(name).list_file.write_text(layout.list_file.read_text())
 
     def forget(self, name: str) -> None:
         """Take a stopped node out of the inventory and remove its folder."""

@@ -2,8 +2,9 @@
 
 The order is part of the correctness:
 
-1. The node is made and started. Its agent holds publishers back and reads the topology from a
-   majority of the others; the gate opens when every queue is there and settled.
+1. The node is made and started. Its agent gets the list, which does not name it yet, holds
+   publishers back and reads the topology from a majority of the others; the gate opens when every
+   queue is there and settled.
 2. Then the list names it. Subscriptions exist per broker, so a balancer that sent publishers there
    before consumers know it would leave messages unread.
 3. Every live client has applied that list, and every queue that is consumed elsewhere is consumed
@@ -22,6 +23,7 @@ from ops import checks
 from ops.commands import balancer, lists
 from ops.commands.supervise import Supervisor
 from ops.plan import Plan
+from ops.playbooks.target import Target
 from ops.step import Step
 from ops.view import View
 
@@ -34,8 +36,9 @@ CLIENTS_WITHIN_S = 120.0
 PUBLISHES_WITHIN_S = 10.0
 
 
-def plan(name: str, inventory: Path, view: View, nodes: Supervisor) -> Plan:
-    """Steps that bring the broker `name` in. nodes: how it is started where it runs."""
+def plan(target: Target, inventory: Path, view: View, nodes: Supervisor) -> Plan:
+    """Steps that bring a broker in. nodes: how it is started where it runs."""
+    name, address = target.name, target.address
     return Plan(
         name=f"add {name}",
         steps=(
@@ -60,6 +63,12 @@ def plan(name: str, inventory: Path, view: View, nodes: Supervisor) -> Plan:
                 undo=nodes.stop_agent(name),
             ),
             Step(
+                name=f"tell {name} of the others",
+                commands=(lists.push(inventory),),
+                until="every agent serves the list as it is",
+                check=checks.agents_serve_the_list(view),
+            ),
+            Step(
                 name=f"hold publishers back from {name}",
                 commands=(balancer.hold(inventory, name),),
                 until="its agent says so",
@@ -73,10 +82,15 @@ def plan(name: str, inventory: Path, view: View, nodes: Supervisor) -> Plan:
             ),
             Step(
                 name=f"list {name}",
-                commands=lists.add(inventory, name),
-                until="every agent serves that list",
+                commands=(lists.add(inventory, address, agent_port=target.agent_port),),
+                done=lambda: address in view.listed.names,
+                undo=(lists.remove(inventory, address), lists.push(inventory)),
+            ),
+            Step(
+                name="bring the list to every agent",
+                commands=(lists.push(inventory),),
+                until="every agent serves it",
                 check=checks.agents_serve_the_list(view),
-                undo=lists.remove(inventory, name),
             ),
             Step(
                 name="wait for the clients",
@@ -94,7 +108,7 @@ def plan(name: str, inventory: Path, view: View, nodes: Supervisor) -> Plan:
                 commands=(balancer.apply(inventory), balancer.ready(inventory, name)),
                 until="its gate is open and its agent says ready",
                 check=checks.welcomes(view, name),
-                undo=(balancer.hold(inventory, name),),
+                is_final=True,
             ),
             Step(
                 name="verify that publishes arrive and are consumed",

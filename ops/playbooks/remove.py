@@ -21,6 +21,7 @@ from ops.commands import balancer, lists
 from ops.commands.paths import kit
 from ops.commands.supervise import Supervisor
 from ops.plan import Plan
+from ops.playbooks.target import Target
 from ops.step import Step
 from ops.view import View
 
@@ -33,18 +34,26 @@ EMPTY_WITHIN_S = 3600.0
 CLIENTS_WITHIN_S = 120.0
 
 
-def plan(name: str, inventory: Path, view: View, nodes: Supervisor, *, statistics_s: float) -> Plan:
-    """Steps that take the broker `name` out. statistics_s: how far its counts may lag."""
+def plan(
+    target: Target, inventory: Path, view: View, nodes: Supervisor, *, statistics_s: float
+) -> Plan:
+    """Steps that take a broker out. statistics_s: how far its counts may lag."""
+    name, address = target.name, target.address
     where = ("--inventory", str(inventory))
     return Plan(
         name=f"remove {name}",
         steps=(
             Step(
                 name=f"mark {name} as draining in the list",
-                commands=lists.drain(inventory, name),
-                until="every agent serves that list",
+                commands=(lists.drain(inventory, address),),
+                done=lambda: _is_draining(view, address),
+                undo=(lists.ready(inventory, address), lists.push(inventory)),
+            ),
+            Step(
+                name="bring that list to every agent",
+                commands=(lists.push(inventory),),
+                until="every agent serves it",
                 check=checks.agents_serve_the_list(view),
-                undo=lists.add(inventory, name),
             ),
             Step(
                 name=f"send no publishers to {name}",
@@ -73,10 +82,15 @@ def plan(name: str, inventory: Path, view: View, nodes: Supervisor, *, statistic
             ),
             Step(
                 name=f"take {name} off the list",
-                commands=lists.remove(inventory, name),
-                until="every agent serves that list",
+                commands=(lists.remove(inventory, address),),
+                done=lambda: address not in view.listed.names,
+                is_final=True,
+            ),
+            Step(
+                name=f"bring the list without {name} to every agent",
+                commands=(lists.push(inventory),),
+                until="every agent serves it",
                 check=checks.agents_serve_the_list(view),
-                undo=lists.add(inventory, name),
             ),
             Step(
                 name=f"wait for the clients to let go of {name}",
@@ -101,3 +115,8 @@ def plan(name: str, inventory: Path, view: View, nodes: Supervisor, *, statistic
             Step(name=f"clear node {name} away", commands=nodes.forget(name)),
         ),
     )
+
+
+def _is_draining(view: View, address: str) -> bool:
+    entry = view.listed.find(address)
+    return entry is not None and entry.draining

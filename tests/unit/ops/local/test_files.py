@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -27,11 +28,13 @@ def test_definitions_hold_no_password() -> None:
     assert not any(password.reveal() in text for password in PASSWORDS.values())
 
 
-def test_applications_cannot_configure_and_write_to_exchanges_only() -> None:
+def test_applications_cannot_configure_nor_unbind_subscriptions() -> None:
     definitions = json.loads(files.definitions(NODE, PASSWORDS))
     rights = {right["user"]: right for right in definitions["permissions"]}
     assert rights["bus"]["configure"] == "^$"
-    assert rights["bus"]["write"] == r"^(mb\.topic/.*|amq\.default)$"
+    # Unbinding a queue takes the right to write to the queue.
+    assert not re.search(rights["bus"]["write"], "mb.sub/orders/billing")
+    assert re.search(rights["bus"]["write"], "mb.topic/orders")
     assert {rights["probe"][kind] for kind in ("configure", "write", "read")} == {"^$"}
 
 

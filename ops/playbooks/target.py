@@ -1,0 +1,16 @@
+"""The broker that a playbook is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Target"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """name: in the inventory. address: ``host:port``, its name in the list."""
+
+    name: str
+    address: str
+    agent_port: int
