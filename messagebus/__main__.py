@@ -78,7 +78,7 @@ def cli(verbose: bool) -> None:
       messagebus consume orders --subscription billing --count 1
     """
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.ERROR,
+        level=logging.INFO if verbose else logging.CRITICAL,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )

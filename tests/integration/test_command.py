@@ -1,0 +1,179 @@
+"""The command `messagebus` as a shell user sees it, on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ops.local.cluster import LocalCluster
+
+WITHIN_S = 60
+
+
+class Shell:
+    """Runs `messagebus ...` against one cluster."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.env = {**os.environ, **cluster.client_env()}
+
+    def run(
+        self, *words: str, given: bytes = b"", env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "messagebus", *words],
+            input=given,
+            capture_output=True,
+            timeout=WITHIN_S,
+            env={**self.env, **(env or {})},
+            check=False,
+        )
+
+    def begin(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "messagebus", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.env,
+        )
+
+
+@pytest.fixture(scope="module")
+def shell(cluster: LocalCluster) -> Shell:
+    return Shell(cluster)
+
+
+def one_line(told: bytes) -> bool:
+    return told.count(b"\n") == 1 and b"Traceback" not in told
+
+
+def test_lines_published_from_a_pipe_come_out_of_a_pipe_once_each(shell: Shell) -> None:
+    assert shell.run("declare", "pipes", "pipes/all").returncode == 0
+    lines = b"".join(b"line %d\n" % number for number in range(500))
+    published = shell.run("publish", "pipes", "-", "--lines", given=lines)
+    assert (published.returncode, published.stderr) == (0, b"published 500: confirmed 500\n")
+    consumed = shell.run("consume", "pipes", "--subscription", "all", "--count", "500")
+    assert consumed.returncode == 0
+    assert sorted(consumed.stdout.splitlines()) == sorted(lines.splitlines())
+
+
+def test_a_whole_file_is_one_message_and_its_line_ends_are_escaped(
+    shell: Shell, tmp_path: Path
+) -> None:
+    shell.run("declare", "files/all")
+    (tmp_path / "order").write_bytes(b"a\nb\n")
+    assert shell.run("publish", "files", str(tmp_path / "order")).returncode == 0
+    consumed = shell.run("consume", "files", "-s", "all", "--count", "1")
+    assert consumed.stdout == b"a\\nb\\n\n"
+
+
+def test_ndjson_keeps_every_byte_and_says_which_broker(shell: Shell) -> None:
+    shell.run("declare", "json/all")
+    shell.run("publish", "json", "-", "--ndjson", "--key", "k", given=b'{"a": "\\n"}\n')
+    consumed = shell.run("consume", "json", "-s", "all", "--count", "1", "--ndjson")
+    told = json.loads(consumed.stdout)
+    assert (told["body"], told["key"]) == ('{"a": "\\n"}', "k")
+    assert told["broker"].count(":") == 1
+
+
+def test_a_line_that_is_not_json_stops_with_its_number(shell: Shell) -> None:
+    shell.run("declare", "badjson/all")
+    done = shell.run("publish", "badjson", "-", "--ndjson", given=b'{"a":1}\nnonsense\n')
+    assert done.returncode == 2
+    assert b"line 2" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_an_unroutable_message_is_told_and_fails(shell: Shell) -> None:
+    done = shell.run("publish", "nobody-listens", "-", given=b"x")
+    assert done.returncode == 1
+    assert b"unroutable" in done.stderr
+
+
+def test_brokers_prints_the_list(shell: Shell, cluster: LocalCluster) -> None:
+    told = json.loads(shell.run("brokers", "--json").stdout)
+    assert len(told["brokers"]) == len(cluster.names)
+    assert told["generation"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "code"),
+    [
+        (["consume", "orders"], {}, 2),
+        (["publish", "a b", "-"], {}, 2),
+        (["publish", "orders", "/no/such/file"], {}, 2),
+        (["nonsense"], {}, 2),
+        (["brokers"], {"MESSAGEBUS_USR": "x"}, 2),
+        (["brokers"], {"MESSAGEBUS_LIST_URL": "http://127.0.0.1:9/consumer-list"}, 1),
+        (["publish", "orders", "-"], {"MESSAGEBUS_BROKER": "127.0.0.1:9"}, 1),
+        (["declare", "orders"], {"MESSAGEBUS_PASSWORD_FILE": "/no/such/file"}, 2),
+        (["agent", "--config", "/no/such/file"], {}, 2),
+    ],
+)
+def test_every_mistake_is_one_line_without_a_traceback(
+    shell: Shell, words: list[str], env: dict[str, str], code: int
+) -> None:
+    done = shell.run(*words, env=env)
+    assert (done.returncode, one_line(done.stderr)) == (code, True), done.stderr
+
+
+def test_a_wrong_password_is_told_at_once(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("wrong-password")
+    env = {"MESSAGEBUS_PASSWORD_FILE": str(tmp_path / "password")}
+    for words in (["publish", "orders", "-"], ["consume", "orders", "-s", "x", "--count", "1"]):
+        done = shell.run(*words, env=env)
+        assert (done.returncode, one_line(done.stderr)) == (1, True), done.stderr
+        assert b"refused" in done.stderr
+        assert b"wrong-password" not in done.stderr
+
+
+def test_ctrl_c_ends_a_waiting_consumer_with_one_line(shell: Shell) -> None:
+    shell.run("declare", "idle/all")
+    consumer = shell.begin("-v", "consume", "idle", "--subscription", "all")
+    assert consumer.stderr is not None
+    assert any(b"attached" in line for line in iter(consumer.stderr.readline, b""))
+    consumer.send_signal(signal.SIGINT)
+    rest = consumer.communicate(timeout=WITHIN_S)[1]
+    assert consumer.returncode == 130
+    assert b"Traceback" not in rest
+
+
+def test_what_is_not_printed_is_not_acked(shell: Shell) -> None:
+    """A reader that goes away loses nothing: what it did not read comes again."""
+    shell.run("declare", "heads/all")
+    shell.run("publish", "heads", "-", "--lines", given=b"".join(b"%05d\n" % n for n in range(50)))
+    first = shell.run("consume", "heads", "-s", "all", "--count", "5").stdout.splitlines()
+    rest = shell.run("consume", "heads", "-s", "all", "--idle-exit-s", "2").stdout.splitlines()
+    assert len(first) == 5
+    assert sorted({*first, *rest}) == [b"%05d" % n for n in range(50)]
+
+
+def test_every_command_has_help_with_an_example(shell: Shell) -> None:
+    for words in ([], ["publish"], ["consume"], ["declare"], ["brokers"], ["agent"]):
+        done = shell.run(*words, "--help")
+        assert done.returncode == 0
+        assert b"Example" in done.stdout
+
+
+def test_the_readme_runs(shell: Shell, tmp_path: Path) -> None:
+    """The Python of the README's first screen, as it stands there, with an end to its loop."""
+    shell.run("declare", "orders/billing")
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(blocks) == 3
+    for block in blocks:
+        if "for delivery in consumer:" in block and "break" not in block:
+            block += "        break\n"
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", block],
+            capture_output=True,
+            timeout=WITHIN_S,
+            env=shell.env,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
