@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 
@@ -23,7 +23,22 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
 
-__all__ = ["COLOURS", "Mark", "Series", "Span", "milliseconds", "over_time", "percentiles"]
+__all__ = [
+    "COLOURS",
+    "DASHED",
+    "DOTTED",
+    "Dashes",
+    "Mark",
+    "Series",
+    "Span",
+    "milliseconds",
+    "over_time",
+    "percentiles",
+]
+
+Dashes: TypeAlias = tuple[float, float] | None
+DASHED: Dashes = (3, 2)
+DOTTED: Dashes = (1, 1.5)
 
 # Marker colours, replaced by variables of the page.
 INK, MUTED, GRID, ALARM = "#010203", "#040506", "#070809", "#0a0b0c"
@@ -80,7 +95,7 @@ class Series:
     x: Sequence[float]
     y: Sequence[float]
     colour: str = ""
-    dashed: bool = False
+    dashes: Dashes = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +127,18 @@ def over_time(
 ) -> str:
     """Three panels over one time axis: confirms stacked by broker, deliveries, latency (log)."""
     with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH_IN, 6.9))
+        label_lines = _label_lines(marks, until_s)
+        above_in = 0.1 + 0.16 * (1 + max(label_lines, default=0))
+        height_in = 6.3 + above_in
+        figure = Figure(figsize=(WIDTH_IN, height_in))
         panels = figure.subplots(
-            3, 1, sharex=True, gridspec_kw={"height_ratios": (3, 1.7, 2), "hspace": 0.24}
+            3, 1, sharex=True, gridspec_kw={"height_ratios": (3, 1.6, 2.4), "hspace": 0.2}
         )
         _stack(panels[0], layers)
         _lines(panels[1], received, step=True)
         _lines(panels[2], latencies)
         _log_milliseconds(panels[2])
-        titles = ("confirmed per second, by broker", "delivered per second", "latency")
+        titles = ("confirmed per second", "delivered per second", "latency")
         for panel, title in zip(panels, titles, strict=True):
             _title(panel, title)
             _legend(panel)
@@ -135,8 +153,8 @@ def over_time(
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         panels[0].set_xlim(0, max(until_s, 1.0))
         panels[2].set_xlabel("seconds since the start of the run")
-        _label_marks(panels[0], marks, until_s)
-        figure.subplots_adjust(left=0.06, right=0.835, top=0.89, bottom=0.065)
+        _label_marks(panels[0], marks, label_lines, until_s)
+        figure.subplots_adjust(left=0.06, right=0.84, top=1 - above_in / height_in, bottom=0.07)
         return _svg(figure, "Throughput and latency over the run, with incidents")
 
 
@@ -210,7 +228,8 @@ def _line(
         y,
         label=series.label,
         color=series.colour or COLOURS[number % len(COLOURS)],
-        linestyle=(0, (3, 2)) if series.dashed else "solid",
+        linestyle=(0, series.dashes) if series.dashes else "solid",
+        linewidth=1.0 if series.dashes == DOTTED else 1.4,
         drawstyle="steps-post" if step else "default",
     )
 
@@ -222,7 +241,7 @@ def _log_milliseconds(panel: Axes) -> None:
 
 
 def _title(panel: Axes, text: str) -> None:
-    panel.text(1.02, 1.0, text, transform=panel.transAxes, va="top", color=INK, weight="bold")
+    panel.text(1.012, 1.0, text, transform=panel.transAxes, va="top", color=INK, weight="bold")
 
 
 def _legend(panel: Axes) -> None:
@@ -232,20 +251,28 @@ def _legend(panel: Axes) -> None:
             handles[::-1] if len(panel.collections) else handles,
             labels[::-1] if len(panel.collections) else labels,
             loc="upper left",
-            bbox_to_anchor=(1.005, 0.93),
+            bbox_to_anchor=(1.002, 0.92),
             borderaxespad=0,
             handlelength=1.2,
         )
 
 
-def _label_marks(panel: Axes, marks: Sequence[Mark], until_s: float) -> None:
-    """Names above the panel; a name that would cover the one before it goes one line higher."""
+def _label_lines(marks: Sequence[Mark], until_s: float) -> list[int]:
+    """The line above the panel for each name: one that would cover an earlier one goes higher."""
     taken = [-1.0] * LABEL_LINES
+    lines = []
     for mark in marks:
         at = mark.at_s / max(until_s, 1.0)
         free = [line for line, last in enumerate(taken) if at - last >= LABEL_ROOM]
         line = free[0] if free else taken.index(min(taken))
         taken[line] = at
+        lines.append(line)
+    return lines
+
+
+def _label_marks(panel: Axes, marks: Sequence[Mark], lines: Sequence[int], until_s: float) -> None:
+    for mark, line in zip(marks, lines, strict=True):
+        at = mark.at_s / max(until_s, 1.0)
         panel.annotate(
             mark.label,
             (mark.at_s, 1),

@@ -27,7 +27,11 @@ Rows: TypeAlias = list[dict[str, Any]]
 BIN_WINDOW_S = 10
 # Windows on a chart's time axis, at most; each of whole seconds.
 WINDOWS_MAX = 150
-CURVE = (0, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.99, 99.999, 100)
+# fmt: off
+CURVE = (
+    0, 10, 25, 50, 75, 90, 95, 97, 98, 99, 99.3, 99.5, 99.7, 99.8, 99.9, 99.95, 99.98, 99.99, 99.999, 100,
+)
+# fmt: on
 TIMELINE = (50, 99, 100)
 SUSPECTS_MAX = 50
 # A report waits for the driver's planning as much as for its cores: two are made at a time.
@@ -62,6 +66,7 @@ class _Collector:
         self._session = session
         self._files = files
         self._manifest = manifest
+        self._start_ns = manifest.start_ns
         self._tables = tables
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._found: dict[str, Future[Rows]] = {}
@@ -72,7 +77,9 @@ class _Collector:
         with self._pool:
             published, delivered = self._pool.map(self._events, COLUMNS)
             fates = self._pool.submit(self._fates)
-            seconds = self._write("throughput", throughput.per_second(published, delivered))
+            seconds = self._write(
+                "throughput", throughput.per_second(published, delivered, self._start_ns)
+            )
             self._ask_publishes(published, delivered)
             window_s = self._ask_seconds(seconds)
             self._ask_fates(fates.result())
@@ -133,14 +140,14 @@ class _Collector:
             for name in latency.MEASURES
         ]
         windows = samples.observe(self._negative, *below).withColumn(
-            "window", throughput.window("at_ns", BIN_WINDOW_S)
+            "window", throughput.window("at_ns", self._start_ns, BIN_WINDOW_S)
         )
         dims = ["measure", "broker", "subscription", "window"]
         bins = self._write("latency_bins", hdr.bins(windows, dims, "value_ns"))
         scopes = ["measure", "scope", "name"]
         self._ask("latency", hdr.percentiles(latency.scoped(bins), scopes, CURVE))
         measures = samples.filter(F.col("measure").isin(latency.CONFIRM, latency.END_TO_END))
-        fine = measures.withColumn("window", throughput.window("at_ns", window_s))
+        fine = measures.withColumn("window", throughput.window("at_ns", self._start_ns, window_s))
         dims = ["measure", "window"]
         timeline = hdr.percentiles(hdr.bins(fine, dims, "value_ns"), dims, TIMELINE)
         self._ask("latency_timeline", timeline)

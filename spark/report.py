@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spark import charts
 from spark.audit import REPEATS
-from spark.charts import COLOURS, Mark, Series, Span, milliseconds
+from spark.charts import COLOURS, DASHED, DOTTED, Dashes, Mark, Series, Span, milliseconds
 from spark.latency import CONFIRM, END_TO_END, SENT, SUBSCRIPTION, WHOLE
 from spark.throughput import CONFIRMED, DELIVERED
 
@@ -23,6 +23,7 @@ PAGE = "throughput.html.j2"
 # More lines than colours cannot be told apart: the smallest brokers are drawn as one.
 BROKERS_DRAWN_MAX = len(COLOURS)
 ROWS_SHOWN_MAX = 40
+WINDOWS_MIN = 3
 TABLE_PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
 MEASURE_NAMES = {
     CONFIRM: "publish: intended to confirmed",
@@ -173,7 +174,7 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
             "delivered again",
             f"{doubled['unexplained']:,} without explanation",
         ),
-        (f"{busiest:,.0f}/s", "confirmed at best", "in one window of the time line"),
+        (f"{busiest:,.0f}/s", "confirmed at best", _best_of(summary["timeline"]["window_s"])),
         (
             milliseconds(publish[99.0]) if publish else NONE,
             "publish, p99",
@@ -199,6 +200,10 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
     ]
 
 
+def _best_of(window_s: int) -> str:
+    return "in one second" if window_s == 1 else f"mean of {window_s} s"
+
+
 def _busiest(summary: Summary) -> float:
     rates: dict[float, float] = defaultdict(float)
     for row in summary["timeline"]["throughput"]:
@@ -220,6 +225,8 @@ def _latency_table(summary: Summary) -> list[dict[str, Any]]:
     for row in summary["latency"]:
         found = {float(each): value for each, value in row["percentiles_ms"]}
         name = short.get(row["name"], row["name"])
+        if row["measure"] == SENT and row["scope"] != WHOLE:
+            continue
         rows.append(
             {
                 "scope": row["scope"],
@@ -234,8 +241,8 @@ def _latency_table(summary: Summary) -> list[dict[str, Any]]:
 def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str]) -> str:
     timeline = summary["timeline"]
     windows, ends = _windows(summary)
-    per_broker: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
-    per_subscription: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    per_broker: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    per_subscription: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for row in timeline["throughput"]:
         if row["kind"] == CONFIRMED:
             name = row["broker"] if row["broker"] in drawn else "others"
@@ -243,7 +250,7 @@ def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str])
         elif row["kind"] == DELIVERED:
             per_subscription[f"{row['topic']}/{row['subscription']}"][row["at_s"]] += row["per_s"]
 
-    def series(label: str, rates: Mapping[float, float], colour: str = "") -> Series:
+    def series(label: str, rates: Mapping[int, float], colour: str = "") -> Series:
         # Steps hold their value until the next point: one more point ends the last of them.
         values = [rates.get(at, 0.0) for at in windows]
         return Series(label, [*windows, ends], [*values, *values[-1:]], colour)
@@ -266,29 +273,33 @@ def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str])
     )
 
 
-def _windows(summary: Summary) -> tuple[list[float], float]:
-    """The start of every window from the first to the last, without holes, and the end of the last."""
+def _windows(summary: Summary) -> tuple[list[int], int]:
+    """The start of every window without holes, and the end of the last one.
+
+    The last window with events is only partly filled and would look like a fall: it is left out
+    where that leaves some.
+    """
     timeline = summary["timeline"]
     starts = [row["at_s"] for row in timeline["throughput"]]
     if not starts:
-        return [], 1.0
-    width, first = timeline["window_s"], min(starts)
-    number = round((max(starts) - first) / width) + 1
-    known = {round((at - first) / width): at for at in starts}
-    windows = [known.get(each, first + each * width) for each in range(number)]
-    return windows, windows[-1] + width
+        return [], 1
+    width = timeline["window_s"]
+    windows = list(range(min(starts), max(starts) + 1, width))
+    kept = windows[:-1] if len(windows) > WINDOWS_MIN else windows
+    return kept, kept[-1] + width
 
 
 def _latency_lines(rows: Sequence[Mapping[str, Any]]) -> list[Series]:
-    def line(measure: str, key: str, label: str, colour: str, *, dashed: bool = False) -> Series:
-        own = [row for row in rows if row["measure"] == measure]
-        return Series(label, [r["at_s"] for r in own], [r[key] for r in own], colour, dashed)
+    def line(measure: str, key: str, label: str, colour: str, dashes: Dashes = None) -> Series:
+        own = [row for row in rows if row["measure"] == measure and row[key] > 0]
+        return Series(label, [r["at_s"] for r in own], [r[key] for r in own], colour, dashes)
 
     lines = [
         line(CONFIRM, "p50_ms", "publish, median", COLOURS[0]),
-        line(CONFIRM, "p99_ms", "publish, p99", COLOURS[0], dashed=True),
+        line(CONFIRM, "p99_ms", "publish, p99", COLOURS[0], DASHED),
         line(END_TO_END, "p50_ms", "end to end, median", COLOURS[1]),
-        line(END_TO_END, "p99_ms", "end to end, p99", COLOURS[1], dashed=True),
+        line(END_TO_END, "p99_ms", "end to end, p99", COLOURS[1], DASHED),
+        line(END_TO_END, "max_ms", "end to end, longest", COLOURS[1], DOTTED),
     ]
     return [one for one in lines if one.x]
 
@@ -332,13 +343,15 @@ def _percentiles(summary: Summary) -> str:
     curves = []
     for row in summary["latency"]:
         if row["scope"] == WHOLE and row["measure"] != END_TO_END:
-            curves.append((MEASURE_NAMES[row["measure"]], row, row["measure"] == SENT))
+            curves.append(
+                (MEASURE_NAMES[row["measure"]], row, DASHED if row["measure"] == SENT else None)
+            )
         elif row["scope"] == SUBSCRIPTION and row["measure"] == END_TO_END:
-            curves.append((f"end to end: {row['name']}", row, False))
+            curves.append((f"end to end: {row['name']}", row, None))
     return charts.percentiles(
         [
-            Series(label, [x for x, _ in points(row)], [y for _, y in points(row)], dashed=dashed)
-            for label, row, dashed in curves[:BROKERS_DRAWN_MAX]
+            Series(label, [x for x, _ in points(row)], [y for _, y in points(row)], dashes=dashes)
+            for label, row, dashes in curves[:BROKERS_DRAWN_MAX]
             if points(row)
         ]
     )

@@ -70,7 +70,7 @@ def summarize(
         "latency": _latency(numbers.rows["latency"]),
         "negative_latencies": numbers.negative,
         "suspects": numbers.rows["suspects"],
-        "timeline": _timeline(numbers, manifest),
+        "timeline": _timeline(numbers),
     }
 
 
@@ -167,13 +167,12 @@ def _faults(
 
 
 def _run(manifest: Manifest, files: Files, numbers: Numbers) -> dict[str, Any]:
-    seconds = [row["window"] for row in numbers.rows["timeline"]]
-    last = max(seconds, default=0) + numbers.window_s
+    windows = [row["window"] + numbers.window_s for row in numbers.rows["timeline"]]
     end_s = _since(manifest, manifest.end_ns) if manifest.end_ns else None
     return {
         "started_at": datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC).isoformat(),
         "duration_s": end_s,
-        "last_event_s": last - manifest.start_ns / SECOND_NS if seconds else 0.0,
+        "last_event_before_s": max(windows, default=0),
         "complete": manifest.complete,
         "topics": {topic: list(names) for topic, names in manifest.topics.items()},
         "brokers": list(manifest.brokers),
@@ -285,20 +284,19 @@ def _latency(rows: Rows) -> Rows:
     ]
 
 
-def _timeline(numbers: Numbers, manifest: Manifest) -> dict[str, Any]:
-    start_s = manifest.start_ns / SECOND_NS
+def _timeline(numbers: Numbers) -> dict[str, Any]:
     loads = sorted(numbers.rows["timeline"], key=lambda r: (r["kind"], r["broker"], r["window"]))
     return {
         "window_s": numbers.window_s,
         "throughput": [
             {key: row[key] for key in ("kind", "broker", "topic", "subscription")}
-            | {"at_s": row["window"] - start_s, "per_s": row["messages"] / numbers.window_s}
+            | {"at_s": row["window"], "per_s": row["messages"] / numbers.window_s}
             for row in loads
         ],
         "latency": [
             {
                 "measure": row["measure"],
-                "at_s": row["window"] - start_s,
+                "at_s": row["window"],
                 "p50_ms": row["p50"] / MILLISECOND_NS,
                 "p99_ms": row["p99"] / MILLISECOND_NS,
                 "max_ms": row["p100"] / MILLISECOND_NS,

@@ -20,18 +20,18 @@ CONFIRMED = "confirmed"
 DELIVERED = "delivered"
 
 
-def per_second(published: DataFrame, delivered: DataFrame) -> DataFrame:
+def per_second(published: DataFrame, delivered: DataFrame, start_ns: int) -> DataFrame:
     """kind, broker, topic, subscription, second, messages, bytes.
 
     kind: `CONFIRMED` at the time of the confirm (subscription is ""), `DELIVERED` at the time of
-    receipt, repeats included. second: whole seconds of wall-clock time.
+    receipt, repeats included. second: whole seconds since the start of the run.
     """
     confirmed = published.filter(F.col("outcome") == CONFIRMED).select(
         F.lit(CONFIRMED).alias("kind"),
         "broker",
         "topic",
         F.lit("").alias("subscription"),
-        _second("confirmed_ns"),
+        window("confirmed_ns", start_ns, 1).alias("second"),
         "size",
     )
     received = delivered.select(
@@ -39,7 +39,7 @@ def per_second(published: DataFrame, delivered: DataFrame) -> DataFrame:
         "broker",
         "topic",
         "subscription",
-        _second("received_ns"),
+        window("received_ns", start_ns, 1).alias("second"),
         "size",
     )
     rows = confirmed.unionByName(received).filter(F.col("second").isNotNull())
@@ -50,7 +50,7 @@ def per_second(published: DataFrame, delivered: DataFrame) -> DataFrame:
 
 def windows(seconds: DataFrame, width_s: int) -> DataFrame:
     """kind, broker, topic, subscription, window (its first second), messages, bytes."""
-    window = F.expr(f"second div {width_s} * {width_s}").alias("window")
+    window = (F.floor(F.col("second") / width_s) * width_s).alias("window")
     return seconds.groupBy("kind", "broker", "topic", "subscription", window).agg(
         F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
     )
@@ -80,10 +80,11 @@ def publishers(published: DataFrame) -> DataFrame:
     )
 
 
-def window(column_ns: str, width_s: int) -> Column:
-    """The first second of the window of `width_s` in which a wall-clock time in ns lies."""
-    return F.expr(f"{column_ns} div {SECOND_NS * width_s} * {width_s}")
+def window(column_ns: str, start_ns: int, width_s: int) -> Column:
+    """Seconds from the start of the run to that of the window of `width_s` around a time.
 
-
-def _second(column_ns: str) -> Column:
-    return window(column_ns, 1).alias("second")
+    Whole numbers throughout: wall-clock ns are too large for a double.
+    """
+    since = F.col(column_ns) - F.lit(start_ns)
+    inside = F.pmod(since, F.lit(SECOND_NS * width_s))
+    return F.call_function("div", since - inside, F.lit(SECOND_NS))
