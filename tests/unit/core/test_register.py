@@ -197,7 +197,8 @@ def test_tombs_are_forgotten_after_every_map_that_may_be_merged_has_seen_them() 
 
 def test_numbers_do_not_start_again_when_the_tombs_are_forgotten() -> None:
     now_ms = START_MS + TOMB_KEPT_MS + 1
-    ours = register("A", entry("gone", 9, alive=False, tomb=9))
+    ours = Register("A", intact(entry("gone", 9, alive=False, tomb=9), at_ms=now_ms))
+    ours.listed(NAMES)
     hear(ours, "B", intact(at_ms=now_ms), at_ms=now_ms)
     ours.forget_tombs()
     assert not ours.entries
@@ -328,6 +329,7 @@ class World:
             return
         self.off(name)
         self.nodes[name].disk = None
+        self.nodes[name].has.clear()
         self.heal()
 
     def reach(self, one: str, other: str) -> bool:
@@ -463,6 +465,28 @@ def play(steps: list[Step]) -> World:
         ("days", "A", "k1", 15),
         ("heal", "B", "k1", 1),
         ("pull", "B", "k1", 1),
+        ("pull", "A", "k1", 1),
+    ]
+)
+# The same, but A reads B before B has read anybody.
+@example(
+    steps=[
+        ("create", "A", "k1", 1),
+        ("off", "B", "k1", 1),
+        ("delete", "A", "k1", 1),
+        ("days", "A", "k1", 15),
+        ("heal", "B", "k1", 1),
+        ("pull", "A", "k1", 1),
+    ]
+)
+# B and C know k1, A was off. B is wiped, and A reads nobody else.
+@example(
+    steps=[
+        ("off", "A", "k1", 1),
+        ("create", "B", "k1", 1),
+        ("heal", "A", "k1", 1),
+        ("wipe", "B", "k1", 1),
+        ("cut", "C", "k1", 1),
         ("pull", "A", "k1", 1),
     ]
 )
