@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.console import Console
 from bench.audit import Audit
 from bench.audit_tables import print_audit
 from bench.demo import play, scenario
-from bench.demo.compare import disagreements
+from bench.demo.compare import disagreements, read_report
 from bench.demo.screen import open_screen
 from bench.demo.stage import CHECKOUT, Stage
 from bench.errors import BenchError, InputInvalid, Interrupted
@@ -126,15 +127,21 @@ def _play(stage: Stage, run_id: str, inputs: dict[str, Path]) -> tuple[Audit, li
         stage.wait(
             lambda: spark.exit_code is not None, within_s=REPORT_WITHIN_S, what="the Spark report"
         )
-        if spark.exit_code:
-            raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
-    return result, disagreements(result, stage.folder / "report")
+        theirs = _spark_audit(spark, stage.folder / "report")
+    return result, disagreements(result, theirs)
 
 
 def _start_report(stage: Stage) -> Child:
     out = stage.folder / "report"
     argv = ["spark", "throughput", "--events", str(stage.folder), "--out", str(out)]
     return stage.start("spark", argv)
+
+
+def _spark_audit(spark: Child, report: Path) -> dict[str, Any]:
+    """Exit code 1 with an audit is an audit that does not hold: ours says so as well, and why."""
+    if spark.exit_code not in (0, 1) or not (report / "audit.json").exists():
+        raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
+    return read_report(report)
 
 
 def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
