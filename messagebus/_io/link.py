@@ -7,6 +7,7 @@ called on it. A link is dialled once and never comes back: whoever wants another
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,8 +161,9 @@ class Link:
         if self.connection.is_open:
             self.connection.close()
         try:
-            await asyncio.wait_for(asyncio.shield(self.ended), CLOSE_TIMEOUT_MS / 1000)
-        except TimeoutError:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self.ended), CLOSE_TIMEOUT_MS / 1000)
+        finally:  # also when nobody waits any longer: the socket must not outlive its owner
             _abort(self.connection)
 
     def _channel_closed(self, _channel: Channel, why: BaseException) -> None:
