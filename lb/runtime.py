@@ -34,8 +34,10 @@ __all__ = [
 ANSWER_WITHIN_S = 2.0
 """For each command on the socket. HAProxy answers in under a millisecond unless it hangs."""
 WEIGHT_MAX = 255
-AGENT_ANSWERS = "L7OK"
+# HAProxy's word for an agent whose last line it understood; which one, it does not say.
+AGENT_ANSWERED = "CHECKED"
 
+SAID = ("says ready", "says drain")
 Verdict = Literal["up", "down", "drain", "maint"]
 
 
@@ -54,7 +56,8 @@ class ServerState:
 
     verdict: whether new connections go there (`up`), or why not.
     drained: an order to drain stands, whatever else is the matter.
-    check, agent: last results in HAProxy's words.
+    check: last result of the gate check in HAProxy's words.
+    agent: one of SAID, or in HAProxy's words why the agent said nothing.
     sessions: connections of this process; those of the process before a reload are not in it.
     changed_s: seconds since the verdict changed.
     """
@@ -108,7 +111,7 @@ def maint(socket: Path, name: str, *, on: bool) -> None:
     Its sessions are not cut. Raises LbError when its agent lives: each `ready` of it would undo this.
     """
     known = servers(socket).get(name)
-    if on and known and known.agent.startswith(AGENT_ANSWERS):
+    if on and known and known.agent in SAID:
         raise LbError(f"the agent of {name} answers and would undo it: see `lb drain`")
     _server(socket, name, lambda server: server.setstate("maint" if on else "ready"))
 
@@ -135,13 +138,15 @@ def _server(socket: Path, name: str, order: Callable[[Any], object]) -> None:
 
 
 def _server_state(row: Mapping[str, str], listed: state.Row) -> ServerState:
+    drained = bool(listed.admin_state & state.DRAIN_FLAGS)
+    answered = row["agent_status"] == AGENT_ANSWERED
     return ServerState(
         name=row["svname"],
         address=row["addr"],
         verdict=_verdict(row["status"]),
-        drained=bool(listed.admin_state & state.DRAIN_FLAGS),
+        drained=drained,
         check=_words(row["check_status"], row["last_chk"]),
-        agent=_words(row["agent_status"], row["last_agt"]),
+        agent=SAID[drained] if answered else _words(row["agent_status"], row["last_agt"]),
         sessions=int(row["scur"] or 0),
         sessions_total=int(row["stot"] or 0),
         queue=int(row["qcur"] or 0),

@@ -23,8 +23,6 @@ __all__ = ["CLIENT", "FakeAgent", "FakeBroker", "fake_agent", "fake_broker"]
 CLIENT = b"a client, not a check\n"
 """What a client of a FakeBroker sends first; it is sent back, as long as the connection lives."""
 
-HANG_S = 60.0
-
 START = pika.frame.Method(
     0,
     pika.spec.Connection.Start(server_properties={}, mechanisms=b"PLAIN", locales=b"en_US"),
@@ -41,15 +39,21 @@ GATE_SHUT = pika.frame.Method(
 CLOSED = pika.frame.Method(0, pika.spec.Connection.CloseOk()).marshal()
 
 
-class FakeBroker(socketserver.ThreadingTCPServer):
+class _Quiet:
+    """A peer that hangs up in the middle is no news here."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def handle_error(self, _request: object, _address: object) -> None: ...
+
+
+class FakeBroker(_Quiet, socketserver.ThreadingTCPServer):
     """Answers gate checks as RabbitMQ does, and echoes what clients send.
 
     gate: whether the exchange is there. frozen: takes connections and says nothing.
     clients: connections that were no check. checks: gate checks answered to the end.
     """
-
-    daemon_threads = True
-    allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int]) -> None:
         super().__init__(address, _BrokerConnection)
@@ -98,10 +102,20 @@ class _BrokerConnection(socketserver.BaseRequestHandler):
 
 
 class _CheckLine(socketserver.BaseRequestHandler):
+    server: _CheckServer
+
     def handle(self) -> None:
-        agent: FakeAgent = self.server.agent  # type: ignore[attr-defined]
+        agent = self.server.agent
         if not agent.mute:
             self.request.sendall(b"drain\n" if agent.draining else b"ready\n")
+
+
+class _HttpServer(_Quiet, ThreadingHTTPServer):
+    agent: FakeAgent
+
+
+class _CheckServer(_Quiet, socketserver.ThreadingTCPServer):
+    agent: FakeAgent
 
 
 class FakeAgent:
@@ -120,10 +134,10 @@ class FakeAgent:
         self.token = "sesame"
         self.requests: list[str] = []
         self.dies_in: set[str] = set()
-        self.http = ThreadingHTTPServer((host, 0), _AgentRequest)
-        self.http.agent = self  # type: ignore[attr-defined]
-        self.check = socketserver.ThreadingTCPServer((host, 0), _CheckLine)
-        self.check.agent = self  # type: ignore[attr-defined]
+        self.http = _HttpServer((host, 0), _AgentRequest)
+        self.http.agent = self
+        self.check = _CheckServer((host, 0), _CheckLine)
+        self.check.agent = self
 
     @property
     def address(self) -> str:
@@ -138,6 +152,7 @@ class FakeAgent:
 
 class _AgentRequest(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: _HttpServer
 
     def do_GET(self) -> None:
         agent = self._seen()
@@ -165,7 +180,7 @@ class _AgentRequest(BaseHTTPRequestHandler):
             self._answer(200, "{}")
 
     def _seen(self) -> FakeAgent:
-        agent: FakeAgent = self.server.agent  # type: ignore[attr-defined]
+        agent = self.server.agent
         agent.requests.append(f"{self.command} {self.path}")
         return agent
 
@@ -193,7 +208,6 @@ def fake_agent(host: str = "127.0.0.1") -> Iterator[FakeAgent]:
 
 @contextmanager
 def _serving(server: socketserver.BaseServer) -> Iterator[None]:
-    server.daemon_threads = True  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -26,8 +26,8 @@ HEADS = (
 STATS = [
     HEADS,
     "mb_amqp,FRONTEND,,7,9,OPEN,,,,,,,,",
-    "mb_brokers,mb1,0,7,9,UP 1/2,100,5,L7OK,(tcp-check),L7OK,ready,10.0.1.1:5672,",
-    'mb_brokers,mb2,1,0,0,DOWN (agent),100,6,L7RSP,"the gate, shut",L4CON,,10.0.1.2:5672,',
+    "mb_brokers,mb1,0,7,9,UP 1/2,100,5,L7OK,(tcp-check),CHECKED,,10.0.1.1:5672,",
+    'mb_brokers,mb2,1,0,0,DOWN (agent),100,6,L7RSP,"the gate, shut",L4CON,refused,10.0.1.2:5672,',
     "mb_brokers,BACKEND,0,7,9,UP,100,5,,,,,,",
     "mb_agents,mb1,0,0,0,UP,1,5,L7OK,,,,10.0.1.1:8081,",
 ]
@@ -87,8 +87,9 @@ def test_brokers_alone_are_servers() -> None:
 def test_a_server_has_verdict_reasons_and_counts() -> None:
     servers = runtime.servers(SOCKET)
     one, two = servers["mb1"], servers["mb2"]
-    assert (one.verdict, one.drained, one.sessions, one.agent) == ("up", False, 7, "L7OK ready")
+    assert (one.verdict, one.drained, one.sessions, one.agent) == ("up", False, 7, "says ready")
     assert (two.verdict, two.drained, two.queue) == ("down", True, 1)
+    assert two.agent == "L4CON refused"
     assert (two.check, two.changed_s) == ("L7RSP the gate, shut", 6)
 
 
@@ -111,7 +112,7 @@ def test_a_server_has_verdict_reasons_and_counts() -> None:
 def test_haproxys_status_in_one_word(
     status: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = f"mb_brokers,mb1,0,7,9,{status},100,5,L7OK,,L7OK,ready,10.0.1.1:5672,"
+    line = f"mb_brokers,mb1,0,7,9,{status},100,5,L7OK,,CHECKED,,10.0.1.1:5672,"
     monkeypatch.setitem(globals(), "STATS", [HEADS, line])
     assert runtime.servers(SOCKET)["mb1"].verdict == verdict
 
