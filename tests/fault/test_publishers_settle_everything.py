@@ -1,0 +1,157 @@
+"""Promise: every publish ends in exactly one outcome, whatever its broker does; unknown is visible."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from concurrent.futures import Future
+
+from messagebus import (
+    BusConfig,
+    Outcome,
+    Published,
+    Publisher,
+    PublisherConfig,
+)
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import FACTOR, eventually
+from tests.support.faults import alarm, direct, metric, register
+from tests.support.load import consuming, drain, publishing
+
+log = logging.getLogger(__name__)
+
+OPEN = 50
+# Messages that came before the open ones, to have a link.
+WARM_UPS = 2
+READY_WITHIN_S = 20.0
+STOP_S = 1.0
+DEADLINE_MS = 1_500
+# Higher than any wait here: the broker is not left for being slow.
+NEVER_SLOW_MS = 600_000
+
+
+def test_what_a_lost_link_leaves_open_is_unknown_when_it_is_not_to_be_sent_again(
+    broken: LocalCluster, topic: str
+) -> None:
+    config = PublisherConfig(retry_unknown=False, confirm_slow_ms=NEVER_SLOW_MS)
+    ends: Counter[str] = Counter()
+    with Publisher(direct(broken, "mb1"), config) as publisher:
+        futures = _leave_open(broken, publisher, f"queue:{topic}")
+        for future in futures:
+            future.add_done_callback(lambda done: ends.update([done.result().message_id]))
+        broken.kill("mb1")
+        published = [future.result(READY_WITHIN_S * FACTOR) for future in futures]
+        assert {each.outcome for each in published} == {Outcome.UNKNOWN}
+        assert {each.attempts for each in published} == {1}
+        assert publisher.stats().unknown == OPEN
+    assert ends == dict.fromkeys(ends, 1)
+    assert len(ends) == OPEN
+
+
+def test_what_a_lost_link_leaves_open_is_sent_again_to_another_broker_under_the_same_id(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    config = PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS)
+    with Publisher(bus, config) as publisher:
+        publisher.send_safe(f"queue:{topic}", b"x")
+        frozen = publisher.stats().broker
+        name = next(n for n in broken.names if broken.node(n).broker == frozen)
+        futures = _leave_open(broken, publisher, f"queue:{topic}", name=name)
+        broken.kill(name)
+        published = [future.result(READY_WITHIN_S * FACTOR) for future in futures]
+    assert {each.outcome for each in published} == {Outcome.CONFIRMED}
+    assert {each.attempts for each in published} == {2}
+    assert frozen not in {each.broker for each in published}
+    ids = {each.message_id for each in published}
+    assert len(ids) == OPEN
+    broken.start(name)
+    got = drain(bus, f"queue:{topic}", expected=ids)
+    assert ids - got.keys() == set()
+    assert len(got) <= OPEN + WARM_UPS, "a copy under another id"
+
+
+def test_a_deadline_ends_what_a_frozen_broker_does_not_answer(
+    broken: LocalCluster, topic: str
+) -> None:
+    config = PublisherConfig(deadline_ms=DEADLINE_MS, confirm_slow_ms=NEVER_SLOW_MS)
+    with Publisher(direct(broken, "mb1"), config) as publisher:
+        began = time.monotonic()
+        futures = _leave_open(broken, publisher, f"queue:{topic}")
+        published = [future.result(READY_WITHIN_S * FACTOR) for future in futures]
+        took_s = time.monotonic() - began
+        broken.thaw("mb1")
+    assert {each.outcome for each in published} == {Outcome.UNKNOWN}
+    assert {each.reason for each in published} == {"deadline passed"}
+    assert took_s > DEADLINE_MS / 1000 / 2
+
+
+def test_stop_ends_in_time_and_says_how_much_a_frozen_broker_left_unknown(
+    broken: LocalCluster, topic: str
+) -> None:
+    publisher = Publisher(direct(broken, "mb1"), PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS))
+    publisher.start(require="one", timeout_s=READY_WITHIN_S)
+    futures = _leave_open(broken, publisher, f"queue:{topic}")
+    began = time.monotonic()
+    assert publisher.stop(timeout_s=STOP_S) == OPEN
+    log.info("stop(%.1f) took %.2f s", STOP_S, time.monotonic() - began)
+    assert time.monotonic() - began < STOP_S + READY_WITHIN_S
+    assert {future.result(timeout=0).outcome for future in futures} == {Outcome.UNKNOWN}
+    broken.thaw("mb1")
+
+
+def test_a_broker_in_memory_alarm_is_left_and_its_consumers_go_on_acking(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    backlog = _publish(broken, f"queue:{topic}", "mb1", 3 * OPEN)
+    first = broken.node("mb1").broker
+    try:
+        with publishing(bus, f"queue:{topic}", config=PublisherConfig()) as load:
+            eventually(lambda: load.confirmed_by(first) > 0, within_s=READY_WITHIN_S)
+            alarm(broken, "mb1", True)
+            began = time.monotonic()
+            eventually(
+                lambda: first not in {p.stats().broker for p in load.publishers},
+                within_s=READY_WITHIN_S,
+                what="all publishers left",
+            )
+            log.info("left after %.2f s", time.monotonic() - began)
+            left_ns = time.monotonic_ns()
+            with consuming(bus, f"queue:{topic}") as work:
+                assert work.wait_for(backlog) == set()
+                eventually(
+                    lambda: _ready_on(broken, "mb1", f"mb.queue/{topic}") == 0,
+                    within_s=READY_WITHIN_S,
+                    what="the acks have arrived",
+                )
+                assert metric(broken, "mb1", "alarm") == 1
+                assert load.confirmed_by(first, since_ns=left_ns) == 0
+                load.stop()
+                assert work.wait_for(load.confirmed_ids()) == set()
+    finally:
+        alarm(broken, "mb1", False)
+    assert set(load.outcomes()) == {Outcome.CONFIRMED}
+
+
+def _leave_open(
+    cluster: LocalCluster, publisher: Publisher, destination: str, *, name: str = "mb1"
+) -> list[Future[Published]]:
+    """Freeze the broker and publish OPEN messages that it does not answer."""
+    publisher.send_safe(destination, b"x")
+    cluster.freeze(name)
+    futures = [publisher.submit(destination, b"x") for _ in range(OPEN)]
+    eventually(lambda: publisher.stats().window == OPEN, within_s=READY_WITHIN_S)
+    return futures
+
+
+def _publish(cluster: LocalCluster, destination: str, name: str, count: int) -> set[str]:
+    register(cluster, destination)
+    with Publisher(direct(cluster, name)) as publisher:
+        return {each.message_id for each in publisher.send_many(destination, [b"x"] * count)}
+
+
+def _ready_on(cluster: LocalCluster, name: str, queue: str) -> int:
+    """Messages that the broker holds, answered or not."""
+    with cluster.management(name) as management:
+        queues = management.get("/api/queues/%2F?columns=name,messages").raise_for_status().json()
+    return next(int(each.get("messages", 0)) for each in queues if each["name"] == queue)
