@@ -343,4 +343,4 @@ class UnderAnyDriver(RuleBasedStateMachine):
 
 
 TestUnderAnyDriver = UnderAnyDriver.TestCase
-TestUnderAnyDriver.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestUnderAnyDriver.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
