@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from consumer_lists.cluster import Node, load
+from messagebus.errors import ConfigError
+
+GOOD = """
+cluster = "prod"
+list_file = "prod.txt"
+token_file = "what else stands there is no concern of this kit"
+[balancer]
+amqp = "x"
+[[brokers]]
+name = "mb1"
+agent = "10.0.1.1:8081"
+node_list_file = "/var/lib/mb/list.txt"
+"""
+
+
+def test_what_matters_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(GOOD)
+    cluster = load(path)
+    assert (cluster.name, cluster.list_file) == ("prod", tmp_path / "prod.txt")
+    assert cluster.nodes == (
+        Node(name="mb1", agent="10.0.1.1:8081", list_file=Path("/var/lib/mb/list.txt")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "cluster is missing or no text"),
+        (GOOD.replace('agent = "10.0.1.1:8081"', "agent = 8081"), "agent is missing or no text"),
+        (GOOD.replace("[[brokers]]", "[brokers]"), "see `python -m lb check`"),
+        ("cluster", r"inventory\.toml"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        load(path)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.toml")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from consumer_lists import edit, listfile
+from consumer_lists.errors import EditRefused, Locked
+from messagebus.broker import LIST_BYTES_MAX, Broker
+from messagebus.errors import ListInvalid
+
+TEXT = "# generation: 1\nmb1:5672\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "list.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def _add(text: str) -> str:
+    return edit.add(text, Broker("mb2"))
+
+
+def test_an_edit_is_written(path: Path) -> None:
+    assert listfile.change(path, _add).generation == 2
+    assert path.read_text() == "# generation: 2\nmb1:5672\nmb2:5672\n"
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_refused_edit_leaves_the_file(path: Path) -> None:
+    inode = path.stat().st_ino
+    with pytest.raises(EditRefused):
+        listfile.change(path, lambda text: edit.remove(text, Broker("mb1")))
+    assert (path.read_text(), path.stat().st_ino) == (TEXT, inode)
+
+
+def test_an_edit_that_makes_a_bad_list_is_not_written(path: Path) -> None:
+    with pytest.raises(ListInvalid):
+        listfile.change(path, lambda text: text + "mb1:0\n")
+    assert path.read_text() == TEXT
+
+
+def test_a_second_operator_is_refused_with_the_name_of_the_first(path: Path) -> None:
+    with listfile.locked(path), pytest.raises(Locked, match=f"process {os.getpid()}"):
+        listfile.change(path, _add)
+    assert listfile.change(path, _add).generation == 2
+
+
+def test_the_lock_ends_with_an_error(path: Path) -> None:
+    with pytest.raises(EditRefused):
+        listfile.change(path, lambda text: edit.drain(text, Broker("mb9")))
+    assert listfile.change(path, _add).generation == 2
+
+
+def test_a_failed_write_leaves_nothing_behind(path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        listfile.replace(path, "\ud800")
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"), [(b"mb1\nmb\xff\n", 2), (b"\xef\xbb\xbfmb1\n", 1), (b"mb1\nmb2:x\n", 2)]
+)
+def test_a_bad_line_is_named(path: Path, raw: bytes, line: int) -> None:
+    path.write_bytes(raw)
+    with pytest.raises(ListInvalid) as raised:
+        listfile.read(path)
+    assert raised.value.line == line
+
+
+def test_a_file_that_is_no_list_is_not_read_whole(path: Path) -> None:
+    path.write_bytes(b"#" * (LIST_BYTES_MAX + 1))
+    with pytest.raises(ListInvalid, match="more than"):
+        listfile.read(path)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        listfile.read(tmp_path / "none")

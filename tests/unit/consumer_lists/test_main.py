@@ -1,0 +1,125 @@
+"""python -m consumer_lists: exit codes, errors in one line, and what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from consumer_lists import __main__ as command
+from consumer_lists import push as pushing
+from tests.support.agents_http import AgentsHttp
+
+INVENTORY = """
+cluster = "prod"
+list_file = "prod.txt"
+[[brokers]]
+name = "a"
+agent = "a:8081"
+node_list_file = "a.txt"
+"""
+TEXT = "# cluster: prod\n# generation: 7\nmb1\nmb2\n"
+
+
+@pytest.fixture(autouse=True)
+def http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AgentsHttp:
+    (tmp_path / "inventory.toml").write_text(INVENTORY)
+    (tmp_path / "prod.txt").write_text(TEXT)
+    monkeypatch.setenv("MESSAGEBUS_INVENTORY", str(tmp_path / "inventory.toml"))
+    monkeypatch.setattr(pushing, "POLL_S", 0)
+    http = AgentsHttp(monkeypatch)
+    http.answers = {"a:8081/consumer-list": TEXT, "a:8081/clients": '{"clients": []}'}
+    return http
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command.cli, list(words), prog_name="python -m consumer_lists")
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for name in command.cli.list_commands(click.Context(command.cli)):
+        asked = run(name, "--help")
+        assert asked.exit_code == 0
+        assert "Example: python -m consumer_lists" in " ".join(asked.output.split())
+
+
+def test_edits_and_their_generations(tmp_path: Path) -> None:
+    for words, generation in (
+        (("add", "mb3:5672", "--agent-port", "99"), 8),
+        (("drain", "mb1:5672"), 9),
+        (("ready", "mb1:5672"), 10),
+        (("remove", "mb2:5672"), 11),
+    ):
+        assert run(*words).output.startswith(f"generation {generation}, ")
+    assert (tmp_path / "prod.txt").read_text() == (
+        "# cluster: prod\n# generation: 11\nmb1:5672\nmb3:5672 agent=99\n"
+    )
+
+
+def test_a_file_needs_no_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESSAGEBUS_INVENTORY")
+    monkeypatch.chdir(tmp_path / "..")
+    path = str(tmp_path / "prod.txt")
+    assert run("--file", path, "add", "mb3").exit_code == 0
+    assert run("--file", path, "check").output == "good: generation 8, 3 brokers\n"
+    assert json.loads(run("--file", path, "show", "--json").output)["nodes"] == []
+
+
+def test_a_bad_line_is_told_by_number_with_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "prod.txt").write_text("mb1\nmb2 drainin\n")
+    checked = run("check")
+    assert checked.exit_code == 1
+    assert checked.stderr.startswith(f"Error: {tmp_path / 'prod.txt'}: line 2: unknown attribute")
+    assert checked.stderr.count("\n") == 1
+
+
+def test_a_refused_edit_is_one_line_with_exit_code_1() -> None:
+    refused = run("add", "mb1:5672")
+    assert (refused.exit_code, refused.stderr) == (1, "Error: mb1:5672 is on the list\n")
+
+
+@pytest.mark.parametrize("words", [("add", "mb1:0"), ("add", "-"), ("drop", "mb1"), ("add",)])
+def test_wrong_use_has_exit_code_2(words: tuple[str, ...]) -> None:
+    assert run(*words).exit_code == 2
+
+
+def test_a_push_that_is_served(tmp_path: Path) -> None:
+    assert run("push").output == "generation 7: 1 of 1\n"
+    assert (tmp_path / "a.txt").read_text() == TEXT
+
+
+def test_a_push_that_is_not_served_has_exit_code_1(http: AgentsHttp) -> None:
+    http.answers = {}
+    pushed = run("push", "--within", "0")
+    assert (pushed.exit_code, pushed.stderr) == (1, "a differs: Connection refused\n")
+
+
+def test_recovering_raises_the_generation(http: AgentsHttp) -> None:
+    http.answers["a:8081/consumer-list"] = TEXT.replace("7", "30")
+    assert "generation 31: 0 of 1" in run("push", "--recover", "--within", "0").output
+
+
+def test_a_push_takes_no_file() -> None:
+    assert run("--file", "x", "push").exit_code == 2
+
+
+def test_a_difference_has_exit_code_1(http: AgentsHttp) -> None:
+    assert run("diff").exit_code == 0
+    http.answers["a:8081/consumer-list"] = TEXT + "mb3\n"
+    differs = run("diff")
+    assert (differs.exit_code, differs.output) == (1, "a: has mb3:5672 too\n")
+
+
+def test_what_is_shown_to_people(http: AgentsHttp) -> None:
+    shown = run("show")
+    assert "# generation: 7" in shown.output
+    assert "same" in shown.output
+    http.answers = {}
+    assert "clients of a are not known: Connection refused" in run("show").stderr
+
+
+def test_what_is_shown_to_programs() -> None:
+    assert json.loads(run("show", "--json").output)["nodes"][0]["same"] is True

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from consumer_lists import nodes
+from tests.support.agents_http import AgentsHttp, cluster_of
+
+A, B, C = cluster_of(Path("/x"), ["a", "b", "c"]).nodes
+
+
+@pytest.fixture
+def http(monkeypatch: pytest.MonkeyPatch) -> AgentsHttp:
+    return AgentsHttp(monkeypatch)
+
+
+def _clients(*seen: tuple[str, int, float]) -> str:
+    return json.dumps(
+        {
+            "clients": [
+                {"id": name, "subscription": "orders/billing", "applied": applied, "age_s": age_s}
+                for name, applied, age_s in seen
+            ]
+        }
+    )
+
+
+def test_every_node_is_told_in_order_also_those_that_do_not_answer(http: AgentsHttp) -> None:
+    http.answers = {
+        "a:8081/consumer-list": "# generation: 4\nmb1\n",
+        "c:8081/consumer-list": "<html>",
+    }
+    one, two, three = nodes.served([A, B, C])
+    assert (one.node, one.generation, one.fault) == ("a", 4, "")
+    assert (two.node, two.generation, two.fault) == ("b", 0, "Connection refused")
+    assert three.fault.startswith("no list: line 1: ")
+
+
+def test_an_agent_without_a_list_is_told_in_its_words(http: AgentsHttp) -> None:
+    http.answers = {"a:8081/consumer-list": 503}
+    assert nodes.served([A])[0].fault == "503 no list"
+
+
+def test_of_a_client_the_newest_word_counts(http: AgentsHttp) -> None:
+    http.answers = {
+        "a:8081/clients": _clients(("one", 3, 40.0), ("two", 4, 1.0)),
+        "b:8081/clients": _clients(("one", 4, 2.0), ("two", 3, 30.0)),
+    }
+    known, silent = nodes.clients([A, B, C])
+    assert [(client.id, client.applied) for client in known] == [("one", 4), ("two", 4)]
+    assert silent == {"c": "Connection refused"}
+
+
+@pytest.mark.parametrize("answer", ["{}", "[]", "<html>", '{"clients": [{"id": "x"}]}', "null"])
+def test_an_answer_that_makes_no_sense_is_no_client(http: AgentsHttp, answer: str) -> None:
+    http.answers = {"a:8081/clients": answer}
+    known, silent = nodes.clients([A])
+    assert known == []
+    assert list(silent) == ["a"]
+
+
+def test_nobody_to_ask_is_no_answer() -> None:
+    assert nodes.served([]) == []
+    assert nodes.clients([]) == ([], {})

@@ -1,0 +1,133 @@
+"""consumer_lists.push: which lists may go out, and what is said of nodes that do not take them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from consumer_lists import listfile
+from consumer_lists import push as pushing
+from consumer_lists.cluster import Cluster, Node
+from consumer_lists.errors import Locked, PushRefused
+from messagebus.errors import ListInvalid
+from tests.support.agents_http import AgentsHttp, cluster_of
+
+OURS = "# cluster: prod\n# generation: 7\nmb1\nmb2\n"
+
+
+class Nodes:
+    """Three nodes; each serves what was written to it, unless it is stuck or its disk is full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.http = AgentsHttp(monkeypatch)
+        self.cluster: Cluster = cluster_of(folder, ["a", "b", "c"])
+        self.cluster.list_file.write_text(OURS)
+        self.stuck: set[str] = set()
+        self.full: set[str] = set()
+        self.written: list[str] = []
+        monkeypatch.setattr(pushing, "POLL_S", 0)
+
+    def serve(self, name: str, text: str) -> None:
+        self.http.answers[f"{name}:8081/consumer-list"] = text
+
+    def write(self, node: Node, path: Path, text: str) -> None:
+        assert path == node.list_file
+        if node.name in self.full:
+            raise OSError("no space left")
+        self.written.append(node.name)
+        if node.name not in self.stuck:
+            self.serve(node.name, text)
+
+    def push(self) -> pushing.Pushed:
+        return pushing.push(self.cluster, write=self.write, within_s=0)
+
+    def recover(self) -> pushing.Pushed:
+        return pushing.recover(self.cluster, write=self.write, within_s=0)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nodes:
+    return Nodes(monkeypatch, tmp_path)
+
+
+def test_every_node_gets_and_serves_it(nodes: Nodes) -> None:
+    pushed = nodes.push()
+    assert pushed == pushing.Pushed(generation=7, serving=("a", "b", "c"))
+    assert pushed.complete
+    assert sorted(nodes.written) == ["a", "b", "c"]
+
+
+def test_pushing_again_changes_nothing(nodes: Nodes) -> None:
+    nodes.push()
+    assert nodes.push().complete
+
+
+def test_nodes_that_differ_are_named_with_the_reason(nodes: Nodes) -> None:
+    nodes.serve("b", OURS.replace("7", "6"))
+    nodes.stuck = {"a", "b"}
+    nodes.full = {"c"}
+    pushed = nodes.push()
+    assert pushed.differing == {
+        "a": "Connection refused",
+        "b": "serves generation 6",
+        "c": "not written: no space left",
+    }
+    assert pushed.serving == ()
+
+
+def test_a_node_that_serves_a_newer_list_stops_everything(nodes: Nodes) -> None:
+    nodes.serve("b", OURS.replace("7", "8"))
+    with pytest.raises(PushRefused, match="b serves generation 8, above 7"):
+        nodes.push()
+    assert nodes.written == []
+
+
+def test_an_edit_by_hand_without_a_new_generation_stops_everything(nodes: Nodes) -> None:
+    nodes.push()
+    nodes.cluster.list_file.write_text(OURS + "mb3\n")
+    with pytest.raises(PushRefused, match="serves another list of generation 7"):
+        nodes.push()
+
+
+def test_the_list_of_another_cluster_is_refused(nodes: Nodes) -> None:
+    nodes.cluster.list_file.write_text(OURS.replace("prod", "test"))
+    with pytest.raises(PushRefused, match="of 'test', the inventory of 'prod'"):
+        nodes.push()
+
+
+def test_a_bad_list_is_not_pushed(nodes: Nodes) -> None:
+    nodes.cluster.list_file.write_text("mb1:0\n")
+    with pytest.raises(ListInvalid):
+        nodes.push()
+    assert nodes.written == []
+
+
+def test_two_operators_do_not_push_at_once(nodes: Nodes) -> None:
+    with listfile.locked(nodes.cluster.list_file), pytest.raises(Locked):
+        nodes.push()
+
+
+def test_recovering_goes_above_what_nodes_serve(nodes: Nodes) -> None:
+    nodes.serve("b", OURS.replace("7", "12"))
+    assert nodes.recover() == pushing.Pushed(generation=13, serving=("a", "b", "c"))
+    assert "# generation: 13\n" in nodes.cluster.list_file.read_text()
+
+
+def test_recovering_goes_above_what_clients_have_applied(nodes: Nodes) -> None:
+    client = {"id": "x", "subscription": "s", "applied": 40, "age_s": 1}
+    nodes.http.answers["c:8081/clients"] = json.dumps({"clients": [client]})
+    assert nodes.recover().generation == 41
+
+
+def test_recovering_goes_above_our_own_file(nodes: Nodes) -> None:
+    nodes.serve("a", OURS.replace("7", "3"))
+    assert nodes.recover().generation == 8
+
+
+def test_files_are_written_on_this_machine_by_default(nodes: Nodes) -> None:
+    for node in nodes.cluster.nodes:
+        nodes.serve(node.name, OURS)
+    assert pushing.push(nodes.cluster, within_s=0).complete
+    assert [node.list_file.read_text() for node in nodes.cluster.nodes] == [OURS] * 3

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from consumer_lists.nodes import Client, Served
+from consumer_lists.show import client_table, differences, node_table, plain
+from messagebus.broker import BrokerList
+
+OURS = BrokerList.parse("# cluster: prod\n# generation: 7\nmb1\nmb2\n")
+
+
+def _served(text: str) -> Served:
+    return Served(node="a", served=BrokerList.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (Served(node="a", served=OURS), []),
+        (Served(node="a", fault="Connection refused"), ["serves no list: Connection refused"]),
+        (
+            _served("# cluster: test\n# generation: 6\nmb1 draining\nmb3\n"),
+            [
+                "generation 6 instead of 7",
+                "cluster 'test' instead of 'prod'",
+                "lacks mb2:5672",
+                "has mb3:5672 too",
+                "says 'mb1:5672 draining' instead of 'mb1:5672'",
+            ],
+        ),
+        (_served("# cluster: prod\n# generation: 7\nmb2\nmb1\n"), ["another order"]),
+    ],
+)
+def test_differences_are_told_in_sentences(node: Served, told: list[str]) -> None:
+    assert differences(OURS, node) == told
+
+
+def test_programs_get_nodes_clients_and_who_was_silent() -> None:
+    client = Client(id="x", subscription="orders/billing", applied=6, age_s=1.5)
+    shown = plain(OURS, [_served("mb1\n")], [client], {"b": "Connection refused"})
+    assert shown["generation"] == 7
+    assert shown["brokers"][0]["broker"] == "mb1:5672"
+    assert shown["nodes"] == [{"name": "a", "generation": 0, "same": False, "fault": ""}]
+    assert shown["clients"][0]["applied"] == 6
+    assert shown["silent"] == {"b": "Connection refused"}
+
+
+def test_people_see_who_is_behind() -> None:
+    console = Console(width=120, file=io.StringIO(), record=True)
+    clients = [Client(id="x", subscription="orders/billing", applied=6, age_s=1.5)]
+    console.print(client_table(OURS, clients))
+    console.print(node_table(OURS, [Served(node="a", served=OURS), Served(node="b", fault="dead")]))
+    shown = console.export_text()
+    assert "6 (behind)" in shown
+    assert "same" in shown
+    assert "dead" in shown
