@@ -22,7 +22,7 @@ from pika.channel import Channel
 from messagebus._io.clock import now_ms
 from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
-from messagebus._io.link import Link
+from messagebus._io.link import TOO_LATE, Link
 from messagebus._io.registering import Registration, credentials, topology_for
 from messagebus._io.tasks import Tasks
 from messagebus._io.wire import from_amqp
@@ -297,7 +297,7 @@ class ConsumeDriver:
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
-            self._dial_failed(broker, fault or LinkLost(broker, "timed out"))
+            self._dial_failed(broker, fault)
         except asyncio.CancelledError:
             if link is not None:
                 link.abort()
@@ -334,7 +334,7 @@ class ConsumeDriver:
         self._tell_changed()
 
     def _dial_failed(self, broker: str, fault: Exception) -> None:
-        log.info("dial failed broker=%s reason=%r", broker, str(fault))
+        log.info("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self._login_refused(fault)
         if self._members.states.get(broker) is State.DIALING:

@@ -22,13 +22,15 @@ from messagebus.broker import Broker
 from messagebus.errors import ChannelRefused, LinkError, LinkLost, LoginRefused
 from messagebus.secret import Secret
 
-__all__ = ["Credentials", "Link", "dial"]
+__all__ = ["TOO_LATE", "Credentials", "Link", "dial"]
 
 # pika logs as errors what it also raises; we tell what matters in our own words.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 # A broker under an alarm reads nothing more from a connection that published: no answer to a close.
 CLOSE_TIMEOUT_MS = 2_000
+# What is said of a TimeoutError, which has no text.
+TOO_LATE = "no answer in time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

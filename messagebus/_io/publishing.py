@@ -22,7 +22,7 @@ import pika.exceptions
 from messagebus._io.clock import now_ms
 from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
-from messagebus._io.link import Link
+from messagebus._io.link import TOO_LATE, Link
 from messagebus._io.registering import Registration, credentials, topology_for
 from messagebus._io.tasks import Tasks
 from messagebus._io.wire import to_properties
@@ -339,7 +339,7 @@ class PublishDriver:
         return [d for lane, d in self._destinations.items() if self.outbox.lane_is_open(lane)]
 
     def _dial_failed(self, number: int, fault: Exception) -> None:
-        log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault))
+        log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self.fatal = fault
             self.connected.set()
