@@ -57,7 +57,7 @@ class AsyncPublisher:
         """As `Publisher.start`."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a publisher starts once; this one is {self._status.value}")
-        self._driver = driver = PublishDriver(self._bus, self._config, self._on_room)
+        self._driver = driver = self._make_driver()
         driver.start()
         self._status = Status.RUNNING
         if require is None:
@@ -146,6 +146,9 @@ class AsyncPublisher:
             raise Stopped("not started")
         return publisher_stats(self._driver)
 
+    def _make_driver(self) -> PublishDriver:
+        return PublishDriver(self._bus, self._config, self._on_room)
+
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not Status.RUNNING:
             raise Stopped(f"the publisher is {self._status.value}")
@@ -204,9 +207,7 @@ class AsyncConsumer:
         """As `Consumer.start`."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a consumer starts once; this one is {self._status.value}")
-        self._driver = driver = ConsumeDriver(
-            self._bus, self._source, self._config, self._ready.set
-        )
+        self._driver = driver = self._make_driver()
         driver.start()
         self._status = Status.RUNNING
         try:
@@ -305,6 +306,9 @@ class AsyncConsumer:
     def stats(self) -> ConsumerStats:
         """A snapshot."""
         return self._started().stats()
+
+    def _make_driver(self) -> ConsumeDriver:
+        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set)
 
     def _started(self) -> ConsumeDriver:
         if self._driver is None:

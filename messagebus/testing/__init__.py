@@ -1,0 +1,14 @@
+"""The bus without the bus: the same clients on brokers that live in memory, for applications' tests.
+
+    bus = MemoryBus(brokers=2)
+    with bus.consumer("orders", subscription="billing") as consumer, bus.publisher() as publisher:
+        publisher.send_safe("orders", b"...")
+        delivery = consumer.receive(timeout_s=1)
+
+The clients are `Publisher`, `Consumer` and their asyncio twins themselves; only what is behind them
+differs: nothing is written to disk, nothing gets lost, no network and no waiting for a queue to settle.
+"""
+
+from messagebus.testing.bus import MemoryBus
+
+__all__ = ["MemoryBus"]
