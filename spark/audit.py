@@ -45,6 +45,7 @@ VERDICTS = (
     "altered",
     "unexpected",
     "unexplained",
+    "pending",
     "doubled",
     "ok",
     "unconfirmed_delivered",
@@ -66,6 +67,7 @@ COUNTS = (
     "delivered",
     "deliveries",
     "lost",
+    "pending",
     "altered",
     *REPEATS,
     "unconfirmed_delivered",
@@ -80,9 +82,9 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
 
     Columns: message_id, ordinal (0-based within the message; one without any subscription has one
     row, of null subscription), verdict (of the message), topic, subscription; of the publish, null
-    for an orphan: publisher, broker, outcome, intended_ns, confirmed_ns; of the pair: expected,
-    unexpected, deliveries, altered (deliveries), repeats (array of broker, why), first_ns and
-    first_broker (of the first delivery).
+    for an orphan: publisher, broker, outcome, intended_ns, confirmed_ns; of the pair: expected, lost,
+    pending (not delivered yet, by the manifest's grace), unexpected, deliveries, altered (deliveries),
+    repeats (array of broker, why), first_ns and first_broker (of the first delivery).
     """
     messages = _grouped(published, delivered)
     paired = messages.withColumn("pairs", _pairs(manifest))
@@ -100,7 +102,18 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
             f"best.{name}"
             for name in ("publisher", "broker", "outcome", "intended_ns", "confirmed_ns")
         ],
-        *[f"col.{name}" for name in ("expected", "unexpected", "deliveries", "altered", "repeats")],
+        *[
+            f"col.{name}"
+            for name in (
+                "expected",
+                "lost",
+                "pending",
+                "unexpected",
+                "deliveries",
+                "altered",
+                "repeats",
+            )
+        ],
         *["col.first_ns", "col.first_broker"],
     )
 
@@ -108,9 +121,9 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
 def totals(fates: DataFrame) -> DataFrame:
     """Counts by each of `TOTALS` at once: of (which), its dims (the others null), `COUNTS`.
 
-    messages: each once. expected, delivered, lost: pairs of confirmed messages. altered: pairs with a
-    delivery whose size or body is not the published one. deliveries, orphan_deliveries and the
-    reasons of repeats: deliveries. unexpected: pairs that the manifest does not name.
+    messages: each once. expected, delivered, lost, pending: pairs of confirmed messages. altered:
+    pairs with a delivery whose size or body is not the published one. deliveries, orphan_deliveries
+    and the reasons of repeats: deliveries. unexpected: pairs that the manifest does not name.
     """
     confirmed = F.col("outcome") == "confirmed"
     known = F.col("outcome").isNotNull()
@@ -124,7 +137,8 @@ def totals(fates: DataFrame) -> DataFrame:
         F.count_if(F.col("expected")).alias("expected"),
         F.count_if(F.col("expected") & came).alias("delivered"),
         F.coalesce(F.sum("deliveries"), F.lit(0)).alias("deliveries"),
-        F.count_if(F.col("expected") & ~came).alias("lost"),
+        F.count_if("lost").alias("lost"),
+        F.count_if("pending").alias("pending"),
         F.count_if(F.col("altered") > 0).alias("altered"),
         *[_repeats_of(why).alias(why) for why in REPEATS],
         F.count_if(known & ~confirmed & came).alias("unconfirmed_delivered"),
@@ -250,10 +264,16 @@ def _judged(pair: Column, manifest: Manifest) -> Column:
         ),
     )
     first = F.get(mine, F.lit(0))
+    missing = pair.should & confirmed & (F.size(mine) == 0)
+    in_grace = F.lit(False)
+    if manifest.last_owed_ns is not None:
+        in_grace = F.col("best.confirmed_ns") > manifest.last_owed_ns
     return F.struct(
         pair.topic.alias("topic"),
         pair.subscription.alias("subscription"),
         (pair.should & confirmed).alias("expected"),
+        (missing & ~in_grace).alias("lost"),
+        (missing & in_grace).alias("pending"),
         (~pair.should & F.col("best").isNotNull()).alias("unexpected"),
         F.size(mine).alias("deliveries"),
         F.size(altered).alias("altered"),
@@ -286,7 +306,8 @@ def _acked_by(earlier: Column, broker: str, killed_ns: int) -> Column:
 
 
 def _verdict() -> Column:
-    lost = F.exists("pairs", lambda pair: pair.expected & (pair.deliveries == 0))
+    lost = F.exists("pairs", lambda pair: pair.lost)
+    pending = F.exists("pairs", lambda pair: pair.pending)
     altered = F.exists("pairs", lambda pair: pair.altered > 0)
     unexpected = F.exists("pairs", lambda pair: pair.unexpected)
     came = F.exists("pairs", lambda pair: pair.deliveries > 0)
@@ -302,6 +323,7 @@ def _verdict() -> Column:
         .when(altered, "altered")
         .when(unexpected, "unexpected")
         .when(unexplained, "unexplained")
+        .when(pending, "pending")
         .when(confirmed & doubled, "doubled")
         .when(confirmed, "ok")
         .when(came, "unconfirmed_delivered")

@@ -11,11 +11,10 @@ __all__ = ["longest"]
 
 
 def longest(rows: DataFrame, dims: Sequence[str], *, start: str, end: str) -> DataFrame:
-    """dims, gap_ns, until_ns: the longest gap of each group; groups of one row have none.
+    """dims, gap_ns, until_ns: the longest gap of each group.
 
-    rows: something that waited from `start` to `end`, in ns. A gap is the time between two successive
-    ends during which at least one row was waiting: it begins at the earlier end, or, where nothing
-    waited then, at the first start after it.
+    rows: something that waited from `start` to `end`, in ns. Every end closes a gap; the gap began at
+    the end before it or, where nothing was waiting then, at the first start of what was.
     Cost: one sort per group.
     """
     # Latest first: the frame "this row and all later ones" then begins at the partition's start, which
@@ -23,12 +22,9 @@ def longest(rows: DataFrame, dims: Sequence[str], *, start: str, end: str) -> Da
     latest_first = Window.partitionBy(*dims).orderBy(F.col(end).desc())
     not_yet_ended = latest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = F.lead(end).over(latest_first)
+    # The first end has none before it: greatest() skips nulls.
     since = F.greatest(before, F.min(start).over(not_yet_ended))
-    gap = F.when(before.isNotNull(), F.greatest(F.col(end) - since, F.lit(0)))
+    gap = F.greatest(F.col(end) - since, F.lit(0))
     gaps = rows.select(*dims, F.col(end).alias("until_ns"), gap.alias("gap_ns"))
-    return (
-        gaps.filter(F.col("gap_ns").isNotNull())
-        .groupBy(*dims)
-        .agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))
-        .select(*dims, "longest.gap_ns", "longest.until_ns")
-    )
+    longest = gaps.groupBy(*dims).agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))
+    return longest.select(*dims, "longest.gap_ns", "longest.until_ns")

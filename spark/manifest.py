@@ -57,7 +57,8 @@ class Incident:
 class Manifest:
     """topics: topic -> its subscriptions; brokers: all that ever took part; times wall-clock ns.
 
-    end_ns: None when the run was cut short. consumers: (name, subscription).
+    end_ns: None when the run was cut short. grace_ns: what was confirmed later than that before the
+    end may be undelivered without being lost; 0: nothing may. consumers: (name, subscription).
     """
 
     run_id: str
@@ -66,6 +67,7 @@ class Manifest:
     anchor: Anchor
     start_ns: int
     end_ns: int | None
+    grace_ns: int
     publishers: tuple[str, ...]
     consumers: tuple[tuple[str, str], ...]
     prefetch: int | None
@@ -76,6 +78,13 @@ class Manifest:
     def pairs(self) -> list[tuple[str, str]]:
         """(topic, subscription), sorted."""
         return sorted((topic, name) for topic, names in self.topics.items() for name in names)
+
+    @property
+    def last_owed_ns(self) -> int | None:
+        """Until when a confirmed message must have been delivered; None: whenever confirmed."""
+        if self.end_ns is None or not self.grace_ns:
+            return None
+        return self.end_ns - self.grace_ns
 
     @property
     def kills(self) -> list[tuple[str, int]]:
@@ -125,6 +134,7 @@ def _manifest(values: Any) -> Manifest:
         anchor=anchor,
         start_ns=_whole("manifest", values, "start_ns") + offset,
         end_ns=_whole("manifest", values, "end_ns") + offset if end else None,
+        grace_ns=_whole("manifest", values, "grace_ns") if "grace_ns" in values else 0,
         publishers=tuple(_texts("publishers", values.get("publishers", []))),
         consumers=tuple(_each("consumers", values.get("consumers", []), _consumer)),
         prefetch=values.get("prefetch"),

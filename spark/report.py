@@ -52,15 +52,15 @@ def write_reports(summary: Summary, out: Path) -> str:
 def render_text(summary: Summary) -> str:
     """A screenful: verdict, audit per subscription, latency, balance, gaps."""
     short = _short_names(summary)
-    doubled, run = summary["doubled"], summary["run"]
+    doubled = summary["doubled"]
     lines = [
         f"run {summary['run_id']}: {'holds' if summary['holds'] else 'DOES NOT HOLD'}",
         *[f"  ! {fault}" for fault in summary["faults"]],
-        *([] if run["complete"] else ["  the run was cut short: its manifest is not complete"]),
         "",
         f"  published {summary['published']:,}, confirmed {summary['confirmed']:,}, "
         f"delivered {summary['delivered']:,} of {summary['expected']:,}",
-        f"  lost {summary['lost']:,}, altered {summary['altered']:,}, doubled {doubled['total']:,}"
+        f"  lost {summary['lost']:,}, pending {summary['pending']:,}, "
+        f"altered {summary['altered']:,}, doubled {doubled['total']:,}"
         f" ({', '.join(f'{why.replace(chr(95), chr(32))} {doubled[why]:,}' for why in REPEATS)})",
         f"  lines read {summary['lines']['read']:,}, bad {summary['lines']['bad']:,}",
         "",

@@ -23,6 +23,7 @@ from spark.throughput import CONFIRMED, DELIVERED
 
 __all__ = ["DoesNotAddUp", "summarize"]
 
+PAIR_KEYS = ("expected", "delivered", "deliveries", "lost", "pending", "altered")
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 
@@ -43,14 +44,14 @@ def summarize(
     messages = _messages(totals["verdict"])
     lines = _lines(numbers, files)
     _check(numbers, whole, messages, lines)
-    faults = _faults(whole, messages, lines, bad_max)
+    faults = _faults(whole, messages, lines, bad_max, complete=manifest.complete)
     return {
         "run_id": manifest.run_id,
         "holds": not faults,
         "faults": faults,
         "run": _run(manifest, files, numbers),
         **{key: messages[key] for key in ("published", "confirmed")},
-        **{key: whole[key] for key in ("expected", "delivered", "deliveries", "lost", "altered")},
+        **{key: whole[key] for key in PAIR_KEYS},
         "doubled": {"total": sum(whole[why] for why in REPEATS)}
         | {why: whole[why] for why in REPEATS},
         "unconfirmed": messages["unconfirmed"]
@@ -147,7 +148,12 @@ def _check(
 
 
 def _faults(
-    whole: Mapping[str, int], messages: Mapping[str, Any], lines: Mapping[str, Any], bad_max: int
+    whole: Mapping[str, int],
+    messages: Mapping[str, Any],
+    lines: Mapping[str, Any],
+    bad_max: int,
+    *,
+    complete: bool,
 ) -> list[str]:
     """Why the promise does not hold, in words; empty when it does."""
     counted = {
@@ -161,6 +167,8 @@ def _faults(
     faults = [f"{number:,} {what}" for what, number in counted.items() if number]
     if lines["bad"] > bad_max:
         faults.append(f"{lines['bad']:,} bad lines, {bad_max:,} allowed")
+    if not complete:
+        faults.append("the run did not end in order")
     if not messages["published"]:
         faults.append("nothing was published")
     return faults

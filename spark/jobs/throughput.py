@@ -15,13 +15,14 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import click
+from pyspark.errors import PySparkException
 
 from spark.events import Files, find_files
 from spark.manifest import Manifest, RunInvalid, read_manifest
 from spark.pipeline import Numbers, collect
 from spark.report import write_reports
 from spark.session import QUICK, JavaMissing, spark_session
-from spark.summary import summarize
+from spark.summary import DoesNotAddUp, summarize
 from spark.tables import Tables
 
 __all__ = ["command", "exit_code", "main"]
@@ -66,10 +67,10 @@ def command(folder: Path, out: Path, bad_max: int) -> int:
         files = find_files(folder, manifest)
         out.mkdir(parents=True, exist_ok=True)
         numbers = _numbers(manifest, files, out)
-    except (RunInvalid, JavaMissing, OSError) as fault:
-        click.echo(f"throughput: {fault}", err=True)
+        summary = summarize(numbers, manifest, files, bad_max=bad_max)
+    except (RunInvalid, JavaMissing, DoesNotAddUp, PySparkException, OSError) as fault:
+        click.echo(f"throughput: {str(fault).splitlines()[0]}", err=True)
         return 1
-    summary = summarize(numbers, manifest, files, bad_max=bad_max)
     (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")
     text = write_reports(summary, out)
     click.echo(text)

@@ -276,7 +276,7 @@ def manifest(run: Run) -> dict[str, Any]:
         "start_ns": at_ns(0, run.duration_s),
         "end_ns": at_ns(1, run.duration_s),
         "anchor": anchor("coordinator"),
-        "grace_ns": 10 * SECOND,
+        "grace_ns": 0,
         "publishers": list(PUBLISHERS),
         "consumers": [
             {"name": name, "subscription": subscription}

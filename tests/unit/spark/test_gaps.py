@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.gaps import longest
+
+Span = tuple[str, int, int]
+
+
+def found(session: SparkSession, spans: list[Span]) -> dict[str, tuple[int, int]]:
+    rows = session.createDataFrame(spans, "who string, begin long, done long")
+    gaps = longest(rows, ["who"], start="begin", end="done").collect()
+    return {row.who: (row.gap_ns, row.until_ns) for row in gaps}
+
+
+def oracle(spans: list[Span]) -> dict[str, int]:
+    """At every end: since when was anything waiting, without an end in between?"""
+    gaps: dict[str, int] = {}
+    for who in {span[0] for span in spans}:
+        own = sorted(((end, start) for name, start, end in spans if name == who))
+        for place, (end, _) in enumerate(own):
+            waiting_since = min(start for _, start in own[place:])
+            before = own[place - 1][0] if place else waiting_since
+            gaps[who] = max(gaps.get(who, 0), end - max(before, waiting_since))
+    return gaps
+
+
+def test_a_silence_without_anything_waiting_is_no_gap(session: SparkSession) -> None:
+    assert found(session, [("p", 0, 10), ("p", 500, 520)]) == {"p": (20, 520)}
+
+
+def test_a_stall_counts_from_the_end_before_it(session: SparkSession) -> None:
+    spans = [("p", 0, 10), ("p", 5, 310), ("p", 200, 320)]
+    assert found(session, spans) == {"p": (300, 310)}
+
+
+def test_one_message_waits_from_its_start(session: SparkSession) -> None:
+    assert found(session, [("p", 100, 140)]) == {"p": (40, 140)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gaps_agree_with_the_oracle(session: SparkSession, seed: int) -> None:
+    chance = random.Random(seed)
+    starts = [(chance.choice("ab"), chance.randrange(1_000)) for _ in range(150)]
+    spans = [(who, start, start + chance.randrange(60)) for who, start in starts]
+    assert {who: gap for who, (gap, _) in found(session, spans).items()} == oracle(spans)
