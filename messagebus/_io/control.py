@@ -45,7 +45,10 @@ class Control:
         return self.link.is_open
 
     async def declare(self, wanted: Declarations) -> None:
-        """Declare exchanges, queues and bindings. Raises ChannelRefused 406 on a mismatch."""
+        """Declare exchanges and queues, and bind nothing yet: a young queue may not confirm anything.
+
+        Raises ChannelRefused 406 on a mismatch.
+        """
         for exchange in wanted.exchanges:
             await self._call(
                 "exchange_declare",
@@ -55,7 +58,16 @@ class Control:
             )
         for queue in wanted.queues:
             await self._declare_queue(queue)
-        await self._bind_all(wanted)
+
+    async def bind(self, wanted: Declarations) -> None:
+        """Bind what is declared and settled."""
+        for binding in wanted.bindings:
+            await self._call(
+                "queue_bind",
+                queue=binding.queue,
+                exchange=binding.exchange,
+                routing_key=binding.routing_key,
+            )
 
     async def audit(self, wanted: Declarations) -> str:
         """Look whether all queues are there, and bind them. Returns the name of a missing queue.
@@ -69,7 +81,7 @@ class Control:
                 if refused.code != NOT_FOUND:
                     raise
                 return queue.name
-        await self._bind_all(wanted)
+        await self.bind(wanted)
         return ""
 
     async def delete_queue(self, name: str) -> None:
@@ -131,15 +143,6 @@ class Control:
         await self._call(
             "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
         )
-
-    async def _bind_all(self, wanted: Declarations) -> None:
-        for binding in wanted.bindings:
-            await self._call(
-                "queue_bind",
-                queue=binding.queue,
-                exchange=binding.exchange,
-                routing_key=binding.routing_key,
-            )
 
     async def _has_exchange(self, name: str) -> bool:
         try:

@@ -350,8 +350,12 @@ class Upkeep:
         steps = plan(tried, brought=self._brought, births=births, floor=floor)
         for step in steps:
             await self._perform(control, step)
-        if any(isinstance(step, Declare) and step.declarations.queues for step in steps):
+        declared = [step.declarations for step in steps if isinstance(step, Declare)]
+        if any(each.queues for each in declared):
             await self._settle(control)
+        # Only now: a confirm promises that the message survives, so no unsettled queue may give one.
+        for each in declared:
+            await control.bind(each)
         # What vanished while the steps were done is brought about in the next round.
         self._brought = {name: e for name, e in tried.items() if name not in self._vanished}
         if self._vanished:
