@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
+import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from urllib.parse import quote
 
 import httpx
 
 from messagebus import Consumer, Durability, Outcome, Published, Publisher
 from ops.local.cluster import LocalCluster
+from ops.local.process import send
 from tests.support.eventually import eventually
 from tests.support.faults import bus_config, direct, register
 from tests.support.load import drain
@@ -21,6 +25,7 @@ log = logging.getLogger(__name__)
 
 MESSAGES = 100
 START_WITHIN_S = 20.0
+PUBLISH_EVERY_S = 0.001
 # The control has lost everything in every run so far; the broker writes names every half second.
 CONTROL_RUNS = 3
 # A lost queue hangs until the broker gives up on it; one that is there shows its messages by then.
@@ -70,6 +75,46 @@ def test_the_first_send_safe_after_start_of_a_new_subscription_survives_a_kill_a
         consumer.stop(drain_s=0)
     promised = _promised_by([published], broken.node("mb1").broker)
     assert len(promised) == 1
+    _restart(broken)
+    got = drain(bus_config(broken), topic, "billing", expected=promised)
+    assert promised - got.keys() == set()
+
+
+def test_the_first_confirm_while_its_subscription_is_being_created_survives_a_kill(
+    broken: LocalCluster, topic: str
+) -> None:
+    """No confirm may come from a queue that is declared and not settled yet."""
+    register(broken, topic)
+    published: list[Published] = []
+    killed, stopping = threading.Event(), threading.Event()
+    process = broken.process_of("mb1")
+    assert process is not None
+    with Publisher(direct(broken, "mb1")) as publisher:
+
+        def note(future: Future[Published]) -> None:
+            published.append(future.result())
+            if published[-1].outcome is Outcome.CONFIRMED and not killed.is_set():
+                send(process, signal.SIGKILL)
+                killed.set()
+
+        def publish() -> None:
+            while not stopping.wait(PUBLISH_EVERY_S):
+                publisher.submit(topic, b"x").add_done_callback(note)
+
+        threads = [
+            threading.Thread(target=publish),
+            threading.Thread(target=register, args=(broken, f"{topic}/billing")),
+        ]
+        for thread in threads:
+            thread.start()
+        assert killed.wait(START_WITHIN_S)
+        stopping.set()
+        for thread in threads:
+            thread.join()
+        publisher.stop(timeout_s=0)
+    promised = _promised_by(published, broken.node("mb1").broker)
+    log.info("%d confirmed before the kill", len(promised))
+    assert promised
     _restart(broken)
     got = drain(bus_config(broken), topic, "billing", expected=promised)
     assert promised - got.keys() == set()

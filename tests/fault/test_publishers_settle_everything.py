@@ -124,7 +124,11 @@ def test_a_broker_in_memory_alarm_is_left_and_its_consumers_go_on_acking(
                     within_s=READY_WITHIN_S,
                     what="the acks have arrived",
                 )
-                assert metric(broken, "mb1", "alarm") == 1
+                eventually(
+                    lambda: metric(broken, "mb1", "alarm") == 1,
+                    within_s=READY_WITHIN_S,
+                    what="the agent knows of the alarm",
+                )
                 assert load.confirmed_by(first, since_ns=left_ns) == 0
                 load.stop()
                 assert work.wait_for(load.confirmed_ids()) == set()
