@@ -65,16 +65,15 @@ class Store:
             raise ConfigError(f"state_dir: {fault}") from fault
 
     def load_map(self) -> Snapshot | None:
-        """The stored map; None when there is none. Raises ConfigError when it is damaged."""
+        """The stored map; None when there is none or it is damaged: then the peers' is adopted."""
         path = self._folder / MAP_FILE
         try:
             return snapshot_from_json(json.loads(path.read_text()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as fault:
-            raise ConfigError(
-                f"{path}: {fault}; remove it to read the map from the peers"
-            ) from fault
+            log.warning("stored map is unusable, adopting the peers' file=%s: %s", path, fault)
+            return None
 
     def save_map(self, snapshot: Snapshot) -> None:
         write_synced(self._folder / MAP_FILE, json.dumps(snapshot_to_json(snapshot)))

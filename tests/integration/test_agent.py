@@ -1,0 +1,392 @@
+"""Agents on real brokers: the register, what they bring about, what they notice, what they say."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import eventually
+from tests.support.faults import (
+    agent_answer,
+    alarm,
+    delete_queue,
+    metric,
+    operators_drain,
+    queue_exists,
+    register,
+    restore,
+    unregister,
+    write_list,
+)
+
+HTTP_TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """A cluster to break; put right again afterwards."""
+    yield cluster
+    restore(cluster)
+
+
+def url(cluster: LocalCluster, name: str, path: str) -> str:
+    return f"http://{cluster.node(name).agent}{path}"
+
+
+def get(cluster: LocalCluster, name: str, path: str, **request: Any) -> httpx.Response:
+    return httpx.get(url(cluster, name, path), timeout=HTTP_TIMEOUT_S, trust_env=False, **request)
+
+
+def post(cluster: LocalCluster, name: str, body: Any, **request: Any) -> httpx.Response:
+    return httpx.post(
+        url(cluster, name, "/topology"),
+        json=body,
+        timeout=HTTP_TIMEOUT_S,
+        trust_env=False,
+        **request,
+    )
+
+
+def bus_login(cluster: LocalCluster) -> tuple[str, str]:
+    return ("bus", cluster.password.reveal())
+
+
+def checked(cluster: LocalCluster, name: str) -> str:
+    """What a balancer's agent-check hears."""
+    host, _, port = cluster.node(name).check.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=HTTP_TIMEOUT_S) as check:
+        return check.makefile().read()
+
+
+def entry_of(cluster: LocalCluster, name: str, wanted: str) -> dict[str, Any]:
+    entries = agent_answer(cluster, name, "/topology")["entries"]
+    found: list[dict[str, Any]] = [entry for entry in entries if entry["wanted"] == wanted]
+    return found[0] if found else {}
+
+
+def losses_of(cluster: LocalCluster, name: str, wanted: str) -> list[dict[str, Any]]:
+    lost = agent_answer(cluster, name, "/topology")["lost"]
+    return [loss for loss in lost if loss["wanted"] == wanted]
+
+
+def bindings_of(cluster: LocalCluster, name: str, topic: str, queue: str) -> list[Any]:
+    with cluster.management(name) as management:
+        path = (
+            f"/api/bindings/%2F/e/{quote(f'mb.topic/{topic}', safe='')}/q/{quote(queue, safe='')}"
+        )
+        found: list[Any] = management.get(path).raise_for_status().json()
+    return found
+
+
+def publish(cluster: LocalCluster, name: str, queue: str, text: str) -> None:
+    body = {
+        "properties": {"delivery_mode": 2},
+        "routing_key": queue,
+        "payload": text,
+        "payload_encoding": "string",
+    }
+    with cluster.management(name) as management:
+        answer = management.post("/api/exchanges/%2F/amq.default/publish", json=body)
+    assert answer.raise_for_status().json() == {"routed": True}
+
+
+def messages_in(cluster: LocalCluster, name: str, queue: str) -> list[str]:
+    body = {"count": 10, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    with cluster.management(name) as management:
+        path = f"/api/queues/%2F/{quote(queue, safe='')}/get"
+        answer = management.post(path, json=body).raise_for_status().json()
+    return [message["payload"] for message in answer]
+
+
+# -- the register
+
+
+def test_an_application_registers_by_its_broker_login(cluster: LocalCluster, topic: str) -> None:
+    wanted = [topic, f"{topic}/billing", f"queue:{topic}"]
+    answer = post(cluster, "mb1", {"wanted": wanted}, auth=bus_login(cluster))
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "complete": True,
+        "held": sorted(cluster.node(name).broker for name in cluster.names),
+        "later": [],
+        "missing": {},
+    }
+    for name in cluster.names:
+        settled = agent_answer(cluster, name, "/settled")
+        assert settled["settled"]
+        assert settled["queues"][f"mb.sub/{topic}/billing"]
+        assert queue_exists(cluster, name, f"mb.sub/{topic}/billing")
+        assert queue_exists(cluster, name, f"mb.park/{topic}/billing")
+        assert bindings_of(cluster, name, topic, f"mb.sub/{topic}/billing")
+
+
+def test_who_may_not_is_told_so(cluster: LocalCluster, topic: str) -> None:
+    body = {"wanted": [topic]}
+    assert post(cluster, "mb1", body).status_code == 401
+    assert post(cluster, "mb1", body, auth=("bus", "wrong")).status_code == 401
+    wrong = {"Authorization": "Bearer wrong"}
+    assert post(cluster, "mb1", body, headers=wrong).status_code == 401
+    for path in ("/topology/merge", "/drain"):
+        answer = httpx.post(
+            url(cluster, "mb1", path), json={}, auth=bus_login(cluster), trust_env=False
+        )
+        assert answer.status_code == 401, path
+    bad = {"Authorization": "Basic " + base64.b64encode(b"nocolon").decode()}
+    assert post(cluster, "mb1", body, headers=bad).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"wanted": []},
+        {"wanted": "orders"},
+        {"wanted": ["a b"]},
+        {"wanted": ["queue:a/b"]},
+        {"wanted": ["a"], "alive": 1},
+        [],
+    ],
+)
+def test_what_makes_no_sense_is_refused(cluster: LocalCluster, body: Any) -> None:
+    answer = post(cluster, "mb1", body, auth=bus_login(cluster))
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+def test_creating_what_lives_changes_no_number(cluster: LocalCluster, topic: str) -> None:
+    register(cluster, topic)
+    before = entry_of(cluster, "mb3", topic)
+    assert register(cluster, topic)["complete"]
+    assert entry_of(cluster, "mb3", topic) == before
+
+
+def test_a_deleted_subscription_goes_from_every_broker(cluster: LocalCluster, topic: str) -> None:
+    register(cluster, topic, f"{topic}/billing")
+    assert unregister(cluster, f"{topic}/billing")["complete"]
+    for name in cluster.names:
+        assert not queue_exists(cluster, name, f"mb.sub/{topic}/billing")
+        assert not queue_exists(cluster, name, f"mb.park/{topic}/billing")
+        assert not entry_of(cluster, name, f"{topic}/billing")["alive"]
+
+
+def test_a_name_deleted_and_created_while_a_broker_is_down_starts_empty_there(
+    broken: LocalCluster, topic: str
+) -> None:
+    queue = f"mb.sub/{topic}/crm"
+    register(broken, topic, f"{topic}/crm")
+    publish(broken, "mb2", queue, "of the earlier life")
+    broken.kill("mb2")
+    assert unregister(broken, f"{topic}/crm")["complete"]
+    again = register(broken, f"{topic}/crm")
+    assert again["complete"]
+    assert again["later"] == [broken.node("mb2").broker]
+    broken.start("mb2")
+    broken.wait_ready()
+    assert queue_exists(broken, "mb2", queue)
+    assert messages_in(broken, "mb2", queue) == []
+
+
+def test_a_broker_that_serves_without_its_agent_makes_a_change_incomplete(
+    broken: LocalCluster, topic: str
+) -> None:
+    register(broken, topic)
+    broken.kill("mb2", agent=True)
+    answer = register(broken, f"{topic}/billing")
+    assert not answer["complete"]
+    assert set(answer["missing"]) == {broken.node("mb2").broker}
+    broken.start("mb2", agent=True)
+    eventually(
+        lambda: register(broken, f"{topic}/billing")["complete"], within_s=10, what="complete"
+    )
+
+
+def test_without_a_majority_nothing_is_changed(broken: LocalCluster, topic: str) -> None:
+    for name in ("mb2", "mb3"):
+        broken.kill(name, agent=True)
+    answer = post(broken, "mb1", {"wanted": [topic]}, auth=bus_login(broken))
+    assert answer.status_code == 409
+    assert "no majority" in answer.json()["error"]
+    assert not entry_of(broken, "mb1", topic)
+
+
+def test_a_wiped_agent_adopts_the_map_from_the_others(broken: LocalCluster, topic: str) -> None:
+    register(broken, topic)
+    broken.stop("mb3", agent=True)
+    shutil.rmtree(broken.node("mb3").agent_dir)
+    broken.start("mb3", agent=True)
+    eventually(lambda: agent_answer(broken, "mb3", "/topology")["intact"], within_s=10)
+    assert entry_of(broken, "mb3", topic) == entry_of(broken, "mb1", topic)
+
+
+# -- what vanishes
+
+
+def test_a_vanished_queue_is_told_and_made_again(cluster: LocalCluster, topic: str) -> None:
+    register(cluster, topic, f"{topic}/audit")
+    before = metric(cluster, "mb1", "lost_total")
+    delete_queue(cluster, "mb1", f"mb.sub/{topic}/audit")
+    eventually(
+        lambda: any(loss["repaired_at_ms"] for loss in losses_of(cluster, "mb1", f"{topic}/audit")),
+        within_s=15,
+        what="repaired",
+    )
+    (loss,) = losses_of(cluster, "mb1", f"{topic}/audit")
+    assert (loss["what"], loss["name"]) == ("queue", f"mb.sub/{topic}/audit")
+    assert metric(cluster, "mb1", "lost_total") == before + 1
+    assert queue_exists(cluster, "mb1", f"mb.sub/{topic}/audit")
+    assert bindings_of(cluster, "mb1", topic, f"mb.sub/{topic}/audit")
+    assert not losses_of(cluster, "mb2", f"{topic}/audit")
+
+
+def test_a_vanished_binding_is_told_and_made_again(cluster: LocalCluster, topic: str) -> None:
+    register(cluster, topic, f"{topic}/audit")
+    queue = f"mb.sub/{topic}/audit"
+    with cluster.management("mb1") as management:
+        (binding,) = bindings_of(cluster, "mb1", topic, queue)
+        path = (
+            f"/api/bindings/%2F/e/{quote(f'mb.topic/{topic}', safe='')}/q/{quote(queue, safe='')}"
+        )
+        management.delete(f"{path}/{binding['properties_key']}").raise_for_status()
+    eventually(lambda: bindings_of(cluster, "mb1", topic, queue), within_s=15, what="bound")
+    eventually(lambda: losses_of(cluster, "mb1", f"{topic}/audit"), within_s=5, what="told")
+
+
+def test_what_vanished_while_the_agent_was_away_is_told_too(
+    broken: LocalCluster, topic: str
+) -> None:
+    register(broken, topic, f"{topic}/audit")
+    broken.stop("mb1", agent=True)
+    delete_queue(broken, "mb1", f"mb.sub/{topic}/audit")
+    broken.start("mb1", agent=True)
+    eventually(lambda: queue_exists(broken, "mb1", f"mb.sub/{topic}/audit"), within_s=10)
+    (loss,) = losses_of(broken, "mb1", f"{topic}/audit")
+    assert loss["how"] == "start"
+
+
+# -- the verdict
+
+
+def test_the_verdict_of_a_broker_in_alarm_is_drain(broken: LocalCluster) -> None:
+    assert checked(broken, "mb1") == "ready\n"
+    try:
+        alarm(broken, "mb1", True)
+        eventually(lambda: get(broken, "mb1", "/health").status_code == 404, within_s=10)
+        assert "memory" in get(broken, "mb1", "/health").json()["reason"]
+        assert checked(broken, "mb1") == "drain\n"
+    finally:
+        alarm(broken, "mb1", False)
+    eventually(lambda: checked(broken, "mb1") == "ready\n", within_s=10)
+
+
+def test_operators_drain_outlives_the_agent(broken: LocalCluster) -> None:
+    operators_drain(broken, "mb2", True)
+    broken.kill("mb2", agent=True)
+    broken.start("mb2", agent=True)
+    eventually(lambda: get(broken, "mb2", "/health").status_code == 404, within_s=10)
+    assert get(broken, "mb2", "/health").json()["draining"] is True
+    assert checked(broken, "mb2") == "drain\n"
+    operators_drain(broken, "mb2", False)
+    assert checked(broken, "mb2") == "ready\n"
+
+
+def test_a_killed_broker_is_down_and_its_gate_opens_again(broken: LocalCluster) -> None:
+    broken.kill("mb3")
+    eventually(lambda: get(broken, "mb3", "/health").status_code == 503, within_s=5)
+    assert checked(broken, "mb3") == "drain\n"
+    assert get(broken, "mb3", "/live").status_code == 200
+    broken.start("mb3")
+    eventually(lambda: get(broken, "mb3", "/health").status_code == 200, within_s=60)
+    assert agent_answer(broken, "mb3", "/settled")["gate"]
+
+
+# -- the list
+
+
+def test_the_list_has_its_headers_and_is_conditional(cluster: LocalCluster) -> None:
+    answer = get(cluster, "mb1", "/consumer-list")
+    generation = answer.headers["MB-Generation"]
+    assert answer.headers["ETag"] == f'"{generation}"'
+    assert answer.headers["MB-Cluster"] == cluster.layout.cluster
+    headers = {"If-None-Match": answer.headers["ETag"]}
+    assert get(cluster, "mb1", "/consumer-list", headers=headers).status_code == 304
+    assert get(cluster, "mb1", "/consumer-list?generation=x").status_code == 400
+
+
+def test_a_waiting_fetch_hears_of_a_new_list_within_a_second(broken: LocalCluster) -> None:
+    generation = int(get(broken, "mb2", "/consumer-list").headers["MB-Generation"])
+    path = f"/consumer-list?generation={generation}&wait_s=0.2"
+    assert get(broken, "mb2", path).status_code == 304
+    heard: list[tuple[float, httpx.Response]] = []
+
+    def wait() -> None:
+        query = f"generation={generation}&wait_s=9&client=c7&subscription=a/b&applied={generation}"
+        answer = get(broken, "mb2", f"/consumer-list?{query}")
+        heard.append((time.monotonic(), answer))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    eventually(lambda: client_of(broken, "mb2", "c7"), within_s=5)
+    written_s = time.monotonic()
+    write_list(broken, broken.names)
+    waiting.join()
+    ((heard_s, answer),) = heard
+    assert answer.status_code == 200
+    assert int(answer.headers["MB-Generation"]) > generation
+    assert heard_s - written_s < 5
+    (client,) = client_of(broken, "mb2", "c7")
+    assert (client["subscription"], client["applied"]) == ("a/b", generation)
+
+
+def client_of(cluster: LocalCluster, name: str, client_id: str) -> list[dict[str, Any]]:
+    clients = agent_answer(cluster, name, "/clients")["clients"]
+    return [client for client in clients if client["id"] == client_id]
+
+
+def test_a_bad_list_changes_nothing_and_is_counted(broken: LocalCluster) -> None:
+    before = get(broken, "mb2", "/consumer-list")
+    faults = metric(broken, "mb2", "list_faults_total")
+    broken.node("mb2").list_file.write_text("<html>503</html>\n")
+    eventually(lambda: metric(broken, "mb2", "list_faults_total") == faults + 1, within_s=5)
+    assert get(broken, "mb2", "/consumer-list").text == before.text
+    write_list(broken, broken.names)
+    eventually(
+        lambda: (
+            get(broken, "mb2", "/consumer-list").headers["MB-Generation"]
+            != before.headers["MB-Generation"]
+        ),
+        within_s=5,
+    )
+
+
+# -- its start
+
+
+def test_a_port_in_use_is_one_line(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The other agent listens there; nothing else of the settings is touched."""
+    running = cluster.node("mb1")
+    for name in ("password", "token"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "agent.toml").write_text(
+        f'broker = "{running.broker}"\nuser = "admin"\npassword_file = "password"\n'
+        f'http = "{running.agent}"\ncheck = "{running.check}"\nlist_file = "list"\n'
+        'state_dir = "state"\ntoken_file = "token"\n'
+    )
+    argv = [sys.executable, "-m", "messagebus", "agent", "--config", str(tmp_path / "agent.toml")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if "WARNING" not in line]
+    assert len(said) == 1
+    assert "Address already in use" in said[0]

@@ -1,0 +1,108 @@
+"""Who may change the topology."""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import pytest
+
+from messagebus.agent import login as module
+from messagebus.agent.login import Admission, Login
+from messagebus.errors import ConfigError, LinkLost
+from messagebus.secret import Secret
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+class Broker:
+    """Knows one user; counts who asks."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_away = False
+
+    async def try_login(self, user: str, password: Secret) -> bool:
+        self.asked += 1
+        if self.is_away:
+            raise LinkLost("h:1", "refused")
+        return (user, password.reveal()) == ("bus", "pw:with:colons")
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+def login(broker: Broker) -> Login:
+    return Login(token=lambda: Secret("token"), try_login=broker.try_login)
+
+
+async def test_the_token_is_for_operators(login: Login, broker: Broker) -> None:
+    assert await login.admit("Bearer token") is Admission.YES
+    assert await login.admit("bearer  token") is Admission.YES
+    assert await login.admit("Bearer wrong") is Admission.NO
+    assert not login.is_operator(basic("bus", "pw:with:colons"))
+    assert broker.asked == 0
+
+
+async def test_an_unreadable_token_admits_nobody(broker: Broker) -> None:
+    def unreadable() -> Secret:
+        raise ConfigError("token_file: gone")
+
+    login = Login(token=unreadable, try_login=broker.try_login)
+    assert not login.is_operator("Bearer ")
+    assert await login.admit("Bearer x") is Admission.NO
+
+
+async def test_a_good_login_is_asked_for_once(login: Login, broker: Broker) -> None:
+    for _ in range(3):
+        assert await login.admit(basic("bus", "pw:with:colons")) is Admission.YES
+    assert broker.asked == 1
+
+
+async def test_a_remembered_login_expires(
+    login: Login, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    await login.admit(basic("bus", "pw:with:colons"))
+    now_s[0] += module.REMEMBERED_S + 1
+    await login.admit(basic("bus", "pw:with:colons"))
+    assert broker.asked == 2
+
+
+async def test_a_bad_login_is_not_remembered(login: Login, broker: Broker) -> None:
+    assert await login.admit(basic("bus", "pw")) is Admission.NO
+    assert await login.admit(basic("bus", "pw")) is Admission.NO
+    assert broker.asked == 2
+
+
+async def test_without_the_broker_nobody_knows(login: Login, broker: Broker) -> None:
+    broker.is_away = True
+    assert await login.admit(basic("bus", "pw:with:colons")) is Admission.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Basic", "Basic !!", "Basic " + base64.b64encode(b"nocolon").decode(), "X y"]
+)
+async def test_headers_that_make_no_sense(login: Login, broker: Broker, header: str) -> None:
+    assert await login.admit(header) is Admission.NO
+    assert broker.asked == 0
+
+
+async def test_what_is_remembered_is_bounded_and_shows_no_password(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def anybody(_user: str, _password: Secret) -> bool:
+        return True
+
+    monkeypatch.setattr(module, "REMEMBERED_MAX", 2)
+    login = Login(token=lambda: Secret("token"), try_login=anybody)
+    for number in range(5):
+        await login.admit(basic("bus", f"geheim{number}"))
+    assert len(login._good) <= 2
+    assert b"geheim" not in repr(login._good).encode()
