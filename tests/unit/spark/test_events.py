@@ -70,7 +70,10 @@ def test_every_bad_publish_has_its_reason(session: SparkSession, manifest: Manif
     cases: list[tuple[str, str | None]] = [
         (json.dumps(PUBLISH), None),
         (json.dumps(PUBLISH | {"extra": 1, "confirmed_ns": None}), None),
-        (json.dumps({"anchor": {"host": "h", "process": "p", "wall_minus_monotonic_ns": 1}}), ANCHOR),
+        (
+            json.dumps({"anchor": {"host": "h", "process": "p", "wall_minus_monotonic_ns": 1}}),
+            ANCHOR,
+        ),
         ("", EMPTY),
         ("   ", EMPTY),
         (json.dumps(PUBLISH)[:-9], BROKEN),

@@ -38,7 +38,9 @@ def test_index_and_highest_are_the_histograms_at_every_edge(session: SparkSessio
         "v long, bin int, top long",
     )
     index = hdr.index(rows.v)
-    assertDataFrameEqual(rows.select("v", index.alias("bin"), hdr.highest(index).alias("top")), rows)
+    assertDataFrameEqual(
+        rows.select("v", index.alias("bin"), hdr.highest(index).alias("top")), rows
+    )
 
 
 def test_percentiles_are_the_histograms_in_every_group(session: SparkSession) -> None:

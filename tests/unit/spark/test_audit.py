@@ -1,0 +1,275 @@
+"""Every verdict and every reason for a repeat, on rows written out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from messagebus.events import DELIVERED, PUBLISHED
+from spark import audit
+from spark.audit import COUNTS, KILL_NOTICED_NS
+from spark.events import table
+from spark.manifest import Anchor, Incident, Manifest
+
+SECOND = 1_000_000_000
+KILL_NS = 100 * SECOND
+BODY, OTHER_BODY = b"b" * 16, b"x" * 16
+RUN = Manifest(
+    run_id="r",
+    topics={"orders": ("audit", "billing")},
+    brokers=("mb1", "mb2"),
+    anchor=Anchor("h", "c", 0),
+    start_ns=0,
+    end_ns=200 * SECOND,
+    grace_ns=0,
+    publishers=("p1",),
+    consumers=(),
+    prefetch=None,
+    incidents=(Incident("kill", "mb1", KILL_NS, KILL_NS),),
+    complete=True,
+)
+
+
+def publish(message: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "run_id": "r",
+        "message_id": message.encode(),
+        "topic": "orders",
+        "broker": "mb1",
+        "publisher": "p1",
+        "sequence": 1,
+        "key": None,
+        "size": 5,
+        "body_hash": BODY,
+        "outcome": "confirmed",
+        "attempts": 1,
+        "intended_ns": 1 * SECOND,
+        "sent_ns": 1 * SECOND,
+        "confirmed_ns": 2 * SECOND,
+    } | changed
+
+
+def delivery(message: str, subscription: str = "billing", **changed: Any) -> dict[str, Any]:
+    at_ns = changed.get("received_ns", 3 * SECOND)
+    return {
+        "run_id": "r",
+        "message_id": message.encode(),
+        "topic": "orders",
+        "subscription": subscription,
+        "broker": "mb1",
+        "consumer": "c1",
+        "publisher": "p1",
+        "sequence": 1,
+        "key": None,
+        "size": 5,
+        "body_hash": BODY,
+        "redelivered": 0,
+        "ack": "acked",
+        "received_ns": at_ns,
+        "acknowledged_ns": at_ns + 1,
+    } | changed
+
+
+def fates(
+    session: SparkSession,
+    published: list[dict[str, Any]],
+    delivered: list[dict[str, Any]],
+    manifest: Manifest = RUN,
+) -> DataFrame:
+    return audit.fates(
+        session.createDataFrame(published, table(PUBLISHED)),
+        session.createDataFrame(delivered, table(DELIVERED)),
+        manifest,
+    )
+
+
+def both(message: str, **changed: Any) -> list[dict[str, Any]]:
+    return [delivery(message, "audit", **changed), delivery(message, "billing", **changed)]
+
+
+def test_every_message_has_the_one_verdict_that_it_deserves(session: SparkSession) -> None:
+    late = dataclasses.replace(RUN, grace_ns=10 * SECOND)
+    in_grace = {"confirmed_ns": 195 * SECOND}
+    published = {
+        "ok": [publish("ok")],
+        "lost": [publish("lost")],
+        "pending": [publish("pending", **in_grace)],
+        "altered": [publish("altered")],
+        "doubled": [publish("doubled", attempts=2)],
+        "unexplained": [publish("unexplained")],
+        "unexpected": [publish("unexpected", topic="elsewhere")],
+        "reused": [publish("reused"), publish("reused", body_hash=OTHER_BODY)],
+        "again": [publish("again", outcome="unknown", confirmed_ns=None), publish("again")],
+        "refused": [publish("refused", outcome="refused", confirmed_ns=None)],
+        "unknown": [publish("unknown", outcome="unknown", confirmed_ns=None)],
+        "no-topic": [publish("no-topic", topic="nobody")],
+    }
+    delivered = [
+        *both("ok"),
+        delivery("lost", "audit"),
+        delivery("pending", "audit"),
+        *[delivery("altered", "audit"), delivery("altered", size=6)],
+        *[*both("doubled"), delivery("doubled", broker="mb2", received_ns=4 * SECOND)],
+        *[*both("unexplained"), delivery("unexplained", received_ns=4 * SECOND)],
+        delivery("unexpected"),
+        *both("reused"),
+        *both("again"),
+        delivery("unknown"),
+        delivery("orphan"),
+    ]
+    every = [row for rows in published.values() for row in rows]
+    rows = fates(session, every, delivered, late).filter("ordinal = 0").collect()
+    assert {bytes(row.message_id).decode(): row.verdict for row in rows} == {
+        "ok": "ok",
+        "lost": "lost",
+        "pending": "pending",
+        "altered": "altered",
+        "doubled": "doubled",
+        "unexplained": "unexplained",
+        "unexpected": "unexpected",
+        "reused": "reused",
+        "again": "ok",
+        "refused": "unconfirmed_absent",
+        "unknown": "unconfirmed_delivered",
+        "no-topic": "ok",
+        "orphan": "orphan",
+    }
+    assert len(rows) == len({row.message_id for row in rows}) == 13
+
+
+STALE: dict[str, Any] = {"ack": "stale", "acknowledged_ns": None}
+UNANSWERED: dict[str, Any] = {"ack": "none", "acknowledged_ns": None}
+BEFORE, AFTER = {"received_ns": KILL_NS - SECOND}, {"received_ns": KILL_NS + 10 * SECOND}
+ON_MB2 = {"broker": "mb2"}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "first", "again", "why"),
+    [
+        (2, {}, {"received_ns": 4 * SECOND}, "unknown"),
+        (2, STALE, AFTER, "unknown"),
+        (1, STALE, {"received_ns": 4 * SECOND}, "owed"),
+        (1, UNANSWERED, AFTER, "owed"),
+        (1, STALE, AFTER | ON_MB2, "unexplained"),
+        (1, BEFORE, AFTER, "acked_without_proof"),
+        (1, BEFORE | {"acknowledged_ns": None}, AFTER, "acked_without_proof"),
+        (1, {"received_ns": KILL_NS + KILL_NOTICED_NS - 1}, AFTER, "acked_without_proof"),
+        (1, {"received_ns": KILL_NS + KILL_NOTICED_NS}, AFTER, "unexplained"),
+        (1, BEFORE, {"received_ns": KILL_NS - 1}, "unexplained"),
+        (1, BEFORE, AFTER | ON_MB2, "unexplained"),
+        (1, BEFORE | ON_MB2, AFTER | ON_MB2, "unexplained"),
+        (1, {}, {"received_ns": 4 * SECOND}, "unexplained"),
+    ],
+)
+def test_a_repeat_has_the_first_reason_that_applies(
+    session: SparkSession, attempts: int, first: Any, again: Any, why: str
+) -> None:
+    published = [publish("m", attempts=attempts)]
+    # Written latest first: the order is that of receipt.
+    delivered = [delivery("m", **again), delivery("m", **first), delivery("m", "audit")]
+    found = audit.repeats(fates(session, published, delivered)).collect()
+    broker = again.get("broker", "mb1")
+    assert [row.asDict() for row in found] == [
+        {"topic": "orders", "subscription": "billing", "broker": broker, "why": why, "repeats": 1}
+    ]
+
+
+def test_a_third_delivery_is_judged_by_all_before_it(session: SparkSession) -> None:
+    delivered = [
+        delivery("m", **STALE),
+        delivery("m", received_ns=5 * SECOND),
+        delivery("m", received_ns=6 * SECOND),
+    ]
+    found = audit.repeats(fates(session, [publish("m")], delivered)).collect()
+    assert [(row.why, row.repeats) for row in found] == [("owed", 2)]
+
+
+def counts(rows: DataFrame, of: str) -> dict[tuple[Any, ...], dict[str, int]]:
+    dims = audit.TOTALS[of]
+    return {
+        tuple(row[dim] for dim in dims): {name: row[name] for name in COUNTS if row[name]}
+        for row in audit.totals(rows).filter(f"of = '{of}'").collect()
+    }
+
+
+def test_totals_count_pairs_messages_and_deliveries(session: SparkSession) -> None:
+    published = [
+        publish("a"),
+        publish("b", broker="mb2", publisher="p2"),
+        publish("c", attempts=2),
+        publish("d", outcome="unknown", confirmed_ns=None, broker=""),
+        publish("e", topic="nobody"),
+    ]
+    delivered = [
+        *both("a", broker="mb1"),
+        delivery("b", "audit", broker="mb2", body_hash=OTHER_BODY),
+        *both("c"),
+        delivery("c", received_ns=9 * SECOND),
+        delivery("d", "audit"),
+        delivery("x"),
+    ]
+    rows = fates(session, published, delivered)
+    assert counts(rows, "subscription") == {
+        ("orders", "audit"): {
+            "messages": 4,
+            "expected": 3,
+            "delivered": 3,
+            "deliveries": 4,
+            "altered": 1,
+            "unconfirmed_delivered": 1,
+        },
+        ("orders", "billing"): {
+            "messages": 1,
+            "expected": 3,
+            "delivered": 2,
+            "deliveries": 4,
+            "lost": 1,
+            "unknown": 1,
+            "unconfirmed_absent": 1,
+            "orphan_deliveries": 1,
+        },
+    }
+    lost = {who: n.get("lost", 0) for who, n in counts(rows, "publisher").items()}
+    assert lost == {("p1",): 0, ("p2",): 1, (None,): 0}
+    assert counts(rows, "broker")[("mb2",)]["lost"] == 1
+    messages = {key: n["messages"] for key, n in counts(rows, "verdict").items()}
+    assert messages == {
+        ("ok", "confirmed"): 2,
+        ("lost", "confirmed"): 1,
+        ("doubled", "confirmed"): 1,
+        ("unconfirmed_delivered", "unknown"): 1,
+        ("orphan", None): 1,
+    }
+
+
+def test_a_subscription_that_got_nothing_is_missed(session: SparkSession) -> None:
+    rows = fates(session, [publish("a")], [delivery("a", "audit")])
+    assert counts(rows, "subscription")[("orders", "billing")]["lost"] == 1
+
+
+def test_suspects_are_the_messages_at_fault(session: SparkSession) -> None:
+    rows = fates(session, [publish("a"), publish("b")], [*both("a"), delivery("b", "audit")])
+    found = audit.suspects(rows).collect()
+    assert {(row.verdict, row.message_id, row.subscription, row.deliveries) for row in found} == {
+        ("lost", b"b".hex(), "audit", 1),
+        ("lost", b"b".hex(), "billing", 0),
+    }
+
+
+def test_first_deliveries_wait_from_the_confirm_of_their_broker(session: SparkSession) -> None:
+    delivered = [delivery("a", "audit"), delivery("a", broker="mb2"), delivery("x")]
+    found = audit.first_deliveries(fates(session, [publish("a")], delivered)).collect()
+    assert {(row.subscription, row.broker, row.waiting_ns, row.first_ns) for row in found} == {
+        ("audit", "mb1", 2 * SECOND, 3 * SECOND),
+        ("billing", "mb2", 3 * SECOND, 3 * SECOND),
+    }
+
+
+def test_a_run_without_topics_expects_nothing(session: SparkSession) -> None:
+    none = dataclasses.replace(RUN, topics={}, incidents=())
+    row = fates(session, [publish("a")], [], none).first()
+    assert row is not None
+    assert (row.verdict, row.subscription, row.ordinal) == ("ok", None, 0)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from spark import latency
+from spark.latency import CONFIRM, END_TO_END, SENT
+
+
+def test_samples_are_first_deliveries_and_confirms_only(session: SparkSession) -> None:
+    published = session.createDataFrame(
+        [("mb1", "confirmed", 100, 130, 150), ("", "unknown", 100, 130, None)],
+        "broker string, outcome string, intended_ns long, sent_ns long, confirmed_ns long",
+    )
+    fates = session.createDataFrame(
+        [
+            ("orders", "billing", True, 3, 90, "mb2", 100),
+            ("orders", "audit", True, 0, None, None, 100),
+            ("orders", "audit", False, 1, 500, "mb1", 100),
+        ],
+        "topic string, subscription string, expected boolean, deliveries int, first_ns long,"
+        " first_broker string, intended_ns long",
+    )
+    assert {tuple(row) for row in latency.samples(published, fates).collect()} == {
+        (CONFIRM, "mb1", "", 100, 50),
+        (SENT, "mb1", "", 100, 20),
+        (END_TO_END, "mb2", "orders/billing", 100, -10),
+    }
+
+
+def test_bins_are_scoped_to_the_run_the_broker_and_the_subscription(session: SparkSession) -> None:
+    bins = session.createDataFrame(
+        [
+            (CONFIRM, "mb1", "", 0, 7, 2),
+            (CONFIRM, "mb1", "", 10, 7, 1),
+            (CONFIRM, "mb2", "", 0, 8, 5),
+            (END_TO_END, "mb1", "orders/billing", 0, 7, 4),
+        ],
+        "measure string, broker string, subscription string, window long, bin int, n long",
+    )
+    assert {tuple(row) for row in latency.scoped(bins).collect()} == {
+        (CONFIRM, "all", "", 7, 3),
+        (CONFIRM, "all", "", 8, 5),
+        (CONFIRM, "broker", "mb1", 7, 3),
+        (CONFIRM, "broker", "mb2", 8, 5),
+        (END_TO_END, "all", "", 7, 4),
+        (END_TO_END, "broker", "mb1", 7, 4),
+        (END_TO_END, "subscription", "orders/billing", 7, 4),
+    }
