@@ -99,6 +99,10 @@ def _dealt(
                 f"{source or 'input'}: {total} records; the demo needs {scenario.RECORDS_MIN}, "
                 "so that every step sees messages"
             )
+    except InputInvalid:
+        shutil.rmtree(folder)
+        raise
+    try:
         yield inputs, total
     finally:
         shutil.rmtree(folder / "input", ignore_errors=True)

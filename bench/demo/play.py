@@ -169,7 +169,7 @@ def wait_delivered(stage: Stage) -> None:
             newest_s = time.monotonic()
             missing[row["subscription"]].discard(row["message_id"])
         left = sum(map(len, missing.values()))
-        stage.view.note = f"{left:,} deliveries to come" if left else ""
+        stage.view.count = f"{left:,} deliveries to come" if left else ""
         quiet_s = time.monotonic() - newest_s
         return quiet_s > (DELIVERED_WITHIN_S if left else QUIET_S)
 

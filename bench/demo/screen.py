@@ -22,6 +22,9 @@ PLAIN_EVERY_S = 5.0
 # Rates are taken over that much of the past: shorter than a step, longer than the progress files' age.
 RATE_WINDOW_S = 3.0
 REFRESH_PER_S = 4
+# Lines of a picture beside steps, counters and brokers: blank ones, a heading, the note, the cursor's.
+OTHER_LINES = 5
+STEPS_MIN = 3
 
 
 @dataclass(slots=True)
@@ -39,7 +42,8 @@ class View:
     """One moment of the demo.
 
     confirmed, delivered: broker name -> messages; subscriptions: subscription -> deliveries.
-    rates: broker name -> (confirmed per second, delivered per second). note: of the running step.
+    rates: broker name -> (confirmed per second, delivered per second). addresses: broker name ->
+    ``host:port``. note: what the running step is at; count: a number of it that changes all the time.
     """
 
     elapsed_s: float = 0.0
@@ -51,7 +55,9 @@ class View:
     subscriptions: Mapping[str, int] = field(default_factory=dict)
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    count: str = ""
 
     @property
     def confirmed_in_all(self) -> int:
@@ -115,6 +121,7 @@ class PlainScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._told: dict[str, str] = {}
+        self._note = ""
         self._next_s = 0.0
 
     def show(self, view: View) -> None:
@@ -122,6 +129,10 @@ class PlainScreen:
             if step.state != "waiting" and self._told.get(step.title) != step.state:
                 self._told[step.title] = step.state
                 self._tell(view, step)
+        if view.note != self._note:
+            self._note = view.note
+            if view.note:
+                self.say(f"{_clock(view)}     {view.note}")
         if view.elapsed_s >= self._next_s and view.published:
             self._next_s = view.elapsed_s + PLAIN_EVERY_S
             self.say(f"{_clock(view)}   {counters(view)}")
@@ -151,7 +162,7 @@ class LiveScreen:
         )
 
     def show(self, view: View) -> None:
-        self._live.update(picture(view), refresh=True)
+        self._live.update(picture(view, self._console.height), refresh=True)
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False)
@@ -177,14 +188,25 @@ def counters(view: View) -> str:
     )
 
 
-def picture(view: View) -> RenderableType:
-    """Steps on top, counters and brokers below."""
-    return Group(
-        _steps(view), Text(), _progress(view), Text(), _brokers(view), Text(view.note, style="dim")
-    )
+def picture(view: View, lines_max: int = 50) -> RenderableType:
+    """Steps on top, counters and brokers below, in so many lines."""
+    progress, brokers = _progress(view), _brokers(view)
+    room = lines_max - progress.row_count - brokers.row_count - OTHER_LINES
+    note = Text(view.count or view.note, style="dim", no_wrap=True, overflow="ellipsis")
+    steps = _steps(_fitting(view.steps, max(room, STEPS_MIN)))
+    return Group(steps, Text(), progress, Text(), brokers, note)
 
 
-def _steps(view: View) -> Table:
+def _fitting(steps: list[StepView], rows: int) -> list[StepView]:
+    """The steps that fit: old ones go first, then those far ahead."""
+    if len(steps) <= rows:
+        return steps
+    running = next((n for n, step in enumerate(steps) if step.state != "done"), len(steps))
+    first = max(0, min(running - 1, len(steps) - rows))
+    return steps[first : first + rows]
+
+
+def _steps(steps: list[StepView]) -> Table:
     table = Table.grid(padding=(0, 1))
     signs = {
         "waiting": Text("·", style="dim"),
@@ -194,7 +216,7 @@ def _steps(view: View) -> Table:
         "interrupted": Text("■", style="bold"),
     }
     styles = {"waiting": "dim", "running": "bold", "failed": "bold red"}
-    for step in view.steps:
+    for step in steps:
         took = f"{step.took_s:5.1f} s" if step.state != "waiting" else ""
         table.add_row(signs[step.state], Text(step.title, style=styles.get(step.state, "")), took)
     return table
@@ -208,7 +230,9 @@ def _progress(view: View) -> Table:
     total = max(view.total, 1)
     rows = {"published": view.published, "confirmed": view.confirmed_in_all, **view.subscriptions}
     for name, count in rows.items():
-        bar = ProgressBar(total=total, completed=min(count, total), width=50)
+        bar = ProgressBar(
+            total=total, completed=min(count, total), width=50, complete_style="green"
+        )
         table.add_row(name, f"{count:,}", bar)
     table.add_row("", "", Text(f"{view.total:,} records, {view.elapsed_s:.0f} s", style="dim"))
     return table
@@ -216,14 +240,14 @@ def _progress(view: View) -> Table:
 
 def _brokers(view: View) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for number, column in enumerate(
-        ("broker", "state", "confirmed", "per s", "delivered", "per s")
-    ):
-        table.add_column(column, justify="left" if number < 2 else "right")
+    columns = ("broker", "address", "state", "confirmed", "per s", "delivered", "per s")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 3 else "right", no_wrap=True)
     for name in sorted({*view.confirmed, *view.delivered, *view.states}):
         confirmed_per_s, delivered_per_s = view.rates.get(name, (0.0, 0.0))
         table.add_row(
             name,
+            view.addresses.get(name, ""),
             _state(view.states.get(name, "")),
             f"{view.confirmed.get(name, 0):,}",
             f"{confirmed_per_s:,.0f}",

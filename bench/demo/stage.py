@@ -129,7 +129,7 @@ class Stage:
             view.state = "done"
         finally:
             view.took_s = time.monotonic() - began_s
-            self.view.note = ""
+            self.view.note = self.view.count = ""
             self._redraw(time.monotonic())
 
     @contextmanager
@@ -167,7 +167,8 @@ class Stage:
         }
 
     def _ended(self, child: Child) -> bool:
-        self.view.note = child.last_line()
+        if not child.exit_code:
+            self.view.note = child.last_line()
         return child.exit_code is not None
 
     def watch(self, *, publishers: bool | None = None, consumers: bool | None = None) -> None:
@@ -289,6 +290,7 @@ class Stage:
             )
             for subscription in dict.fromkeys(CONSUMERS.values())
         }
+        view.addresses = {name: address for address, name in self._names.items()}
         view.rates = self._rates.add(now_s, view.confirmed, view.delivered)
         for step in view.steps:
             if step.state == "running":

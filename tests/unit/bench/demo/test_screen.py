@@ -39,8 +39,19 @@ def test_plain_lines_tell_each_step_once_and_counters_now_and_then() -> None:
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == "  12.3 s ok cluster starts (9.8 s)"
     assert lines[1] == "  12.3 s > mb4 joins"
+    assert lines[2] == "  12.3 s     waiting for mb4"
     assert len([line for line in lines if "published 600 of 1,000" in line]) == 2
-    assert len(lines) == 4
+    assert len(lines) == 5
+
+
+def test_a_low_terminal_shows_the_steps_around_the_running_one() -> None:
+    steps = [StepView(f"step {n}", "done") for n in range(8)]
+    steps += [StepView("step 8", "running"), StepView("step 9"), StepView("step 10")]
+    text = text_of(picture(View(total=10, steps=steps), 13))
+    assert len(text.splitlines()) <= 13
+    assert "step 5" not in text
+    assert all(f"step {n}" in text for n in (7, 8, 9, 10))
+    assert "step 0" in text_of(picture(View(total=10, steps=steps), 50))
 
 
 def test_a_live_screen_draws_on_a_terminal() -> None:

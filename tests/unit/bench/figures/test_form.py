@@ -1,0 +1,85 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.errors import InputInvalid
+from bench.figures.form import (
+    Figure,
+    Results,
+    at_least,
+    below,
+    figures_table,
+    markdown,
+    plain,
+)
+
+RATIO = Figure(
+    id="way.publish.ratio",
+    what="Times faster",
+    value=9.512,
+    unit="times",
+    repeat="python -m bench figures --only publish",
+    **at_least(8, 9.512, "times"),
+)
+RESULTS = Results(name="one", environment={"at": "2026-01-01"}, figures=(RATIO,))
+
+
+def test_goals_say_what_is_wanted_and_whether_it_was_met() -> None:
+    assert at_least(8, 8, "times") == {"goal": ">= 8 times", "met": True}
+    assert at_least(8, 7.9) == {"goal": ">= 8", "met": False}
+    assert below(1, 0.99, "s") == {"goal": "< 1 s", "met": True}
+    assert below(1, 1, "s") == {"goal": "< 1 s", "met": False}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345.6, "12,346"), (99.94, "99.9"), (0.2345, "0.234"), (0, "0"), (100, "100")],
+)
+def test_three_digits_say_enough(value: float, text: str) -> None:
+    assert plain(value) == text
+
+
+def test_results_have_the_common_form_and_are_read_back(tmp_path: Path) -> None:
+    path = RESULTS.save(tmp_path / "new")
+    found = json.loads(path.read_text())
+    assert set(found) == {"environment", "figures"}
+    assert {"id", "value", "unit", "goal", "met", "repeat"} <= set(found["figures"][0])
+    assert Results.load(path) == RESULTS
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"environment": {}, "figures": [{"x": 1}]}'])
+def test_a_file_of_another_form_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InputInvalid, match="not a file of results"):
+        Results.load(tmp_path / "x.json")
+    with pytest.raises(InputInvalid, match="cannot read"):
+        Results.load(tmp_path / "missing.json")
+
+
+def test_the_readme_shows_each_figure_once_from_the_newest_results() -> None:
+    from dataclasses import replace
+
+    newer = replace(
+        RESULTS,
+        name="two",
+        environment={"at": "2026-02-01"},
+        figures=(replace(RATIO, value=7.0, met=False),),
+    )
+    lines = markdown([newer, RESULTS]).splitlines()
+    assert len(lines) == 3
+    assert "7 times" in lines[2]
+    assert "**not met**" in lines[2]
+    assert "`two.json`" in lines[2]
+
+
+def test_the_table_marks_what_was_missed() -> None:
+    from dataclasses import replace
+
+    console = Console(file=io.StringIO(), width=100)
+    console.print(figures_table([RATIO, replace(RATIO, id="way.other", met=False)]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "9.51 times" in text
+    assert "NO" in text

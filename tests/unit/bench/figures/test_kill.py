@@ -1,0 +1,41 @@
+import pytest
+
+from bench.figures.kill import S, figures_of, longest_silence_ns
+from bench.manifest import Incident
+from bench.rows import Events, Row
+
+
+@pytest.mark.parametrize(
+    ("times", "longest"),
+    [([], 100), ([40], 60), ([10, 20, 90], 70), ([0, 100, 150, -5], 100), ([95], 95)],
+)
+def test_silence_is_measured_between_the_two_ends(times: list[int], longest: int) -> None:
+    assert longest_silence_ns(times, 0, 100) == longest
+
+
+def publish(at_s: float, took_s: float) -> Row:
+    return {
+        "publisher": "p1",
+        "outcome": "confirmed",
+        "intended_ns": int(at_s * S),
+        "confirmed_ns": int((at_s + took_s) * S),
+    }
+
+
+def delivery(at_s: float, broker: str) -> Row:
+    return {"consumer": "c1", "broker": broker, "received_ns": int(at_s * S)}
+
+
+def test_gaps_are_those_after_the_kill_and_of_the_other_brokers() -> None:
+    kill = Incident(kind="kill", broker="b1", at_ns=10 * S, done_ns=12 * S)
+    events = Events()
+    events.published = [publish(5, 3), publish(9.9, 0.5), publish(10.2, 0.7), publish(11, 0.1)]
+    # b1 is silent after the kill, which does not count; b2 is silent for 0.75 s.
+    events.delivered = [delivery(10 + n / 4, "b2") for n in (1, 2, 3, 6, 7)]
+    events.delivered += [delivery(5 + n / 4, "b2") for n in range(20)]
+    events.delivered += [delivery(9, "b1")]
+    found = {figure.id: figure.value for figure in figures_of(events, [kill])}
+    # 9.9 was confirmed at 10.4 and waited from the kill on; 10.2 was confirmed 0.5 s after that.
+    assert found["way.kill.publisher_gap_s"] == pytest.approx(0.5)
+    assert found["way.kill.consumer_gap_s"] == pytest.approx(0.75)
+    assert found["way.kill.consumer_gap_before_s"] == pytest.approx(0.25)

@@ -1,0 +1,53 @@
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from bench.audit import Audit, Gap, PublisherAudit, SubscriptionAudit
+from bench.audit_tables import print_audit, verdict
+from bench.manifest import Incident, Manifest
+from bench.recorder import Anchor
+
+S = 1_000_000_000
+MANIFEST = Manifest(
+    run_id="r",
+    topics={"t": ("billing",)},
+    brokers=(),
+    start_ns=10 * S,
+    anchor=Anchor("h", "c", 0),
+    incidents=(Incident(kind="kill", broker="b1", at_ns=20 * S, done_ns=20 * S),),
+)
+
+
+def printed(result: Audit) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    print_audit(result, MANIFEST, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_person_sees_counts_the_verdict_and_when_the_longest_gap_was() -> None:
+    entry = SubscriptionAudit("t", "billing", expected=5, delivered=5, deliveries=6)
+    gap = Gap(length_ns=S // 2, start_ns=21 * S)
+    result = Audit(
+        "r", True, subscriptions=[entry], publishers={"p1": PublisherAudit(5, 5, 0, gap)}
+    )
+    text = printed(result)
+    assert "t/billing" in text
+    assert "0.500 s" in text
+    assert "11.0 s, kill" in text
+    assert "audit holds" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_gap_long_after_an_incident_is_not_put_on_it() -> None:
+    gap = Gap(length_ns=S // 2, start_ns=40 * S)
+    text = printed(Audit("r", True, publishers={"p1": PublisherAudit(5, 5, 0, gap)}))
+    assert "30.0 s" in text
+    assert "kill" not in text
+
+
+def test_what_is_wrong_is_in_the_verdict() -> None:
+    entry = SubscriptionAudit("t", "billing", expected=5, delivered=4, lost=1)
+    result = Audit("r", True, subscriptions=[entry])
+    assert str(verdict(result)) == "audit does NOT hold: 1 lost"
+    assert "did not end in order" in str(verdict(replace(result, complete=False)))

@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+
+from bench.errors import InputInvalid
+from bench.figures.form import Figure, Results
+from bench.readme import update
+
+FIGURE = Figure(id="way.x", what="What", value=1, unit="s", repeat="python -m bench figures")
+
+
+def test_only_the_text_between_the_markers_changes(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- figures -->\nold\n<!-- /figures -->\nafter\n")
+    Results(name="r", environment={}, figures=(FIGURE,)).save(tmp_path)
+    assert update(readme, tmp_path) == 1
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- figures -->\n| figure |")
+    assert text.endswith("<!-- /figures -->\nafter\n")
+    assert "old" not in text
+    assert update(readme, tmp_path) == 1
+    assert readme.read_text() == text
+
+
+def test_missing_markers_or_results_are_one_clear_error(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing")
+    with pytest.raises(InputInvalid, match="no results"):
+        update(readme, tmp_path)
+    Results(name="r", environment={}, figures=(FIGURE,)).save(tmp_path)
+    with pytest.raises(InputInvalid, match="no <!-- figures -->"):
+        update(readme, tmp_path)
