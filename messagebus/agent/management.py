@@ -25,15 +25,21 @@ class ManagementUnavailable(Exception):
 
 
 class Management:
-    """The management API of one broker. is_there: False when none is configured."""
+    """The management API of one broker.
 
-    def __init__(self, config: AgentConfig) -> None:
+    is_there: False when none is configured. transport: another way to it, for tests.
+    """
+
+    def __init__(
+        self, config: AgentConfig, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self._config = config
         self.is_there = bool(config.management)
         self._client = httpx.AsyncClient(
             base_url=f"http://{config.management or 'localhost'}",
             timeout=TIMEOUT_S,
             trust_env=False,
+            transport=transport,
         )
 
     async def births(self) -> dict[str, int | None]:

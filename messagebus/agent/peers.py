@@ -53,13 +53,15 @@ class Told:
 
 
 class Peers:
-    """The other agents. me: broker name of this one."""
+    """The other agents. me: broker name of this one. transport: another way to them, for tests."""
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._me = me
         timeout = httpx.Timeout(PULL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
-        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        self._client = httpx.AsyncClient(
+            timeout=timeout, limits=limits, trust_env=False, transport=transport
+        )
         self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
         self.pulls = 0
         self.pulls_failed = 0
@@ -137,8 +139,9 @@ class Peers:
         if answer.status_code != httpx.codes.OK:
             raise ValueError(f"HTTP {answer.status_code}")
         value = answer.json()
-        if value.get("broker") != peer.broker.name:
-            raise ValueError(f"the agent of {value.get('broker')!r} answers for {peer.broker}")
+        who = value.get("broker") if isinstance(value, dict) else None
+        if who != peer.broker.name:
+            raise ValueError(f"the agent of {who!r} answers for {peer.broker}")
         return snapshot_from_json(value)
 
     async def _push_one(

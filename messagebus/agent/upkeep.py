@@ -61,6 +61,8 @@ PROBE_TIMEOUT_S = 0.5
 # An entry that the broker refused is tried again after that; the others do not wait for it.
 REFUSED_RETRY_S = 5.0
 LOSSES_KEPT = 100
+# Events of one deletion carry times a few milliseconds apart.
+SAME_LOSS_MS = 100
 
 
 class NotBroughtAbout(TopologyError):
@@ -447,7 +449,12 @@ class Upkeep:
             return
         what = key.partition(".")[0]
         is_ours = name in self._own_deletions or headers.get("vhost", "/") != "/"
-        if is_ours or self._is_repaired_since(name, headers.get("timestamp_in_ms", 0)):
+        if is_ours:
+            return
+        deleted_at_ms = headers.get("timestamp_in_ms", 0)
+        if what == "queue":
+            self._call_it_a_queue(name, deleted_at_ms)
+        if self._is_repaired_since(name, deleted_at_ms):
             return
         for entry in list(self._brought.values()):
             if entry.alive and _is_part(what, name, headers, wanted_of(entry)):
@@ -483,7 +490,7 @@ class Upkeep:
         self._brought_version = 0
         if self._births is not None:
             self._births.pop(name, None)
-        if not self._is_told(what, name):
+        if not any(loss.name == name and not loss.repaired_at_ms for loss in self.losses):
             self.losses.append(
                 Loss(wanted=entry.wanted, what=what, name=name, how=how, noticed_at_ms=_now_ms())
             )
@@ -499,14 +506,13 @@ class Upkeep:
             self._on_report()
         self.wake()
 
-    def _is_told(self, what: str, name: str) -> bool:
-        """Whether there is a report already. A queue's binding is told before the queue."""
+    def _call_it_a_queue(self, name: str, deleted_at_ms: int) -> None:
+        """The broker tells of a deleted queue's binding first, perhaps before the repair."""
         for number, loss in enumerate(self.losses):
-            if loss.name == name and not loss.repaired_at_ms:
-                if what == "queue":
-                    self.losses[number] = replace(loss, what=what)
-                return True
-        return False
+            same = loss.name == name and loss.noticed_at_ms > deleted_at_ms - SAME_LOSS_MS
+            if same and loss.what == "binding":
+                self.losses[number] = replace(loss, what="queue")
+                self._on_report()
 
     def _note_repairs(self) -> None:
         if all(loss.repaired_at_ms for loss in self.losses):

@@ -361,6 +361,7 @@ def test_a_bad_list_changes_nothing_and_is_counted(broken: LocalCluster) -> None
     broken.node("mb2").list_file.write_text("<html>503</html>\n")
     eventually(lambda: metric(broken, "mb2", "list_faults_total") == faults + 1, within_s=5)
     assert get(broken, "mb2", "/consumer-list").text == before.text
+    broken.node("mb2").list_file.write_text(before.text)
     write_list(broken, broken.names)
     eventually(
         lambda: (

@@ -1,0 +1,64 @@
+"""What the management API tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from messagebus.agent.config import AgentConfig
+from messagebus.agent.management import Management, ManagementUnavailable
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Management]:
+    (tmp_path / "password").write_text("pw")
+    config = AgentConfig(
+        broker="a:5672",
+        user="admin",
+        password_file=str(tmp_path / "password"),
+        http="a:8081",
+        check="a:8082",
+        list_file="list",
+        state_dir="state",
+        token_file="token",
+        management="a:15672",
+    )
+
+    def answering(code: int, value: Any) -> Management:
+        def answer(request: httpx.Request) -> httpx.Response:
+            assert request.headers["Authorization"] == "Basic YWRtaW46cHc="
+            return httpx.Response(code, json=value)
+
+        return Management(config, httpx.MockTransport(answer))
+
+    return answering
+
+
+async def test_births_by_queue(make: Callable[..., Management]) -> None:
+    queues = [
+        {"name": "q1", "arguments": {"mb-born": 3}},
+        {"name": "q2", "arguments": {"mb-born": "3"}},
+        {"name": "q3"},
+    ]
+    assert await make(200, queues).births() == {"q1": 3, "q2": None, "q3": None}
+
+
+@pytest.mark.parametrize(("code", "value"), [(500, []), (401, []), (200, {"error": "x"})])
+async def test_no_answer_is_not_an_empty_one(
+    make: Callable[..., Management], code: int, value: Any
+) -> None:
+    with pytest.raises(ManagementUnavailable):
+        await make(code, value).births()
+
+
+async def test_alarms_in_words(make: Callable[..., Management]) -> None:
+    assert await make(200, {"status": "ok"}).alarm() == ""
+    failed = {"alarms": [{"node": "n", "resource": "memory"}, {"node": "n", "resource": "disk"}]}
+    assert await make(503, failed).alarm() == "alarm: disk, memory"
+    assert await make(503, ["?"]).alarm() == "alarm"
+    with pytest.raises(ManagementUnavailable):
+        await make(404, {}).alarm()

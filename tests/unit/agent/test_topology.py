@@ -1,0 +1,302 @@
+"""Changes and merges of one agent, with peers and a broker that say what they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from messagebus.agent import topology as module
+from messagebus.agent.listfile import ListFile
+from messagebus.agent.peers import Heard, Told
+from messagebus.agent.store import Store
+from messagebus.agent.topology import NoMajority, Topology
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.core.register import Entry, Register, Snapshot
+from messagebus.core.registration import Answer, Reply
+from messagebus.errors import TopologyError
+from messagebus.secret import Secret
+from tests.support.eventually import eventually_async
+
+ME, B, C = "a:5672", "b:5672", "c:5672"
+EMPTY = Snapshot(intact=True, current_at_ms=1)
+
+
+def entry(number: int = 5, *, origin: str = B, alive: bool = True) -> Entry:
+    return Entry(
+        wanted="orders",
+        number=number,
+        origin=origin,
+        alive=alive,
+        tomb=0 if alive else number,
+        changed_at_ms=1,
+    )
+
+
+def listed(*hosts: str, generation: int = 1) -> BrokerList:
+    brokers = tuple(ListedBroker(broker=Broker(host)) for host in hosts)
+    return BrokerList(generation=generation, listed=brokers)
+
+
+@dataclass
+class FakePeers:
+    """maps: what each answers to a pull. answers: to a push; taken from in turn."""
+
+    maps: dict[str, Snapshot] = field(default_factory=dict)
+    answers: list[dict[str, Told]] = field(default_factory=list)
+    pushed: list[tuple[Entry, ...]] = field(default_factory=list)
+    asked: list[list[str]] = field(default_factory=list)
+    during_push: list[object] = field(default_factory=list)
+
+    async def pull(self, peers: Iterable[ListedBroker]) -> dict[str, Heard]:
+        names = [peer.broker.name for peer in peers if peer.broker.name != ME]
+        self.asked.append(names)
+        return {
+            name: Heard(snapshot=self.maps[name], asked_at_ms=1)
+            for name in names
+            if name in self.maps
+        }
+
+    async def push(
+        self,
+        _peers: Iterable[ListedBroker],
+        entries: Sequence[Entry],
+        _mine: Snapshot,
+        *,
+        token: Secret,
+        answering: Iterable[str],
+    ) -> dict[str, Told]:
+        assert token == Secret("t")
+        assert set(answering) == {name for name in self.asked[-1] if name in self.maps}
+        self.pushed.append(tuple(entries))
+        for act in self.during_push:
+            assert callable(act)
+            act()
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@dataclass
+class FakeUpkeep:
+    reply: Reply = field(default_factory=lambda: Reply(answer=Answer.HELD, stored=True))
+    woken: int = 0
+    stored_first: list[bool] = field(default_factory=list)
+    store: Store | None = None
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    async def answer(self, names: Iterable[str]) -> Reply:
+        assert self.store is not None
+        kept = self.store.load_map()
+        on_disk = {each.wanted for each in kept.entries} if kept else set()
+        self.stored_first.append(set(names) <= on_disk)
+        return self.reply
+
+
+@dataclass
+class Rig:
+    topology: Topology
+    register: Register
+    peers: FakePeers
+    upkeep: FakeUpkeep
+    lists: ListFile
+
+
+@pytest.fixture
+def refused() -> set[str]:
+    """Brokers whose AMQP port refuses."""
+    return set()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str]) -> Rig:
+    async def port_refuses(broker: Broker, *, timeout_s: float) -> bool:
+        return broker.name in refused
+
+    monkeypatch.setattr(module, "port_refuses", port_refuses)
+    store = Store(tmp_path)
+    register = Register(ME, EMPTY)
+    peers, upkeep, lists = FakePeers(), FakeUpkeep(store=store), ListFile(tmp_path / "list")
+    lists.current = listed("a", "b", "c")
+    topology = Topology(
+        me=ME,
+        register=register,
+        store=store,
+        peers=peers,  # type: ignore[arg-type]
+        lists=lists,
+        upkeep=upkeep,  # type: ignore[arg-type]
+        token=lambda: Secret("t"),
+    )
+    topology.list_changed()
+    return Rig(topology, register, peers, upkeep, lists)
+
+
+def held(*entries: Entry) -> Told:
+    return Told(answer="held", reason="", stored=True, intact=True, entries=entries)
+
+
+async def test_a_change_held_by_all_is_complete(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    judged = await rig.topology.change(["orders", "queue:jobs"], alive=True)
+    assert judged.complete
+    assert judged.held == (ME, B, C)
+    assert [each.wanted for each in rig.peers.pushed[0]] == ["orders", "queue:jobs"]
+    assert rig.upkeep.stored_first == [True]
+    assert (rig.topology.changes, rig.topology.changes_incomplete) == (1, 0)
+
+
+async def test_without_a_majority_nothing_is_changed(rig: Rig) -> None:
+    with pytest.raises(NoMajority):
+        await rig.topology.change(["orders"], alive=True)
+    assert not rig.register.entries
+    assert not rig.peers.pushed
+
+
+async def test_a_map_that_is_not_intact_is_no_vote(rig: Rig) -> None:
+    rig.peers.maps = {B: Snapshot(intact=False), C: Snapshot(intact=False)}
+    with pytest.raises(NoMajority):
+        await rig.topology.change(["orders"], alive=True)
+
+
+async def test_without_a_list_there_are_no_agents(rig: Rig) -> None:
+    rig.lists.current = None
+    with pytest.raises(NoMajority):
+        await rig.topology.change(["orders"], alive=True)
+
+
+async def test_what_the_peers_know_is_read_before_a_number_is_given(rig: Rig) -> None:
+    rig.peers.maps = {B: replace(EMPTY, entries=(entry(7),))}
+    rig.peers.answers = [{B: held(), C: held()}]
+    await rig.topology.change(["queue:jobs"], alive=True)
+    assert rig.peers.pushed[0][0].number == 8
+
+
+async def test_a_silent_agent_is_safe_only_if_its_broker_refuses(
+    rig: Rig, refused: set[str]
+) -> None:
+    rig.peers.maps = {B: EMPTY}
+    rig.peers.answers = [{B: held()}]
+    judged = await rig.topology.change(["orders"], alive=True)
+    assert not judged.complete
+    assert set(judged.missing) == {C}
+    refused.add(C)
+    judged = await rig.topology.change(["orders"], alive=True)
+    assert judged.complete
+    assert judged.later == (C,)
+
+
+async def test_a_broker_that_says_no_is_named_with_its_reason(rig: Rig, refused: set[str]) -> None:
+    refused.add(B)
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    no = Told(answer="no", reason="406", stored=True, intact=True, entries=())
+    rig.peers.answers = [{B: no, C: held()}]
+    assert (await rig.topology.change(["orders"], alive=True)).missing == {B: "406"}
+
+
+async def test_a_list_that_changes_meanwhile_makes_it_start_over(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY, "d:5672": EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}, {B: held(), C: held(), "d:5672": held()}]
+
+    def add_d() -> None:
+        rig.lists.current = listed("a", "b", "c", "d", generation=2)
+        rig.topology.list_changed()
+
+    rig.peers.during_push = [add_d]
+    judged = await asyncio.wait_for(rig.topology.change(["orders"], alive=True), 5)
+    assert judged.complete
+    assert "d:5672" in judged.held
+    assert len(rig.peers.pushed) == 2
+
+
+async def test_a_concurrent_change_that_wins_makes_it_start_over(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    won = entry(1, origin=B, alive=False)
+    rig.peers.answers = [{B: held(won), C: held()}, {B: held(), C: held()}]
+    judged = await rig.topology.change(["orders"], alive=True)
+    assert judged.complete
+    assert [pushed[0].number for pushed in rig.peers.pushed] == [1, 2]
+    assert rig.register.entries["orders"].alive
+    assert rig.register.entries["orders"].tomb == 1
+
+
+async def test_it_does_not_start_over_for_ever(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    generations = iter(range(2, 100))
+
+    def change() -> None:
+        rig.lists.current = listed("a", "b", "c", generation=next(generations))
+
+    rig.peers.during_push = [change]
+    rig.peers.answers = [{B: held(), C: held()}]
+    judged = await rig.topology.change(["orders"], alive=True)
+    assert not judged.complete
+    assert len(rig.peers.pushed) == module.CHANGE_ROUNDS
+
+
+async def test_what_a_peer_tells_is_stored_before_it_is_answered(rig: Rig) -> None:
+    reply = await rig.topology.told(replace(EMPTY, entries=(entry(),)))
+    assert reply.answer is Answer.HELD
+    assert rig.upkeep.stored_first == [True]
+    assert rig.topology.entries_of(replace(EMPTY, entries=(entry(),))) == [entry()]
+
+
+async def test_a_map_that_may_not_be_merged_is_answered_no(rig: Rig) -> None:
+    reply = await rig.topology.told(Snapshot(intact=False, entries=(entry(),)))
+    assert (reply.answer, reply.stored) == (Answer.NO, False)
+    assert not rig.register.entries
+
+
+async def test_a_map_that_cannot_be_stored_is_not_answered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_self: Store, _snapshot: Snapshot) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(Store, "save_map", full)
+    with pytest.raises(TopologyError, match="no space"):
+        await rig.topology.told(replace(EMPTY, entries=(entry(),)))
+    assert rig.upkeep.stored_first == []
+
+
+async def test_pulls_inform_wake_and_are_stored(rig: Rig, tmp_path: Path) -> None:
+    rig.peers.maps = {B: replace(EMPTY, entries=(entry(),))}
+    running = asyncio.ensure_future(rig.topology.run())
+    await eventually_async(lambda: (tmp_path / "topology.json").exists(), within_s=5)
+    running.cancel()
+    kept = Store(tmp_path).load_map()
+    assert kept is not None
+    assert kept.entries == (entry(),)
+    assert rig.register.informed
+    assert rig.upkeep.woken
+
+
+async def test_a_broker_listed_anew_reads_a_majority_again(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.lists.current = listed("b", "c", generation=2)
+    rig.topology.list_changed()
+    joining = [rig.topology.joining]
+    rig.lists.current = listed("a", "b", "c", generation=3)
+    rig.topology.list_changed()
+    joining.append(rig.topology.joining)
+    await rig.topology._pull(rig.lists.current.listed)
+    joining.append(rig.topology.joining)
+    assert joining == [False, True, False]
+
+
+async def test_while_informed_a_round_asks_a_few_in_turn(rig: Rig) -> None:
+    hosts = [f"h{number}" for number in range(20)]
+    rig.lists.current = listed("a", *hosts)
+    rig.topology.list_changed()
+    assert len(rig.topology._next_peers(rig.lists.current)) == 20
+    rig.peers.maps = {f"{host}:5672": EMPTY for host in hosts}
+    await rig.topology._pull(rig.lists.current.listed)
+    asked: set[str] = set()
+    for _ in range(5):
+        some = rig.topology._next_peers(rig.lists.current)
+        assert len(some) == module.PULL_PEERS
+        asked |= {peer.broker.name for peer in some}
+    assert len(asked) == 20
