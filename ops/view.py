@@ -111,8 +111,11 @@ class View:
     # Brokers.
 
     def queues(self, name: str) -> list[Queue]:
-        """Of one broker, as its statistics have it: up to one interval old. Raises NoAnswer."""
-        columns = "columns=name,messages,consumers"
+        """Of one broker, as its statistics have it: up to one interval old. Raises NoAnswer.
+
+        Without those that belong to one connection, as each agent has one for events.
+        """
+        columns = "columns=name,messages,consumers,exclusive"
         return [
             Queue(
                 name=str(found["name"]),
@@ -120,6 +123,7 @@ class View:
                 consumers=int(found.get("consumers", 0)),
             )
             for found in self._manage(name, "GET", f"/api/queues/{VHOST}?{columns}").json()
+            if not found.get("exclusive")
         ]
 
     def holds_message(self, name: str, queue: str) -> bool:

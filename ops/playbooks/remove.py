@@ -47,7 +47,12 @@ def plan(
                 name=f"mark {name} as draining in the list",
                 commands=(lists.drain(inventory, address),),
                 done=lambda: _is_draining(view, address),
-                undo=(lists.ready(inventory, address), lists.push(inventory)),
+                # While the list says draining, so does the agent.
+                undo=(
+                    lists.ready(inventory, address),
+                    lists.push(inventory),
+                    balancer.ready(inventory, name),
+                ),
             ),
             Step(
                 name="bring that list to every agent",
@@ -58,7 +63,6 @@ def plan(
             Step(
                 name=f"send no publishers to {name}",
                 commands=(balancer.drain(inventory, name),),
-                undo=(balancer.ready(inventory, name),),
             ),
             Step(
                 name=f"wait for publishers to leave {name}",

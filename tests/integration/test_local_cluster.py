@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lb.runtime import servers
+from messagebus.broker import BrokerList
+from ops.errors import LocalFault
 from ops.local import process
 from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
+from tests.support.eventually import eventually
+
+# Linux gives the whole of 127.0.0.0/8 to loopback; nobody else here uses this part of it.
+NETWORK = f"127.251.{os.getpid() % 250}"
 
 
 def test_every_broker_calls_itself_as_the_list_does(cluster: LocalCluster) -> None:
@@ -11,12 +30,129 @@ def test_every_broker_calls_itself_as_the_list_does(cluster: LocalCluster) -> No
         with cluster.management(name) as management:
             overview = management.get("/api/overview").raise_for_status().json()
         assert overview["cluster_name"] == cluster.node(name).broker
-    assert cluster.consumer_list().names == {cluster.node(name).broker for name in cluster.names}
+    served = httpx.get(cluster.list_url, trust_env=False).raise_for_status().text
+    wanted = {cluster.node(name).broker for name in cluster.names}
+    assert BrokerList.parse(served).names == wanted
+
+
+def test_status_tells_programs_where_everything_is(cluster: LocalCluster) -> None:
+    argv = [sys.executable, "-m", "ops", "local", "status", "--json", "--dir", str(cluster.dir)]
+    status = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=60).stdout)
+    assert status["broker"] == cluster.broker
+    assert Path(status["password_file"]).read_text() == cluster.password.reveal()
+    brokers = [part for part in status["parts"] if part["kind"] == "broker"]
+    assert [part["name"] for part in brokers] == ["mb1", "mb2", "mb3"]
+    assert {(part["state"], part["agent_state"], part["verdict"]) for part in brokers} == {
+        ("running", "running", "ready")
+    }
+    assert all(Path(f"/proc/{part['pid']}").exists() for part in status["parts"])
 
 
 def test_a_killed_broker_is_gone_and_comes_back(cluster: LocalCluster) -> None:
     cluster.kill("mb2")
     assert cluster.process_of("mb2") is None
     assert process.marked(f"{cluster.dir}#mb2#") == []
+    assert [part["state"] for part in cluster.status()["parts"] if part["name"] == "mb2"] == [
+        "gone"
+    ]
+    with pytest.raises(LocalFault, match="mb2 does not run"):
+        cluster.kill("mb2")
     cluster.start("mb2")
-    assert cluster.process_of("mb2") is not None
+    cluster.wait_ready()
+
+
+def test_a_frozen_broker_is_taken_out_and_comes_back(cluster: LocalCluster) -> None:
+    cluster.freeze("mb3")
+    admin = cluster.layout.admin_socket
+    eventually(lambda: servers(admin)["mb3"].verdict == "down", within_s=10)
+    with pytest.raises(LocalFault, match="mb3"):
+        cluster.wait_ready(within_s=0)
+    cluster.thaw("mb3")
+    cluster.wait_ready()
+
+
+def test_up_brings_back_whatever_is_missing_and_touches_nothing_else(cluster: LocalCluster) -> None:
+    kept = cluster.process_of("mb1")
+    cluster.kill("mb2-agent")
+    cluster.kill("haproxy")
+    cluster.up()
+    assert cluster.process_of("mb1") == kept
+    assert cluster.process_of("mb2", agent=True)
+    assert cluster.process_of("haproxy")
+
+
+def test_a_cluster_that_was_stopped_comes_back_with_its_data_and_leaves_nothing_running(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster(1)
+    password = cluster.password
+    with cluster.management("mb1") as management:
+        management.put("/api/queues/%2F/kept", json={"durable": True}).raise_for_status()
+    cluster.freeze("mb1", agent=True)
+    cluster.down()
+    assert process.marked(f"{cluster.dir}#") == []
+    cluster.up()
+    assert cluster.password == password
+    with cluster.management("mb1") as management:
+        assert management.get("/api/queues/%2F/kept").status_code == 200
+
+
+def test_a_taken_port_moves_all_ports_together_and_it_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    cluster = LocalCluster(tmp_path / "c", 1, network=NETWORK, say=said.append)
+    with socket.create_server((f"{NETWORK}.11", 5672)):
+        try:
+            cluster.up()
+            assert cluster.broker == f"{NETWORK}.10:6672"
+            assert cluster.node("mb1").broker == f"{NETWORK}.11:6672"
+            assert said == [
+                f"default ports are in use: all ports are 1000 higher, AMQP is {NETWORK}.10:6672"
+            ]
+            served = httpx.get(cluster.list_url, trust_env=False).text
+            assert f"{NETWORK}.11:6672 agent=9081" in served
+        finally:
+            cluster.down()
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_told_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    cluster = LocalCluster(tmp_path / "c", 1, network=NETWORK, port_offset=0)
+    with (
+        socket.create_server((f"{NETWORK}.11", 15672)),
+        pytest.raises(LocalFault, match=rf"in use: {NETWORK}\.11:15672"),
+    ):
+        cluster.up()
+    assert process.marked(str(cluster.dir)) == []
+
+
+def test_a_pid_file_of_somebody_else_is_never_signalled(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "c", 1, network=NETWORK)
+    other = process.spawn(
+        ["/bin/sleep", "60"], env={}, log=tmp_path / "log", pid_file=tmp_path / "pid", mark="other"
+    )
+    try:
+        cluster.up()
+        mine = cluster.process_of("mb1")
+        assert mine
+        (cluster.dir / "run" / "mb1.pid").write_text(f"{other.pid} {mine.started}\n")
+        assert cluster.process_of("mb1") is None
+        cluster.down()
+        assert other.is_alive
+        # Not by its pid file, but by its mark.
+        assert not mine.is_alive
+    finally:
+        process.kill([other])
+        cluster.down()
+
+
+def test_an_interrupted_start_stops_what_it_started(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    argv = [sys.executable, "-m", "ops", "local", "up", "--dir", str(folder), "--network", NETWORK]
+    starter = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: len(process.marked(f"{folder}#mb")) >= 3, within_s=60)
+    starter.send_signal(signal.SIGINT)
+    _, said = starter.communicate(timeout=60)
+    assert starter.returncode == 130
+    assert said.splitlines()[-1] == "interrupted"
+    assert process.marked(str(folder)) == []

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ops.commands.supervise import LocalNodes, SystemdNodes
+from ops.playbooks import add
+from ops.playbooks.target import Target
+from ops.view import View
+
+FILE = Path("/c/inventory.toml")
+TARGET = Target(name="mb4", address="127.0.0.14:5672", agent_port=8081)
+
+
+def test_the_order_of_an_addition() -> None:
+    plan = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
+    assert [step.name for step in plan.steps] == [
+        "make node mb4",
+        "start broker mb4",
+        "start the agent of mb4",
+        "tell mb4 of the others",
+        "hold publishers back from mb4",
+        "bring the topology to mb4",
+        "list mb4",
+        "bring the list to every agent",
+        "wait for the clients",
+        "compare the topology of mb4 with the others",
+        "send publishers to mb4",
+        "verify that publishes arrive and are consumed",
+    ]
+    assert plan.name == "add mb4"
+
+
+def test_exactly_what_an_addition_runs() -> None:
+    plan = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
+    local = f"{sys.executable} -m ops local"
+    lists = f"{sys.executable} -m consumer_lists --inventory /c/inventory.toml"
+    balancer = f"{sys.executable} -m lb --inventory /c/inventory.toml"
+    ran = [" ".join(command.argv) for step in plan.steps for command in step.commands]
+    assert ran == [
+        f"{local} provision mb4 --dir /c",
+        f"{local} start mb4 --dir /c",
+        f"{local} start mb4-agent --dir /c",
+        f"{lists} push",
+        f"{sys.executable} -m ops hold mb4 --inventory /c/inventory.toml",
+        f"{lists} add 127.0.0.14:5672 --agent-port 8081",
+        f"{lists} push",
+        f"{balancer} apply",
+        f"{balancer} ready mb4",
+    ]
+
+
+def test_there_is_no_way_back_once_publishers_are_sent() -> None:
+    plan = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
+    assert [step.name for step in plan.steps if step.is_final] == ["send publishers to mb4"]
+
+
+def test_on_hosts_the_same_steps_run_over_ssh() -> None:
+    local = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
+    remote = add.plan(TARGET, FILE, View(FILE), SystemdNodes({"mb4": "mb4.example"}))
+    assert [step.name for step in remote.steps] == [step.name for step in local.steps]
+    assert {command.host for step in remote.steps for command in step.commands} == {
+        "",
+        "mb4.example",
+    }
