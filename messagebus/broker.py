@@ -123,7 +123,7 @@ class BrokerList:
 
 def parse_port(text: str) -> int:
     """Read a TCP port. Raises ValueError unless it is 1 to 65535."""
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 65535):
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
         raise ValueError(f"not a port from 1 to 65535: {text!r}")
     return int(text)
 

@@ -22,6 +22,8 @@ from messagebus.secret import Secret
 __all__ = ["BusConfig", "ConsumerConfig", "PublisherConfig"]
 
 ENV_PREFIX = "MESSAGEBUS_"
+# Variables of that prefix that belong to the operators' kits and the tests.
+NOT_SETTINGS = frozenset({"inventory", "local_dir", "test_time_factor"})
 DEFAULT_BROKER = "127.0.0.10:5672"
 DEFAULT_USER = "guest"
 
@@ -66,7 +68,7 @@ class BusConfig:
                 dial_timeout_max_ms=(10, 60_000),
             ),
             *(
-                f"list_urls {url!r}: http:// or https:// address"
+                f"list_urls {_without_login(url)!r}: http:// or https:// address"
                 for url in self.list_urls
                 if not _is_http(url)
             ),
@@ -74,7 +76,8 @@ class BusConfig:
         try:
             Broker.parse(self.broker)
         except ValueError as fault:
-            faults.append(f"broker {self.broker!r}: {fault}")
+            told = f"{self.broker!r}: {fault}" if "@" not in self.broker else "only host:port"
+            faults.append(f"broker {told}")
         _raise_all(faults)
 
     @property
@@ -99,6 +102,7 @@ class BusConfig:
         """
         ours = {key: text for key, text in environ.items() if key.startswith(ENV_PREFIX)}
         values = {key.removeprefix(ENV_PREFIX).lower(): text for key, text in ours.items()}
+        values = {key: text for key, text in values.items() if key not in NOT_SETTINGS}
         if urls := values.pop("list_url", ""):
             values["list_urls"] = urls
         return _from_mapping(cls, values)
@@ -108,7 +112,7 @@ class BusConfig:
         """Read a TOML file whose keys are the field names."""
         try:
             return _from_mapping(cls, tomllib.loads(Path(path).read_text()))
-        except (OSError, tomllib.TOMLDecodeError) as fault:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
             raise ConfigError(f"{path}: {fault}") from fault
 
 
@@ -228,12 +232,22 @@ def _raise_all(faults: list[str]) -> None:
 
 
 def _is_http(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _without_login(url: str) -> str:
+    """The address without what may be a password before its ``@``."""
+    return f"***@{url.rpartition('@')[2]}" if "@" in url else url
 
 
 def _read_secret(path: str) -> Secret:
     try:
         return Secret(Path(path).read_text().strip())
-    except OSError as fault:
-        raise ConfigError(f"password_file: {fault}") from fault
+    except (OSError, ValueError) as fault:
+        # The text of a decoding error would show a byte of the secret.
+        told = fault if isinstance(fault, OSError) else f"{path} is not UTF-8 text"
+        raise ConfigError(f"password_file: {told}") from None

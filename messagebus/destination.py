@@ -26,19 +26,21 @@ __all__ = [
 
 # AMQP allows 255 bytes for the longest composed name, "mb.park/<topic>/<subscription>".
 NAME_BYTES_MAX = 120
+# RabbitMQ's, ours, and spellings of `parse_destination` that a name could be mistaken for.
+RESERVED_PREFIXES = ("amq.", "mb.", "jms.topic.", "jms.queue.")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return the name unchanged. Raises NameInvalid: letters, digits, ``_ . -``; not ``amq.``."""
+    """Return the name unchanged. Raises NameInvalid: letters, digits, ``_ . -``; RESERVED_PREFIXES."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise NameInvalid(
             f"{kind} name {name!r}: letters, digits and _ . - (not . or - at the start)"
         )
     if len(name.encode()) > NAME_BYTES_MAX:
         raise NameInvalid(f"{kind} name of {len(name.encode())} bytes: at most {NAME_BYTES_MAX}")
-    if name.startswith(("amq.", "mb.")):
-        raise NameInvalid(f"{kind} name {name!r}: 'amq.' and 'mb.' are reserved")
+    if name.startswith(RESERVED_PREFIXES):
+        raise NameInvalid(f"{kind} name {name!r}: {', '.join(RESERVED_PREFIXES)} are reserved")
     return name
 
 

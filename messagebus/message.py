@@ -67,6 +67,9 @@ class Message:
             _check_short(name, getattr(self, name))
         _check_whole("priority", self.priority, 9)
         _check_whole("expires_after_ms", self.expires_after_ms, EXPIRES_MAX_MS)
+        headers: object = self.headers
+        if not isinstance(headers, Mapping):
+            raise MessageInvalid(f"headers is {type(headers).__name__}, not a mapping")
         if self.headers:
             _check_headers(self.headers)
 
@@ -82,7 +85,7 @@ class Message:
             body = jsonlib.dumps(
                 value, ensure_ascii=False, separators=(",", ":"), allow_nan=False
             ).encode()
-        except (TypeError, ValueError) as fault:
+        except (TypeError, ValueError, RecursionError) as fault:
             raise MessageInvalid(f"not JSON: {fault}") from fault
         return cls(body=body, content_type=JSON, **fields)
 
@@ -93,7 +96,7 @@ class Message:
 
     def as_text(self) -> str:
         """The text. Raises WrongPayload unless content_type is a text and the bytes are UTF-8."""
-        if not self.content_type.startswith("text/"):
+        if not self._media_type.startswith("text/"):
             raise WrongPayload(f"not a text: content_type is {self.content_type!r}")
         try:
             return self.body.decode()
@@ -102,18 +105,22 @@ class Message:
 
     def as_json(self) -> Any:
         """The decoded value. Raises WrongPayload unless content_type is JSON and the bytes are."""
-        if not self.content_type.startswith(JSON):
+        if self._media_type != JSON:
             raise WrongPayload(f"not JSON: content_type is {self.content_type!r}")
         try:
             return jsonlib.loads(self.body)
-        except ValueError as fault:
+        except (ValueError, RecursionError) as fault:
             raise WrongPayload(f"not JSON: {fault}") from fault
 
     def as_binary(self) -> bytes:
         """The bytes. Raises WrongPayload when content_type says text or JSON."""
-        if self.content_type.startswith(("text/", JSON)):
+        if self._media_type.startswith("text/") or self._media_type == JSON:
             raise WrongPayload(f"not binary: content_type is {self.content_type!r}")
         return self.body
+
+    @property
+    def _media_type(self) -> str:
+        return self.content_type.partition(";")[0].strip().lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +162,9 @@ def _check_short(name: str, text: object) -> None:
         raise MessageInvalid(f"{name} of {len(text.encode())} bytes: at most {SHORT_BYTES_MAX}")
 
 
-def _encoded(name: str, text: str) -> bytes:
+def _encoded(name: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise MessageInvalid(f"{name} is {type(text).__name__}, not str")
     try:
         return text.encode()
     except UnicodeEncodeError as fault:

@@ -29,7 +29,8 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        return hmac.compare_digest(self._text.encode(), other._text.encode())
+        ours, theirs = (each._text.encode("utf-8", "surrogatepass") for each in (self, other))
+        return hmac.compare_digest(ours, theirs)
 
     def __hash__(self) -> int:
         return hash(("Secret", self._text))
