@@ -1,0 +1,110 @@
+"""The demo as a person starts and ends it: nothing is left running, whatever happens.
+
+The whole demo with a small input is a step of its own in `make test`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.control import read_progress
+from tests.support.eventually import eventually
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+NETWORK = f"127.{1 + os.getpid() % 250}.200"
+START_S = 120.0
+END_S = 90.0
+
+
+class Demo:
+    """``python -m bench demo --small`` in a session of its own, as from a terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        argv = ["-m", "bench", "demo", "--small", "--dir", str(folder), "--network", NETWORK]
+        self.process = subprocess.Popen(
+            [sys.executable, *argv],
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        out, error = self.process.communicate(timeout=END_S)
+        return self.process.returncode, out, error
+
+    def left(self) -> list[str]:
+        """Processes that name the folder of this demo in their command or environment."""
+        return [found.name() for found in psutil.process_iter() if self._is_ours(found)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+        except psutil.Error:
+            return False
+        return any(str(self.folder) in word for word in words)
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    found = Demo(tmp_path / "run")
+    yield found
+    if found.process.poll() is None:
+        found.process.send_signal(signal.SIGTERM)
+        found.end()
+
+
+def messages_flow(demo: Demo) -> bool:
+    assert demo.process.poll() is None, demo.end()
+    progress = read_progress(demo.folder)
+    return "p1" in progress and progress["p1"].done > 0
+
+
+def test_ctrl_c_while_messages_flow_stops_all_that_was_started(demo: Demo) -> None:
+    eventually(lambda: messages_flow(demo), within_s=START_S)
+    demo.process.send_signal(signal.SIGINT)
+    code, _, error = demo.end()
+    assert code == 130
+    assert error.startswith("bench: interrupted by SIGINT")
+    assert error.count("\n") == 1
+    assert demo.left() == []
+    assert not (demo.folder / "cluster").exists()
+    manifest = json.loads((demo.folder / "manifest.json").read_text())
+    assert manifest["complete"] is False
+    assert list(demo.folder.glob("published-*.ndjson"))
+
+
+def test_sigterm_while_the_cluster_starts_stops_all_that_was_started(demo: Demo) -> None:
+    eventually(lambda: len(demo.left()) > 3, within_s=START_S)
+    demo.process.send_signal(signal.SIGTERM)
+    code, _, error = demo.end()
+    assert (code, error.count("\n")) == (130, 1)
+    assert demo.left() == []
+
+
+def test_a_load_process_that_dies_ends_the_run_and_what_was_recorded_is_kept(demo: Demo) -> None:
+    eventually(lambda: messages_flow(demo), within_s=START_S)
+    victim = next(
+        found
+        for found in psutil.process_iter(["cmdline"])
+        if str(demo.folder) in (found.info["cmdline"] or ()) and "p2" in found.info["cmdline"]
+    )
+    victim.kill()
+    code, _, error = demo.end()
+    assert code == 1
+    assert "p2 ended by itself (signal SIGKILL)" in error
+    assert error.count("\n") == 1
+    assert demo.left() == []
+    assert len(list(demo.folder.glob("published-*.ndjson"))) == 4
