@@ -243,6 +243,7 @@ class AsyncConsumer:
 
     async def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """As `Consumer.receive`."""
+        self._started()
         try:
             async with asyncio.timeout(timeout_s):
                 while self._status is Status.RUNNING:

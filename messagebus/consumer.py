@@ -118,6 +118,7 @@ class Consumer:
         self._thread = LoopThread("messagebus-consumer")
         self._driver = self._thread.run(self._make_driver())
         self._status = Status.RUNNING
+        self._thread.call_soon(self._on_ready)  # what arrived before there was a driver to ask
         try:
             done = self._thread.run(fulfilled(self._driver, require, timeout_s))
         except BaseException:

@@ -19,6 +19,7 @@ from messagebus._io.publishing import Counters, Ticket
 from messagebus.config import PublisherConfig
 from messagebus.core.outbox import Item, Outbox, Settled
 from messagebus.destination import Topic
+from messagebus.errors import MessageInvalid
 from messagebus.message import Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.testing.brokers import MemoryBrokers
@@ -128,7 +129,11 @@ class MemoryPublishDriver:
     def _send(self, item: Item) -> None:
         ticket: Ticket = item.token
         ticket.sent_ns, ticket.broker = time.monotonic_ns(), self.route.broker
-        message = _copy(ticket.message, item.message_id)
+        try:
+            message = _copy(ticket.message, item.message_id)
+        except MessageInvalid as fault:
+            self._settle([self.outbox.refuse(item, f"cannot be encoded: {fault}")])
+            return
         if not self._brokers.publish(self.route.broker, ticket.destination, message):
             self.outbox.returned(self.route.dials, item.lane, item.message_id)
 

@@ -1,0 +1,158 @@
+"""The same cases on the in-memory bus and on RabbitMQ, through the blocking and the asyncio clients.
+
+With MESSAGEBUS_CONTRACT_BROKER=host:port a single RabbitMQ (guest, guest) stands in for the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import pytest
+
+from messagebus import (
+    AsyncConsumer,
+    AsyncPublisher,
+    BusConfig,
+    Consumer,
+    ConsumerConfig,
+    Publisher,
+    PublisherConfig,
+    Status,
+    Subscription,
+    Topic,
+)
+from messagebus._io.link import dial
+from messagebus._io.registering import credentials
+from messagebus.broker import Broker
+from messagebus.testing import MemoryBus
+from tests.support.eventually import FACTOR
+
+READY_WITHIN_S = 30 * FACTOR
+# Nobody listens there.
+NOWHERE = "127.0.0.1:1"
+
+
+class Client:
+    """A client of either face; `call` awaits whatever a method is."""
+
+    def __init__(self, inner: Publisher | AsyncPublisher | Consumer | AsyncConsumer) -> None:
+        self.inner = inner
+        self.blocks = isinstance(inner, Publisher | Consumer)
+
+    @property
+    def status(self) -> Status:
+        return self.inner.status
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        function = getattr(self.inner, method)
+        if self.blocks:
+            return await asyncio.to_thread(function, *args, **kwargs)
+        result = function(*args, **kwargs)
+        return await result if inspect.iscoroutine(result) else result
+
+
+async def end_of(future: Any) -> Any:
+    """The result of what `submit` returned."""
+    if isinstance(future, Future):
+        return await asyncio.wrap_future(future)
+    return await cast(Awaitable[Any], future)
+
+
+class Bus:
+    """Makes clients of one kind and one face; all are stopped at the end of the test."""
+
+    def __init__(self, face: str, config: BusConfig | None, stack: AsyncExitStack) -> None:
+        self.face, self._config, self._stack = face, config, stack
+        self._memory = MemoryBus(brokers=3)
+        self.topic = f"contract-{uuid.uuid4().hex[:12]}"
+
+    @property
+    def is_memory(self) -> bool:
+        return self._config is None
+
+    async def publisher(self, *, start: bool = True, **settings: Any) -> Client:
+        return await self._made(self._publisher(PublisherConfig(**settings), self._config), start)
+
+    async def deaf_publisher(self, **settings: Any) -> Client:
+        """One whose publishes nobody answers."""
+        config = PublisherConfig(**settings)
+        if self._config is None:
+            self._memory = MemoryBus()
+            self._memory.freeze()
+            return await self._made(self._publisher(config, None), True)
+        return await self._made(self._publisher(config, BusConfig(broker=NOWHERE)), True)
+
+    def _publisher(
+        self, config: PublisherConfig, bus: BusConfig | None
+    ) -> Publisher | AsyncPublisher:
+        if bus is None:
+            memory = self._memory
+            return (
+                memory.publisher(config)
+                if self.face == "blocking"
+                else memory.async_publisher(config)
+            )
+        return (Publisher if self.face == "blocking" else AsyncPublisher)(bus, config)
+
+    async def consumer(
+        self,
+        subscription: str = "billing",
+        *,
+        destination: str = "",
+        start: bool = True,
+        **settings: Any,
+    ) -> Client:
+        """Attached to every broker, registered."""
+        config, to = ConsumerConfig(**settings), destination or self.topic
+        inner: Consumer | AsyncConsumer
+        if self._config is None:
+            make = self._memory.consumer if self.face == "blocking" else self._memory.async_consumer
+            inner = make(to, subscription=subscription, config=config)
+        else:
+            face = Consumer if self.face == "blocking" else AsyncConsumer
+            inner = face(self._config, to, subscription=subscription, config=config)
+        return await self._made(inner, start, require="all", timeout_s=READY_WITHIN_S)
+
+    async def _made(
+        self,
+        inner: Publisher | AsyncPublisher | Consumer | AsyncConsumer,
+        start: bool,
+        **how: Any,
+    ) -> Client:
+        client = Client(inner)
+        if start:
+            await client.call("start", **how)
+            self._stack.push_async_callback(client.call, "stop", 0)
+        return client
+
+    async def parked(self, broker: str, subscription: str) -> int:
+        """How many messages lie in the parking queue of the broker."""
+        if self._config is None:
+            return len(self._memory.parked(self.topic, subscription))
+        source = Subscription(topic=Topic(self.topic), name=subscription)
+        link = await dial(Broker.parse(broker), credentials(self._config), timeout_ms=5_000)
+        answer = await link.call("queue_declare", queue=source.parking_queue, passive=True)
+        await link.close()
+        return int(answer.message_count)
+
+
+@pytest.fixture(params=["memory", "rabbitmq"])
+def bus_config(request: pytest.FixtureRequest) -> BusConfig | None:
+    if request.param == "memory":
+        return None
+    if broker := os.environ.get("MESSAGEBUS_CONTRACT_BROKER"):
+        return BusConfig(broker=broker)
+    return BusConfig.from_env(request.getfixturevalue("cluster").client_env())
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+async def bus(request: pytest.FixtureRequest, bus_config: BusConfig | None) -> AsyncIterator[Bus]:
+    async with AsyncExitStack() as stack:
+        yield Bus(request.param, bus_config, stack)

@@ -1,0 +1,288 @@
+"""What a publisher promises, on every kind of bus."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from messagebus import (
+    AsyncPublisher,
+    BacklogFull,
+    Durability,
+    Message,
+    MessageInvalid,
+    NameInvalid,
+    Outcome,
+    Publisher,
+    Refused,
+    Status,
+    Stopped,
+    Unroutable,
+)
+from tests.contract.conftest import Bus, Client, end_of
+
+WITHIN_S = 10
+
+
+async def receive(consumer: Client, count: int) -> list[Any]:
+    """That many deliveries, acked."""
+    got: list[Any] = []
+    for _ in range(count):
+        delivery = await consumer.call("receive", timeout_s=WITHIN_S)
+        assert delivery is not None, f"{len(got)} of {count} arrived"
+        await consumer.call("ack", delivery)
+        got.append(delivery)
+    return got
+
+
+async def test_send_safe_returns_a_confirmed_and_fsynced_publish(bus: Bus) -> None:
+    await bus.consumer()
+    publisher = await bus.publisher()
+    before_ns = time.monotonic_ns()
+    published = await publisher.call("send_safe", bus.topic, b"one", timeout_s=WITHIN_S)
+    assert (published.outcome, published.durability) == (Outcome.CONFIRMED, Durability.FSYNC)
+    assert published.attempts == 1
+    assert before_ns <= published.sent_ns <= published.settled_ns <= time.monotonic_ns()
+    assert published.broker
+    assert published.reason == ""
+
+
+async def test_a_topic_without_subscription_is_unroutable(bus: Bus) -> None:
+    publisher = await bus.publisher()
+    message = Message(body=b"one", message_id="mine")
+    with pytest.raises(Unroutable) as raised:
+        await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
+    assert raised.value.message_id == "mine"
+    published = await end_of(await publisher.call("submit", bus.topic, message))
+    assert (published.outcome, published.durability) == (Outcome.UNROUTABLE, Durability.NONE)
+    assert (await publisher.call("stats")).unroutable == 2
+
+
+async def test_an_unroutable_publish_hides_no_other_of_the_same_id(bus: Bus) -> None:
+    await bus.consumer()
+    publisher = await bus.publisher()
+    message = Message(body=b"one", message_id="mine")
+    await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
+    futures = [
+        await publisher.call("submit", to, message)
+        for to in (bus.topic, f"{bus.topic}-nobody", bus.topic, f"{bus.topic}-nobody")
+    ]
+    outcomes = [(await end_of(future)).outcome for future in futures]
+    assert outcomes == [Outcome.CONFIRMED, Outcome.UNROUTABLE] * 2
+
+
+async def test_ids_are_made_once_and_the_callers_are_kept(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    made = await publisher.call("send_safe", bus.topic, b"one", timeout_s=WITHIN_S)
+    kept = await publisher.call(
+        "send_safe", bus.topic, Message(body=b"two", message_id="order-7"), timeout_s=WITHIN_S
+    )
+    assert len(bytes.fromhex(made.message_id)) == 16
+    assert kept.message_id == "order-7"
+    arrived = {delivery.body: delivery.message_id for delivery in await receive(consumer, 2)}
+    assert arrived == {b"one": made.message_id, b"two": "order-7"}
+
+
+async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    message = Message.json(
+        {"n": 1, "text": "é"},
+        message_id="id-1",
+        headers={"a": 1, "b": "é", "c": [1, {"d": None}], "e": True, "f": b"\xff", "g": -(2**63)},
+        key="customer-7",
+        priority=3,
+        correlation_id="c",
+        reply_to="r",
+        type="t",
+        expires_after_ms=60_000,
+    )
+    await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
+    (delivery,) = await receive(consumer, 1)
+    assert delivery.message == message
+    assert str(delivery.source) == f"{bus.topic}/billing"
+    assert not delivery.redelivered
+
+
+async def test_the_callers_message_and_headers_are_never_mutated(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    headers: dict[str, Any] = {"list": [1], "dict": {"a": 1}}
+    message = Message(body=b"one", headers=headers, key="k")
+    await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
+    (delivery,) = await receive(consumer, 1)
+    delivery.message.headers["list"].append(2)
+    assert headers == {"list": [1], "dict": {"a": 1}}
+    assert message.message_id == ""
+
+
+@pytest.mark.parametrize("payload", [b"", b"bytes", "text é", Message.text("text")])
+async def test_payloads_are_messages_bytes_or_texts(bus: Bus, payload: Any) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    await publisher.call("send_safe", bus.topic, payload, timeout_s=WITHIN_S)
+    (delivery,) = await receive(consumer, 1)
+    sent = payload.body if isinstance(payload, Message) else payload
+    assert delivery.body == (sent.encode() if isinstance(sent, str) else sent)
+
+
+async def test_send_many_returns_ends_in_order(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    sent = [Message(body=str(n).encode(), message_id=f"id-{n}") for n in range(300)]
+    ends = await publisher.call("send_many", bus.topic, sent)
+    assert [end.message_id for end in ends] == [message.message_id for message in sent]
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
+    assert len(await receive(consumer, 300)) == 300
+
+
+async def test_one_publisher_keeps_its_order_on_a_broker(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    for number in range(400):
+        await publisher.call("send", bus.topic, str(number))
+    by_broker: dict[str, list[int]] = {}
+    for delivery in await receive(consumer, 400):
+        by_broker.setdefault(delivery.broker, []).append(int(delivery.body))
+    assert all(numbers == sorted(numbers) for numbers in by_broker.values())
+    assert sorted(n for numbers in by_broker.values() for n in numbers) == list(range(400))
+
+
+async def test_send_is_counted_and_flush_waits_for_it(bus: Bus) -> None:
+    await bus.consumer()
+    publisher = await bus.publisher()
+    for _ in range(50):
+        await publisher.call("send", bus.topic, b"x")
+    assert await publisher.call("flush", timeout_s=WITHIN_S) == 0
+    stats = await publisher.call("stats")
+    assert (stats.confirmed, stats.unknown, stats.backlog, stats.window) == (50, 0, 0, 0)
+
+
+async def test_a_renewed_connection_goes_on_in_good_order(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    await publisher.call("send_safe", bus.topic, b"first", timeout_s=WITHIN_S)
+    futures = []
+    for number in range(100):
+        if number == 50:
+            await publisher.call("refresh_connection")
+        futures.append(await publisher.call("submit", bus.topic, str(number)))
+    assert {(await end_of(future)).outcome for future in futures} == {Outcome.CONFIRMED}
+    assert len(await receive(consumer, 101)) == 101
+    assert (await publisher.call("stats")).unknown == 0
+
+
+async def test_a_publish_may_wait_for_a_queue_of_its_own(bus: Bus) -> None:
+    publisher = await bus.publisher()
+    to = f"queue:{bus.topic}"
+    published = await publisher.call("send_safe", to, b"job", timeout_s=30)
+    assert published.outcome is Outcome.CONFIRMED
+    consumer = await bus.consumer("", destination=to)
+    (delivery,) = await receive(consumer, 1)
+    assert (delivery.body, str(delivery.source)) == (b"job", to)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "amq.topic", "mb.x", "x" * 121, "a/b", "ü"])
+async def test_a_name_that_is_not_allowed_is_told_before_anything_is_sent(
+    bus: Bus, name: str
+) -> None:
+    publisher = await bus.publisher()
+    with pytest.raises(NameInvalid):
+        await publisher.call("submit", name, b"x")
+    assert (await publisher.call("stats")).backlog == 0
+
+
+@pytest.mark.parametrize("payload", [5, None, ["x"], bytearray(b"x")])
+async def test_a_payload_of_a_wrong_type_is_told_before_anything_is_sent(
+    bus: Bus, payload: Any
+) -> None:
+    publisher = await bus.publisher()
+    with pytest.raises(MessageInvalid):
+        await publisher.call("submit", bus.topic, payload)
+
+
+async def test_what_slips_through_and_cannot_be_encoded_harms_no_other_publish(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    await publisher.call("send_safe", bus.topic, b"first", timeout_s=WITHIN_S)
+    poison = Message(body=b"poison", headers={"a": "b"})
+    dict.__setitem__(poison.headers, "a", object())  # type: ignore[index]
+    futures = [await publisher.call("submit", bus.topic, each) for each in (b"1", poison, b"2")]
+    outcomes = [(await end_of(future)).outcome for future in futures]
+    assert outcomes == [Outcome.CONFIRMED, Outcome.REFUSED, Outcome.CONFIRMED]
+    assert {d.body for d in await receive(consumer, 3)} == {b"first", b"1", b"2"}
+
+
+async def test_a_full_backlog_says_so_within_its_time(bus: Bus) -> None:
+    publisher = await bus.deaf_publisher(backlog_messages_max=5, window=1)
+    for _ in range(5):
+        await publisher.call("submit", bus.topic, b"x")
+    begin = time.monotonic()
+    with pytest.raises(BacklogFull):
+        await publisher.call("submit", bus.topic, b"x", timeout_s=0.5)
+    assert 0.4 < time.monotonic() - begin < 3
+
+
+async def test_a_publish_ends_by_its_deadline(bus: Bus) -> None:
+    publisher = await bus.deaf_publisher()
+    begin = time.monotonic()
+    with pytest.raises(Refused):
+        await publisher.call("send_safe", bus.topic, b"x", timeout_s=0.3)
+    assert 0.2 < time.monotonic() - begin < 3
+    assert await publisher.call("flush", timeout_s=5) == 0
+    assert time.monotonic() - begin < 4
+
+
+async def test_flush_says_how_many_are_open(bus: Bus) -> None:
+    publisher = await bus.deaf_publisher()
+    for _ in range(3):
+        await publisher.call("submit", bus.topic, b"x")
+    assert await publisher.call("flush", timeout_s=0.1) == 3
+
+
+async def test_stop_settles_what_is_open_and_says_how_many(bus: Bus) -> None:
+    publisher = await bus.deaf_publisher()
+    futures = [await publisher.call("submit", bus.topic, b"x") for _ in range(3)]
+    assert await publisher.call("stop", 0.1) == 3
+    ends = [await end_of(future) for future in futures]
+    assert {end.outcome for end in ends} == {Outcome.REFUSED}
+    assert (await publisher.call("stats")).refused == 3
+
+
+async def test_a_cancelled_future_harms_no_other_publish(bus: Bus) -> None:
+    await bus.consumer()
+    publisher = await bus.publisher()
+    futures = [await publisher.call("submit", bus.topic, b"x") for _ in range(20)]
+    futures[10].cancel()
+    for number, future in enumerate(futures):
+        if number != 10:
+            assert (await end_of(future)).outcome is Outcome.CONFIRMED
+
+
+async def test_a_callback_may_publish_again(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    inner = publisher.inner
+    if isinstance(inner, Publisher):
+        blocking = inner
+        inner.submit(bus.topic, b"1").add_done_callback(lambda _: blocking.send(bus.topic, b"2"))
+    else:
+        assert isinstance(inner, AsyncPublisher)
+        sends = [asyncio.create_task(inner.send(bus.topic, b"1"))]
+        sends[0].add_done_callback(
+            lambda _: sends.append(asyncio.create_task(inner.send(bus.topic, b"2")))
+        )
+    assert {delivery.body for delivery in await receive(consumer, 2)} == {b"1", b"2"}
+
+
+async def test_a_publisher_is_used_between_start_and_stop(bus: Bus) -> None:
+    publisher = await bus.publisher(start=False)
+    assert publisher.status is Status.INITIALIZED
+    with pytest.raises(Stopped):
+        await publisher.call("submit", bus.topic, b"x")
+    await publisher.call("start")
+    assert publisher.status is Status.RUNNING
+    with pytest.raises(Stopped):
+        await publisher.call("start")
+    assert await publisher.call("stop", 0) == 0
+    assert await publisher.call("stop", 0) == 0
+    for method, arguments in {"submit": (bus.topic, b"x"), "flush": ()}.items():
+        with pytest.raises(Stopped):
+            await publisher.call(method, *arguments)
+    assert publisher.status is Status.STOPPED
+    assert (await publisher.call("stats")).confirmed == 0
