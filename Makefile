@@ -49,13 +49,13 @@ fault: install ## kill, freeze, cut, lie
 	@$(PYTEST) tests/fault
 
 spark: install ## transforms on literal rows, and one whole job
-	@$(PYTEST) tests/spark
+	@$(PYTEST) tests/unit/spark $(wildcard tests/integration/test_spark*.py)
 
 bench: install ## measure the figures of the README; bench/results keeps them
 	@$(PYTHON) -m bench figures
 
-lock: install ## write requirements.lock anew from requirements.in
-	@$(PYTHON) -m piptools compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+lock: ## write requirements.lock anew from requirements.in; needs uv
+	@uv pip compile --quiet --no-header --generate-hashes --python-version 3.11 \
 		--output-file requirements.lock requirements.in
 
 install: # whatever is missing; a tenth of a second when nothing is

@@ -95,6 +95,7 @@ def test_a_cluster_that_was_stopped_comes_back_with_its_data_and_leaves_nothing_
     assert cluster.password == password
     with cluster.management("mb1") as management:
         assert management.get("/api/queues/%2F/kept").status_code == 200
+    cluster.down()
 
 
 def test_a_taken_port_moves_all_ports_together_and_it_is_said(tmp_path: Path) -> None:

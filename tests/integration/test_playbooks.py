@@ -24,8 +24,11 @@ PAUSE_S = 0.002
 
 
 @pytest.fixture(scope="module")
-def cluster(make_cluster: MakeCluster) -> LocalCluster:
-    return make_cluster(3)
+def cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
+    """One of their own: these tests change which brokers there are."""
+    made = make_cluster(3)
+    yield made
+    made.down()
 
 
 def ops(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
