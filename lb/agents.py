@@ -24,6 +24,7 @@ SEEN_WITHIN_S = 10.0
 """Until HAProxy shows it: half a second for the agent's line, more for the checks of one coming up."""
 AGENT_WITHIN_S = 5.0
 POLL_S = 0.1
+REASON_CHARS = 200
 
 
 def drain(inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S) -> ServerState:
@@ -61,7 +62,7 @@ def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
             f" {str(fault) or type(fault).__name__}; see `lb maint`"
         ) from fault
     if answer.status_code != httpx.codes.OK:
-        said = " ".join(answer.text.split())[:200]
+        said = " ".join(answer.text.split())[:REASON_CHARS]
         raise AgentRefused(f"the agent of {node.name} says {answer.status_code}: {said}")
 
 
@@ -85,7 +86,19 @@ def _reason(
         where = f"HAProxy does not show it on {inventory.balancer.socket}"
     else:
         where = f"HAProxy says {now.verdict} (check: {now.check}; agent: {now.agent})"
+    if wanted == "ready" and (said := _health(node)):
+        where += f"; the agent's reason: {said}"
     return f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}"
+
+
+def _health(node: Node) -> str:
+    """Why an agent calls its broker not ready; "" when it does not say."""
+    try:
+        answer = httpx.get(f"http://{node.agent}/health", timeout=AGENT_WITHIN_S, trust_env=False)
+        reason = answer.json()["reason"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return ""
+    return " ".join(str(reason).split())[:REASON_CHARS]
 
 
 def _token(inventory: Inventory) -> Secret:

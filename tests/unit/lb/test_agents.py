@@ -27,7 +27,9 @@ class Rig:
         self.asked: list[httpx.Request] = []
         self.answer = httpx.Response(200, json={})
         self.shows: list[ServerState | None] = [UP]
+        self.health = httpx.Response(503, json={"verdict": "down", "reason": "no\nAMQP"})
         monkeypatch.setattr(httpx, "post", self._post)
+        monkeypatch.setattr(httpx, "get", lambda _url, **_: self.health)
         monkeypatch.setattr(runtime, "servers", self._servers)
         monkeypatch.setattr(agents, "POLL_S", 0)
 
@@ -73,7 +75,15 @@ def test_ready_is_told_and_seen(rig: Rig) -> None:
 
 def test_a_broker_that_stays_down_is_not_ready(rig: Rig) -> None:
     rig.shows = [DOWN]
-    with pytest.raises(NotReached, match=r"not seen as ready after 0 s: HAProxy says down"):
+    told = r"not seen as ready after 0 s: HAProxy says down .*; the agent's reason: no AMQP$"
+    with pytest.raises(NotReached, match=told):
+        agents.ready(rig.read, "mb1", within_s=0)
+
+
+@pytest.mark.parametrize("health", ["<html>", "[]", "{}", "null"])
+def test_an_agent_without_a_reason_is_left_out(rig: Rig, health: str) -> None:
+    rig.shows, rig.health = [DOWN], httpx.Response(503, text=health)
+    with pytest.raises(NotReached, match=r"says ready\)$"):
         agents.ready(rig.read, "mb1", within_s=0)
 
 

@@ -1,0 +1,143 @@
+"""The balancer's kit on a whole cluster: real brokers, real agents, real HAProxy."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from lb import agents, runtime
+from lb.apply import apply
+from lb.inventory import Inventory, load
+from lb.runtime import SAID
+from messagebus.broker import Broker
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import FACTOR, eventually
+
+GREETING = b"AMQP\x00\x00\x09\x01"
+START = b"\x00\x0a\x00\x0a"
+
+
+@pytest.fixture
+def inventory(cluster: LocalCluster) -> Iterator[Inventory]:
+    """The shared cluster's; every broker is ready before and after."""
+    cluster.wait_ready()
+    read = load(cluster.inventory)
+    yield read
+    for node in read.brokers:
+        agents.ready(read, node.name, within_s=20 * FACTOR)
+
+
+@contextmanager
+def _connected(cluster: LocalCluster) -> Iterator[socket.socket]:
+    """A connection through HAProxy that a broker has answered."""
+    address = Broker.parse(cluster.broker)
+    with socket.create_connection((address.host, address.port), timeout=5 * FACTOR) as connection:
+        connection.sendall(GREETING)
+        assert START in connection.recv(4096)
+        yield connection
+
+
+def _total(inventory: Inventory, name: str) -> int:
+    return runtime.servers(inventory.balancer.socket)[name].sessions_total
+
+
+def test_real_brokers_pass_the_gate_check_and_real_agents_are_understood(
+    inventory: Inventory,
+) -> None:
+    def understood() -> bool:
+        servers = runtime.servers(inventory.balancer.socket).values()
+        return all(each.verdict == "up" and each.agent == SAID[0] for each in servers)
+
+    eventually(understood, within_s=5)
+    checks = [each.check for each in runtime.servers(inventory.balancer.socket).values()]
+    assert checks == ["L7OK (tcp-check)"] * len(inventory.brokers)
+
+
+def test_a_drain_holds_over_a_reload_and_is_taken_back(
+    cluster: LocalCluster, inventory: Inventory
+) -> None:
+    assert agents.drain(inventory, "mb1").drained
+    before = runtime.process(inventory.balancer.socket).pid
+    assert apply(inventory, reload=True).pid != before
+    assert runtime.servers(inventory.balancer.socket)["mb1"].verdict == "drain"
+    total = _total(inventory, "mb1")
+    for _ in range(12):
+        with _connected(cluster):
+            pass
+    assert _total(inventory, "mb1") == total
+    assert agents.ready(inventory, "mb1").verdict == "up"
+
+
+def test_agents_that_die_cut_nobody(cluster: LocalCluster, inventory: Inventory) -> None:
+    with ExitStack() as stack:
+        held = [stack.enter_context(_connected(cluster)) for _ in inventory.brokers]
+        for node in inventory.brokers:
+            cluster.kill(node.name, agent=True)
+            stack.callback(cluster.start, node.name, agent=True)
+
+        def noticed() -> bool:
+            servers = runtime.servers(inventory.balancer.socket).values()
+            return all(each.agent not in SAID for each in servers)
+
+        eventually(noticed, within_s=5)
+        verdicts = {each.verdict for each in runtime.servers(inventory.balancer.socket).values()}
+        assert verdicts == {"up"}
+        assert not any(_ended(connection) for connection in held)
+
+
+def test_a_frozen_broker_is_left_and_comes_back(
+    cluster: LocalCluster, inventory: Inventory
+) -> None:
+    path = inventory.balancer.socket
+    cluster.freeze("mb2")
+    try:
+        eventually(lambda: runtime.servers(path)["mb2"].verdict == "down", within_s=6)
+        for _ in range(6):
+            with _connected(cluster):
+                pass
+    finally:
+        cluster.thaw("mb2")
+    eventually(lambda: runtime.servers(path)["mb2"].verdict == "up", within_s=10)
+
+
+def test_the_command_shows_drains_and_refuses(cluster: LocalCluster, inventory: Inventory) -> None:
+    drained = _lb(cluster, "drain", "mb3")
+    assert (drained.returncode, drained.stdout.split()[:2]) == (0, ["mb3", "drain"])
+    shown = json.loads(_lb(cluster, "status", "--json").stdout)
+    assert [server["drained"] for server in shown["servers"]] == [False, False, True]
+    assert _lb(cluster, "ready", "mb3").returncode == 0
+    unknown = _lb(cluster, "drain", "mb33")
+    assert unknown.returncode == 1
+    assert unknown.stderr.splitlines() == [
+        "Error: no broker 'mb33' in the inventory; did you mean 'mb3'?"
+    ]
+    assert _lb(cluster, "apply").stdout == "nothing to do\n"
+
+
+def _lb(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lb", *words],
+        env={**os.environ, "MESSAGEBUS_INVENTORY": str(cluster.inventory)},
+        capture_output=True,
+        text=True,
+        timeout=60 * FACTOR,
+        check=False,
+    )
+
+
+def _ended(connection: socket.socket) -> bool:
+    """Whether the other side has hung up."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,124 @@
+"""The lists' kit with real agents: what is pushed is served, and what clients applied is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from consumer_lists import edit, listfile, nodes
+from consumer_lists.cluster import Cluster, load
+from consumer_lists.errors import PushRefused
+from consumer_lists.push import push, recover
+from messagebus.broker import Broker, BrokerList
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import FACTOR, eventually
+
+
+@pytest.fixture
+def lists(cluster: LocalCluster) -> Iterator[Cluster]:
+    """The shared cluster's; the same brokers are on the list before and after, none draining."""
+    read = load(cluster.inventory)
+    before = BrokerList.parse(listfile.read(read.list_file))
+    yield read
+    now = BrokerList.parse(listfile.read(read.list_file))
+    if now.listed != before.listed:
+        text = BrokerList(cluster=before.cluster, listed=before.listed).render()
+        listfile.replace(read.list_file, edit.with_generation(text, now.generation + 1))
+    assert push(read).complete
+
+
+def test_an_edit_is_pushed_and_served_by_every_agent(lists: Cluster) -> None:
+    broker = BrokerList.parse(listfile.read(lists.list_file)).listed[0].broker
+    changed = listfile.change(lists.list_file, lambda text: edit.drain(text, broker))
+    pushed = push(lists)
+    assert pushed.complete
+    assert len(pushed.serving) == len(lists.nodes)
+    assert {answer.generation for answer in nodes.served(lists.nodes)} == {changed.generation}
+
+
+def test_a_push_wakes_those_who_wait(cluster: LocalCluster, lists: Cluster) -> None:
+    generation = BrokerList.parse(listfile.read(lists.list_file)).generation
+    url = f"{cluster.list_url}?generation={generation}&wait_s=30&client=w&subscription=t/s"
+    fetch = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=40, trust_env=False).text)"
+    argv = [sys.executable, "-c", fetch, url]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
+        try:
+            eventually(lambda: _is_heard_of(lists, "w"), within_s=10)
+            listfile.change(lists.list_file, lambda text: edit.drain(text, _last(text)))
+            push(lists)
+            told, _ = waiting.communicate(timeout=10 * FACTOR)
+        finally:
+            waiting.kill()
+    assert BrokerList.parse(told).generation == generation + 1
+
+
+def test_what_clients_have_applied_is_the_union_over_agents(lists: Cluster) -> None:
+    first, second = lists.nodes[0].agent, lists.nodes[1].agent
+    for agent, applied in ((first, 1), (second, 2)):
+        query = f"client=roamer&subscription=t/s&applied={applied}"
+        httpx.get(f"http://{agent}/consumer-list?{query}", trust_env=False).raise_for_status()
+    known, silent = nodes.clients(lists.nodes)
+    assert [one.applied for one in known if one.id == "roamer"] == [2]
+    assert silent == {}
+
+
+def test_an_older_list_is_refused_and_recovered(lists: Cluster) -> None:
+    text = listfile.read(lists.list_file)
+    newest = BrokerList.parse(text).generation
+    listfile.replace(lists.list_file, edit.with_generation(text, 1))
+    with pytest.raises(PushRefused, match=f"serves generation {newest}, above 1"):
+        push(lists)
+    recovered = recover(lists)
+    assert recovered.complete
+    assert recovered.generation > newest
+
+
+def test_a_dead_agent_is_named_and_catches_up(cluster: LocalCluster, lists: Cluster) -> None:
+    cluster.kill("mb2", agent=True)
+    try:
+        listfile.change(lists.list_file, lambda text: edit.drain(text, _last(text)))
+        pushed = push(lists, within_s=2)
+        assert list(pushed.differing) == ["mb2"]
+        assert "mb1" in pushed.serving
+    finally:
+        cluster.start("mb2", agent=True)
+    eventually(lambda: push(lists, within_s=0).complete, within_s=10)
+
+
+def test_the_command_edits_pushes_and_shows(cluster: LocalCluster, lists: Cluster) -> None:
+    name = cluster.node("mb3").broker
+    assert _command(cluster, "drain", name).returncode == 0
+    assert _command(cluster, "diff").returncode == 1
+    assert _command(cluster, "push").returncode == 0
+    assert _command(cluster, "diff").returncode == 0
+    shown = json.loads(_command(cluster, "show", "--json").stdout)
+    assert all(node["same"] for node in shown["nodes"])
+    assert _command(cluster, "ready", name).returncode == 0
+    assert _command(cluster, "push").returncode == 0
+    again = _command(cluster, "ready", name)
+    assert (again.returncode, again.stderr) == (1, f"Error: {name} is not draining\n")
+
+
+def _is_heard_of(lists: Cluster, client: str) -> bool:
+    return any(one.id == client for one in nodes.clients(lists.nodes)[0])
+
+
+def _last(text: str) -> Broker:
+    return BrokerList.parse(text).listed[-1].broker
+
+
+def _command(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "consumer_lists", *words],
+        env={**os.environ, "MESSAGEBUS_INVENTORY": str(cluster.inventory)},
+        capture_output=True,
+        text=True,
+        timeout=60 * FACTOR,
+        check=False,
+    )
