@@ -90,7 +90,9 @@ class ListFollower:
         subscription: str,
         interval_s: int,
         on_list: Callable[[BrokerList], None],
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        self._transport = transport
         self._bus, self._subscription, self._interval_s = bus, subscription, interval_s
         self._on_list = on_list
         self.keeper = ListKeeper(cluster=bus.cluster, hosts_allowed=bus.broker_hosts_allowed)
@@ -114,7 +116,7 @@ class ListFollower:
 
     async def _follow(self) -> None:
         turn = 0
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(transport=self._transport) as http:
             while True:
                 url = self._bus.list_urls[turn % len(self._bus.list_urls)]
                 try:

@@ -92,15 +92,15 @@ def credentials(bus: BusConfig) -> Credentials:
 class Agents:
     """The agents own the topology; we ask one of them through the balancer's list address."""
 
-    def __init__(self, bus: BusConfig) -> None:
-        self._bus = bus
+    def __init__(self, bus: BusConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._bus, self._transport = bus, transport
 
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
     ) -> Registration:
         until_ms, failures = now_ms() + timeout_ms, 0
         missing: Mapping[str, str] = {}
-        async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S) as http:
+        async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S, transport=self._transport) as http:
             while True:
                 url = self._bus.list_urls[failures % len(self._bus.list_urls)]
                 try:

@@ -24,7 +24,6 @@ from messagebus import (
     ConsumerConfig,
     Publisher,
     PublisherConfig,
-    Status,
     Subscription,
     Topic,
 )
@@ -47,8 +46,8 @@ class Client:
         self.blocks = isinstance(inner, Publisher | Consumer)
 
     @property
-    def status(self) -> Status:
-        return self.inner.status
+    def status(self) -> str:
+        return self.inner.status.value
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         function = getattr(self.inner, method)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from messagebus import AlreadySettled, AsyncConsumer, Consumer, NameInvalid, Status, Stopped
+from messagebus import AlreadySettled, AsyncConsumer, Consumer, NameInvalid, Stopped
 from tests.contract.conftest import Bus, Client
 from tests.support.eventually import eventually_async
 
@@ -118,7 +118,7 @@ async def test_stop_waits_for_answers(bus: Bus) -> None:
     await publish(bus, 1)
     (delivery,) = await receive(consumer, 1)
     stopping = asyncio.create_task(consumer.call("stop", WITHIN_S))
-    await eventually_async(lambda: consumer.status is Status.STOPPED, within_s=5)
+    await eventually_async(lambda: consumer.status == "stopped", within_s=5)
     assert await consumer.call("ack", delivery)
     assert await stopping == 0
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
@@ -303,17 +303,17 @@ async def test_a_source_that_makes_no_sense_is_told_at_once(
 
 async def test_a_consumer_is_used_between_start_and_stop(bus: Bus) -> None:
     consumer = await bus.consumer(start=False)
-    assert consumer.status is Status.INITIALIZED
+    assert consumer.status == "initialized"
     for method in ("receive", "receive_immediate", "stats", "keep_alive"):
         with pytest.raises(Stopped):
             await consumer.call(method)
     assert await consumer.call("start", timeout_s=30) is True
-    assert consumer.status is Status.RUNNING
+    assert consumer.status == "running"
     with pytest.raises(Stopped):
         await consumer.call("start")
     assert await consumer.call("stop", 0) == 0
     assert await consumer.call("stop", 0) == 0
-    assert consumer.status is Status.STOPPED
+    assert consumer.status == "stopped"
     assert await consumer.call("receive") is None
     with pytest.raises(Stopped):
         await consumer.call("start")

@@ -18,7 +18,6 @@ from messagebus import (
     Outcome,
     Publisher,
     Refused,
-    Status,
     Stopped,
     Unroutable,
 )
@@ -272,11 +271,11 @@ async def test_a_callback_may_publish_again(bus: Bus) -> None:
 
 async def test_a_publisher_is_used_between_start_and_stop(bus: Bus) -> None:
     publisher = await bus.publisher(start=False)
-    assert publisher.status is Status.INITIALIZED
+    assert publisher.status == "initialized"
     with pytest.raises(Stopped):
         await publisher.call("submit", bus.topic, b"x")
     await publisher.call("start")
-    assert publisher.status is Status.RUNNING
+    assert publisher.status == "running"
     with pytest.raises(Stopped):
         await publisher.call("start")
     assert await publisher.call("stop", 0) == 0
@@ -284,5 +283,5 @@ async def test_a_publisher_is_used_between_start_and_stop(bus: Bus) -> None:
     for method, arguments in {"submit": (bus.topic, b"x"), "flush": ()}.items():
         with pytest.raises(Stopped):
             await publisher.call(method, *arguments)
-    assert publisher.status is Status.STOPPED
+    assert publisher.status == "stopped"
     assert (await publisher.call("stats")).confirmed == 0
