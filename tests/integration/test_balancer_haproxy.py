@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -64,14 +65,16 @@ class Rig:
         eventually(lambda: self.servers(inventory), within_s=10, what="HAProxy answers")
 
     def kill(self) -> None:
-        """As a crash would: nothing is saved, the worker goes with its master."""
+        """As a crash would: nothing is saved. A master goes when its worker is killed."""
         if self.master is not None:
-            worker = _children(self.master.pid)
-            self.master.kill()
-            self.master.wait()
-            for pid in worker:
+            for pid in _children(self.master.pid):
                 with suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                self.master.wait(timeout=5 * FACTOR)
+            except subprocess.TimeoutExpired:
+                self.master.kill()
+                self.master.wait()
             self.master = None
 
     def servers(self, inventory: Inventory) -> dict[str, ServerState]:
