@@ -160,7 +160,8 @@ class Control:
 
     async def _bounded(self, call: Awaitable[Any], what: str) -> Any:
         try:
-            return await asyncio.wait_for(call, CALL_TIMEOUT_S)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await call
         except TimeoutError:
             self.link.abort()
             raise LinkLost(
@@ -181,9 +182,8 @@ async def login_is_good(address: Broker, credentials: Credentials, *, timeout_ms
 async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
     """Whether the AMQP port refuses connections. No answer in time is not a refusal."""
     try:
-        _reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(address.host.strip("[]"), address.port), timeout_s
-        )
+        async with asyncio.timeout(timeout_s):
+            _reader, writer = await asyncio.open_connection(address.host.strip("[]"), address.port)
     except ConnectionRefusedError:
         return True
     except (OSError, TimeoutError):

@@ -13,6 +13,7 @@ Sources: reference/topology.md section 3; `ei_connect` and `erl_call` manual pag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -124,11 +125,12 @@ async def _run(
         log.warning("%s does not start: %s", argv[0], fault)
         return None
     try:
-        out, _ = await asyncio.wait_for(process.communicate(stdin), timeout_s)
-    except (TimeoutError, asyncio.CancelledError) as why:
-        process.kill()
-        await process.wait()
-        if isinstance(why, asyncio.CancelledError):
-            raise
+        async with asyncio.timeout(timeout_s):
+            out, _ = await process.communicate(stdin)
+    except TimeoutError:
         return None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
     return out.decode("utf-8", "replace") if process.returncode == 0 else None

@@ -122,10 +122,10 @@ class Peers:
         asked_at_ms = time.time_ns() // 1_000_000
         self.pulls += 1
         try:
-            answer = await asyncio.wait_for(
-                self._client.get(url, headers={"If-None-Match": etag} if etag else {}),
-                PULL_TIMEOUT_S,
-            )
+            async with asyncio.timeout(PULL_TIMEOUT_S):
+                answer = await self._client.get(
+                    url, headers={"If-None-Match": etag} if etag else {}
+                )
             if answer.status_code != httpx.codes.NOT_MODIFIED or known is None:
                 known = self._read(peer, answer)
                 self._last[url] = (answer.headers.get("ETag", ""), known)
@@ -148,15 +148,13 @@ class Peers:
         self, peer: ListedBroker, body: dict[str, Any], token: Secret, timeout_s: float
     ) -> Told | None:
         try:
-            answer = await asyncio.wait_for(
-                self._client.post(
+            async with asyncio.timeout(timeout_s):
+                answer = await self._client.post(
                     f"{peer.agent_url}/topology/merge",
                     json=body,
                     headers={"Authorization": f"Bearer {token.reveal()}"},
                     timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
-                ),
-                timeout_s,
-            )
+                )
             return _told(answer)
         except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError):
             return None

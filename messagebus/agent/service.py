@@ -161,10 +161,11 @@ class Service:
         otherwise the restart of all agents at once would drain all brokers.
         """
         with contextlib.suppress(OSError, TimeoutError):
-            await asyncio.wait_for(self.upkeep.tried.wait(), CHECK_TIMEOUT_S)
-            is_ready = self.verdict().kind is VerdictKind.READY
-            writer.write(b"ready\n" if is_ready else b"drain\n")
-            await asyncio.wait_for(writer.drain(), CHECK_TIMEOUT_S)
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await self.upkeep.tried.wait()
+                is_ready = self.verdict().kind is VerdictKind.READY
+                writer.write(b"ready\n" if is_ready else b"drain\n")
+                await writer.drain()
         writer.close()
 
     async def _watch_alarms(self) -> None:
@@ -301,10 +302,12 @@ async def _until(
     await asyncio.wait([serving], timeout=2 * STOP_TIMEOUT_S)
     for task in (*tasks, stop):
         task.cancel()
-    ends = await asyncio.gather(*tasks, return_exceptions=True)
-    for end in ends:
-        if isinstance(end, Exception):
-            raise end
+    ended, stuck = await asyncio.wait(tasks, timeout=2 * STOP_TIMEOUT_S)
+    for task in stuck:
+        log.warning("did not stop in time: %s", task)
+    for task in ended:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            raise fault
 
 
 def _failed(task: asyncio.Future[Any]) -> bool:

@@ -99,7 +99,8 @@ class Topology:
         """Pull from the peers every PULL_INTERVAL_S, for ever."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._pull_now.wait(), PULL_INTERVAL_S)
+                async with asyncio.timeout(PULL_INTERVAL_S):
+                    await self._pull_now.wait()
             self._pull_now.clear()
             current = self._lists.current
             if current is not None:
@@ -151,7 +152,8 @@ class Topology:
         Raises NoMajority, or TopologyError when another change has been under way for too long.
         """
         try:
-            await asyncio.wait_for(self._changing.acquire(), CHANGE_WAIT_S)
+            async with asyncio.timeout(CHANGE_WAIT_S):
+                await self._changing.acquire()
         except TimeoutError:
             raise TopologyError("other changes are under way here") from None
         try:

@@ -61,6 +61,8 @@ PROBE_TIMEOUT_S = 0.5
 # An entry that the broker refused is tried again after that; the others do not wait for it.
 REFUSED_RETRY_S = 5.0
 LOSSES_KEPT = 100
+# The map may change, or a queue vanish, while it is brought about.
+BRING_ROUNDS = 3
 # Events of one deletion carry times a few milliseconds apart.
 SAME_LOSS_MS = 100
 
@@ -190,7 +192,8 @@ class Upkeep:
         stored = self._register.intact
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await asyncio.wait_for(self._linked.wait(), await self._patience_s())
+                async with asyncio.timeout(await self._patience_s()):
+                    await self._linked.wait()
                 await self.bring_about()
             return Reply(answer=Answer.HELD, stored=stored)
         except (LinkError, TopologyError, TimeoutError, ManagementUnavailable) as fault:
@@ -207,9 +210,13 @@ class Upkeep:
 
     async def _is_shut(self) -> bool:
         """Whether the broker can take no publish before this agent lets it."""
-        async with self._lock:
-            if self._gate_open is False:
-                return True
+        try:
+            # The gate may be opening just now, for the map as it was before.
+            async with asyncio.timeout(LINK_WAIT_S), self._lock:
+                if self._gate_open is False:
+                    return True
+        except TimeoutError:
+            return False
         return not self._linked.is_set() and await self._port_refuses()
 
     async def _port_refuses(self) -> bool:
@@ -234,24 +241,27 @@ class Upkeep:
             await asyncio.sleep(pause_s)
 
     async def _session(self) -> None:
-        control = await self._open()
-        births = await self._list_queues()
-        async with self._lock:
-            self._control, self._births = control, births
-            self._brought, self._brought_version = {}, 0
-            self._linked.set()
-            self.tried.set()
-            self._note_losses_at_start()
-        self.fault = ""
-        log.info("link open broker=%s gate=%s", self._config.broker, self._gate_open)
-        control.link.on_lost(lambda _why: self._lost_link())
-        self.wake()
-        await self._prove_events(control)
-        await self._keep(control)
-
-    async def _open(self) -> Control:
-        """A link that has seen whether the gate is there, and follows events."""
         control = await self._dial()
+        try:
+            await self._look(control)
+            births = await self._list_queues()
+            async with self._lock:
+                self._control, self._births = control, births
+                self._brought, self._brought_version = {}, 0
+                self._linked.set()
+                self.tried.set()
+                self._note_losses_at_start()
+            log.info("link open broker=%s gate=%s", self._config.broker, self._gate_open)
+            control.link.on_lost(lambda _why: self._lost_link())
+            self._behind_since_ms = None
+            self.wake()
+            await self._prove_events(control)
+            await self._keep(control)
+        finally:
+            control.abort()
+
+    async def _look(self, control: Control) -> None:
+        """Follow events, and see whether the gate is there."""
         self._has_events = await control.follow_events(self._event)
         if not self._has_events:
             log.warning("no events broker=%s: plugin rabbitmq_event_exchange", self._config.broker)
@@ -260,7 +270,6 @@ class Upkeep:
             # Now, not before: who saw the port refuse, and called a change complete, did so earlier.
             self._register.life_began()
             self._on_new_life()
-        return control
 
     async def _dial(self) -> Control:
         self.dials += 1
@@ -293,9 +302,14 @@ class Upkeep:
         audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
         while control.is_open:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), audit_at_s - time.monotonic())
+                async with asyncio.timeout(max(0.0, audit_at_s - time.monotonic())):
+                    await self._wake.wait()
             self._wake.clear()
-            await self.bring_about()
+            try:
+                await self.bring_about()
+                self.fault = ""
+            except (NotBroughtAbout, ManagementUnavailable) as fault:
+                self._tell_fault(str(fault))
             if time.monotonic() >= audit_at_s:
                 await self._audit(control)
                 audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
@@ -306,15 +320,13 @@ class Upkeep:
         self._wake.set()
 
     def _let_go(self) -> None:
-        control, self._control = self._control, None
+        self._control = None
         self._linked.clear()
         self._brought_version = 0
         self.events_proven = False
         # Shut stays shut, since only we open it; an open one may have gone with the broker.
         if self._gate_open:
             self._gate_open = None
-        if control is not None:
-            control.abort()
 
     def _tell_fault(self, fault: str) -> None:
         if fault != self.fault:
@@ -332,9 +344,15 @@ class Upkeep:
             control = self._control
             if control is None or not control.is_open:
                 raise LinkLost(self._config.broker, "no link to the broker")
-            if self._brought_version != self._register.version:
+            for _ in range(BRING_ROUNDS):
+                if self._brought_version == self._register.version:
+                    break
                 await self._bring_about(control)
+            if self._vanished:
+                raise NotBroughtAbout("queues vanish as fast as they are made")
             if may_open(self.condition):
+                # Should the answer be lost, it may be open all the same.
+                self._gate_open = None
                 await control.open_gate()
                 self._gate_open = True
                 log.info(
@@ -348,10 +366,13 @@ class Upkeep:
         if self._births is None and needs_births(tried, brought=self._brought, floor=floor):
             self._births = await self._management.births()
         births = self._births or {}
-        self._vanished.clear()
+        lost, self._vanished = self._vanished, set()
         steps = plan(tried, brought=self._brought, births=births, floor=floor)
         for step in steps:
             await self._perform(control, step)
+            if isinstance(step, Declare) and step.entry.wanted in lost:
+                # Publishes go on without it: what it gets from now on is lost only by a kill.
+                await control.bind(step.declarations)
         declared = [step.declarations for step in steps if isinstance(step, Declare)]
         if any(each.queues for each in declared):
             await self._settle(control)

@@ -1,0 +1,477 @@
+"""Bringing about, noticing and answering, on a broker that does what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from messagebus._io.control import Control
+from messagebus.agent import upkeep as module
+from messagebus.agent.config import AgentConfig
+from messagebus.agent.management import ManagementUnavailable
+from messagebus.agent.upkeep import Upkeep
+from messagebus.core.register import Entry, Register, Snapshot
+from messagebus.core.registration import Answer
+from messagebus.errors import ChannelRefused, LinkError, LinkLost
+from messagebus.topology import Declarations
+from tests.support.eventually import eventually_async
+
+ME = "a:5672"
+SUBSCRIPTION = "mb.sub/orders/a"
+
+
+@dataclass
+class FakeBroker:
+    """What is on it, and what it does next."""
+
+    queues: dict[str, int | None] = field(default_factory=dict)
+    exchanges: set[str] = field(default_factory=set)
+    gate: bool = False
+    is_up: bool = True
+    refuses: str = ""
+    events: bool = True
+    links: list[FakeControl] = field(default_factory=list)
+    settle_queues: int = 0
+    on_declare: Callable[[], None] = lambda: None
+    bound: list[tuple[str, int]] = field(default_factory=list)  # queue, settles before
+    settles: Callable[[], int] = lambda: 0
+
+    def tell(self, key: str, **headers: Any) -> None:
+        at_ms = time.time_ns() // 1_000_000
+        for link in self.links:
+            if link.is_open and link.on_event:
+                link.on_event(key, {"vhost": "/", "timestamp_in_ms": at_ms, **headers})
+
+    def lose(self, queue: str, *, silently: bool = False) -> None:
+        del self.queues[queue]
+        if not silently:
+            source = "mb.topic/orders"
+            self.tell("binding.deleted", source_name=source, destination_name=queue)
+            self.tell("queue.deleted", name=queue)
+
+    def kill(self) -> None:
+        self.is_up = self.gate = False
+        for link in self.links:
+            link.abort()
+
+
+class FakeLink:
+    broker = ME
+
+    def on_lost(self, callback: Callable[[LinkError], None]) -> None:
+        self.lost = callback
+
+
+class FakeControl:
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.is_open = True
+        self.link = FakeLink()
+        self.on_event: Callable[[str, Mapping[str, Any]], None] | None = None
+        broker.links.append(self)
+
+    def _check(self) -> None:
+        if not self.is_open:
+            raise LinkLost(ME, "hung up")
+
+    async def declare(self, wanted: Declarations) -> None:
+        self._check()
+        if any(queue.name == self.broker.refuses for queue in wanted.queues):
+            self.abort()
+            raise ChannelRefused(ME, 406, "PRECONDITION_FAILED")
+        self.broker.exchanges |= {exchange.name for exchange in wanted.exchanges}
+        for queue in wanted.queues:
+            born = queue.arguments["mb-born"]
+            assert isinstance(born, int)
+            self.broker.queues.setdefault(queue.name, born)
+        self.broker.on_declare()
+
+    async def bind(self, wanted: Declarations) -> None:
+        self._check()
+        for binding in wanted.bindings:
+            assert binding.queue in self.broker.queues
+            self.broker.bound.append((binding.queue, self.broker.settles()))
+
+    async def audit(self, wanted: Declarations) -> str:
+        self._check()
+        for queue in wanted.queues:
+            if queue.name not in self.broker.queues:
+                self.abort()
+                return queue.name
+        return ""
+
+    async def delete_queue(self, name: str) -> None:
+        self._check()
+        if name in self.broker.queues:
+            del self.broker.queues[name]
+            self.broker.tell("queue.deleted", name=name)
+
+    async def delete_exchange(self, name: str) -> None:
+        self.broker.exchanges.discard(name)
+
+    async def declare_settle_queue(self) -> None:
+        self.broker.settle_queues += 1
+
+    async def declare_probe(self) -> str:
+        self.broker.queues["amq.gen-1"] = None
+        return "amq.gen-1"
+
+    async def gate_is_open(self) -> bool:
+        return self.broker.gate
+
+    async def open_gate(self) -> None:
+        self._check()
+        self.broker.gate = True
+
+    async def follow_events(self, on_event: Callable[[str, Mapping[str, Any]], None]) -> bool:
+        self.on_event = on_event if self.broker.events else None
+        return self.broker.events
+
+    def abort(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            if hasattr(self.link, "lost"):
+                self.link.lost(LinkLost(ME, "hung up"))
+
+
+class FakeSettler:
+    fast = True
+    files = True
+    calls = 0
+
+    async def names_synced(self) -> bool:
+        self.calls += 1
+        return self.fast
+
+    async def files_synced(self) -> bool:
+        return self.files
+
+
+class FakeManagement:
+    is_there = True
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.fails = False
+
+    async def births(self) -> dict[str, int | None]:
+        if self.fails:
+            raise ManagementUnavailable("HTTP 500")
+        return dict(self.broker.queues)
+
+
+def entry(wanted: str, number: int = 1, *, alive: bool = True, tomb: int = 0) -> Entry:
+    return Entry(wanted=wanted, number=number, origin=ME, alive=alive, tomb=tomb, changed_at_ms=0)
+
+
+@dataclass
+class Rig:
+    broker: FakeBroker
+    settler: FakeSettler
+    management: FakeManagement
+    register: Register
+    upkeep: Upkeep
+    lives: list[int]
+    running: asyncio.Task[None] | None = None
+
+    def want(self, *entries: Entry) -> None:
+        self.register.told(Snapshot(intact=True, current_at_ms=1, entries=entries))
+        self.upkeep.wake()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        await eventually_async(condition, within_s=5)
+
+    async def settled(self) -> None:
+        await self.until(lambda: self.upkeep.is_settled)
+
+
+@pytest.fixture
+async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    """One listed broker whose agent has an intact map; nothing waits longer than it must."""
+    broker = FakeBroker()
+
+    async def dial(*_: object, **__: object) -> FakeControl:
+        if not broker.is_up:
+            raise LinkLost(ME, "refused")
+        return FakeControl(broker)
+
+    async def port_refuses(*_: object, **__: object) -> bool:
+        return not broker.is_up
+
+    monkeypatch.setattr(Control, "dial", dial)
+    monkeypatch.setattr(module, "port_refuses", port_refuses)
+    monkeypatch.setattr(AgentConfig, "password", "unused")
+    for name in ("REDIAL_MIN_S", "REDIAL_MAX_S", "SLOW_S"):
+        monkeypatch.setattr(module, name, 0.001)
+    monkeypatch.setattr(module, "AUDIT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "LINK_WAIT_S", 0.05)
+    register = Register(ME, Snapshot(intact=True, current_at_ms=1))
+    register.listed([ME])
+    settler, management, lives = FakeSettler(), FakeManagement(broker), list[int]()
+
+    def new_life() -> None:
+        lives.append(register.life)
+
+    upkeep = Upkeep(
+        AgentConfig(
+            broker=ME,
+            user="admin",
+            password_file="-",
+            http=ME,
+            check=ME,
+            list_file="-",
+            state_dir="-",
+            token_file="-",
+        ),
+        register,
+        settler=settler,  # type: ignore[arg-type]
+        management=management,  # type: ignore[arg-type]
+        on_new_life=new_life,
+        on_report=lambda: None,
+    )
+    broker.settles = lambda: settler.calls
+    rig = Rig(broker, settler, management, register, upkeep, lives)
+    rig.running = asyncio.ensure_future(upkeep.run())
+    yield rig
+    rig.running.cancel()
+    await asyncio.gather(rig.running, return_exceptions=True)
+
+
+async def test_the_gate_opens_when_all_is_there_and_settled(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.want(entry("orders/a"))
+    rig.broker.is_up = True
+    await rig.until(lambda: rig.broker.gate)
+    assert set(rig.broker.queues) >= {SUBSCRIPTION, "mb.park/orders/a"}
+    assert rig.settler.calls >= 1
+    assert rig.upkeep.settled_queues() == {SUBSCRIPTION: True, "mb.park/orders/a": True}
+
+
+async def test_without_a_majority_the_gate_stays_shut(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.register.listed([ME, "b:5672", "c:5672"])
+    rig.want(entry("orders/a"))
+    rig.broker.is_up = True
+    await rig.settled()
+    await rig.upkeep.bring_about()
+    assert not rig.broker.gate
+    assert not rig.upkeep.condition.gate_open
+
+
+async def test_a_broker_that_was_killed_gets_its_gate_in_its_new_life(rig: Rig) -> None:
+    await rig.until(lambda: rig.broker.gate)
+    rig.broker.kill()
+    await rig.until(lambda: not rig.upkeep.condition.linked)
+    rig.broker.is_up = True
+    await rig.until(lambda: rig.broker.gate)
+    assert rig.lives == [1, 2]
+
+
+async def test_a_new_link_to_the_same_life_leaves_the_gate_alone(rig: Rig) -> None:
+    await rig.until(lambda: rig.broker.gate)
+    rig.broker.links[-1].abort()
+    await rig.until(lambda: len(rig.broker.links) > 1 and rig.upkeep.is_settled)
+    assert rig.upkeep.condition.gate_open
+    assert rig.lives == [1]
+
+
+async def test_queues_that_could_not_be_synced_are_not_settled(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.settler.files = False
+    rig.want(entry("orders/a"))
+    rig.broker.is_up = True
+    await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
+    assert (await rig.upkeep.answer(["orders/a"])).answer is Answer.LATER
+    assert not rig.broker.gate
+    rig.settler.files = True
+    await rig.until(lambda: rig.broker.gate)
+
+
+async def test_a_new_queue_is_bound_only_when_it_is_settled(rig: Rig) -> None:
+    await rig.settled()
+    assert rig.settler.calls == 0
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    assert rig.broker.bound == [(SUBSCRIPTION, 1)]
+
+
+async def test_a_queue_that_vanished_is_bound_at_once(rig: Rig) -> None:
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    before = rig.settler.calls
+    rig.broker.bound.clear()
+    rig.broker.lose(SUBSCRIPTION)
+    await rig.settled()
+    assert rig.broker.bound[0] == (SUBSCRIPTION, before)
+
+
+async def test_without_erl_call_one_more_queue_and_a_wait_settle(rig: Rig) -> None:
+    rig.settler.fast = False
+    rig.want(entry("orders/a"), entry("orders/b", 2))
+    await rig.until(lambda: rig.broker.gate)
+    assert rig.broker.settle_queues <= 2
+    assert rig.upkeep.settles_slow == rig.broker.settle_queues
+
+
+async def test_a_deleted_name_goes_from_the_broker_without_being_called_a_loss(rig: Rig) -> None:
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    rig.want(entry("orders/a", 2, alive=False, tomb=2))
+    await rig.settled()
+    assert SUBSCRIPTION not in rig.broker.queues
+    assert not rig.upkeep.losses
+
+
+async def test_a_queue_of_an_earlier_life_is_made_anew(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.broker.queues[SUBSCRIPTION] = 1
+    rig.want(entry("orders/a", 9, tomb=8))
+    rig.broker.is_up = True
+    await rig.until(lambda: rig.broker.gate)
+    assert rig.broker.queues[SUBSCRIPTION] == 9
+
+
+async def test_when_births_cannot_be_known_the_gate_stays_shut(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.management.fails = True
+    rig.want(entry("orders/a", 9, tomb=8))
+    rig.broker.is_up = True
+    await rig.until(lambda: "HTTP 500" in rig.upkeep.fault)
+    assert not rig.broker.gate
+    rig.management.fails = False
+    await rig.until(lambda: rig.broker.gate)
+
+
+async def test_a_vanished_queue_is_told_once_and_made_again(rig: Rig) -> None:
+    rig.want(entry("orders/a"))
+    await rig.until(lambda: rig.upkeep.is_settled and rig.upkeep.events_proven)
+    rig.broker.lose(SUBSCRIPTION)
+    assert rig.upkeep.condition.vanished == 1
+    await rig.settled()
+    assert SUBSCRIPTION in rig.broker.queues
+    (loss,) = rig.upkeep.losses
+    assert (loss.what, loss.name, loss.how) == ("queue", SUBSCRIPTION, "event")
+    assert loss.repaired_at_ms
+    assert rig.upkeep.condition.vanished == 0
+
+
+async def test_a_queue_that_vanishes_during_its_repair_is_made_again_too(rig: Rig) -> None:
+    rig.want(entry("orders/a"))
+    await rig.settled()
+
+    def vanish_once() -> None:
+        rig.broker.on_declare = lambda: None
+        rig.broker.lose(SUBSCRIPTION)
+
+    rig.broker.on_declare = vanish_once
+    rig.want(entry("orders/b", 2))
+    answer = await rig.upkeep.answer(["orders/a", "orders/b"])
+    assert answer.answer is Answer.HELD
+    assert SUBSCRIPTION in rig.broker.queues
+
+
+async def test_without_events_the_audit_finds_it(rig: Rig) -> None:
+    await rig.settled()
+    rig.broker.links[-1].abort()
+    rig.broker.events = False
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    rig.broker.lose(SUBSCRIPTION, silently=True)
+    await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
+    assert rig.upkeep.losses[0].how in ("audit", "start")
+
+
+async def test_what_vanished_while_the_agent_was_away_is_told(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.upkeep.held = {"orders/a": 1}
+    rig.want(entry("orders/a"))
+    rig.broker.is_up = True
+    await rig.settled()
+    assert {loss.name for loss in rig.upkeep.losses} == {SUBSCRIPTION, "mb.park/orders/a"}
+    assert {loss.how for loss in rig.upkeep.losses} == {"start"}
+
+
+async def test_events_of_others_are_nothing_to_us(rig: Rig) -> None:
+    rig.want(entry("orders/a"), entry("queue:jobs", 2))
+    await rig.settled()
+    rig.broker.tell("queue.deleted", name="somebody's")
+    rig.broker.tell("queue.deleted", name=SUBSCRIPTION, vhost="/other")
+    rig.broker.tell("binding.deleted", source_name="", destination_name="mb.queue/jobs")
+    rig.broker.tell("binding.deleted", source_name="other", destination_name=SUBSCRIPTION)
+    rig.broker.tell("queue.deleted", name=SUBSCRIPTION, timestamp_in_ms=1)
+    assert not rig.upkeep.losses
+
+
+async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
+    await rig.settled()
+    rig.broker.refuses = "mb.queue/bad"
+    rig.want(entry("queue:bad"), entry("queue:good", 2))
+    await rig.until(lambda: "mb.queue/good" in rig.broker.queues)
+    assert not rig.upkeep.is_settled
+    answer = await rig.upkeep.answer(["queue:bad"])
+    assert answer.answer is Answer.NO
+    assert "406" in answer.reason
+
+
+async def test_held_is_answered_with_the_map_on_the_broker(rig: Rig) -> None:
+    await rig.settled()
+    rig.want(entry("orders/a"))
+    answer = await rig.upkeep.answer(["orders/a"])
+    assert (answer.answer, answer.stored) == (Answer.HELD, True)
+    assert SUBSCRIPTION in rig.broker.queues
+
+
+async def test_of_a_broker_that_is_down_the_answer_is_later(rig: Rig) -> None:
+    await rig.until(lambda: rig.broker.gate)
+    rig.broker.kill()
+    rig.want(entry("orders/a"))
+    assert (await rig.upkeep.answer(["orders/a"])).answer is Answer.LATER
+
+
+async def test_of_a_broker_that_accepts_and_does_not_answer_it_is_no(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.until(lambda: rig.broker.gate)
+
+    async def hangs(*_: object, **__: object) -> FakeControl:
+        raise LinkLost(ME, "no AMQP")
+
+    monkeypatch.setattr(Control, "dial", hangs)
+    rig.broker.links[-1].abort()
+    rig.want(entry("orders/a"))
+    assert (await rig.upkeep.answer(["orders/a"])).answer is Answer.NO
+
+
+async def test_a_gate_whose_answer_was_lost_may_be_open(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.broker.kill()
+
+    async def answer_lost(control: FakeControl) -> None:
+        control.broker.gate = True
+        control.abort()
+        rig.broker.is_up = False
+        raise LinkLost(ME, "no answer")
+
+    monkeypatch.setattr(FakeControl, "open_gate", answer_lost)
+    rig.broker.is_up = True
+    await rig.until(lambda: rig.broker.gate)
+    await rig.until(lambda: not rig.upkeep.condition.linked)
+    assert rig.upkeep._gate_open is None
+
+
+def test_while_events_are_proven_the_audit_goes_round_in_steps() -> None:
+    upkeep = Upkeep.__new__(Upkeep)
+    upkeep._brought = {f"t{number:02}": entry(f"t{number:02}") for number in range(25)}
+    upkeep._audit_queue = deque()
+    upkeep.events_proven = False
+    assert len(upkeep._next_for_audit()) == 25
+    upkeep.events_proven = True
+    seen = [name for _ in range(9) for name in upkeep._next_for_audit()]
+    assert sorted(seen) == sorted(upkeep._brought)
