@@ -246,7 +246,7 @@ async def test_the_last_good_list_is_kept_on_disk_and_read_at_the_start(
     cache = tmp_path / "list"
     await follow(text(GOOD), cache=cache)
     assert BrokerList.parse(cache.read_text()) == BrokerList.parse(GOOD)
-    assert list(tmp_path.glob("*")) == [cache]
+    assert list(tmp_path.glob("*")) == [cache]  # noqa: ASYNC240
     follower, applied, _ = await follow(httpx.ConnectError("down"), cache=cache)
     assert applied == [BrokerList.parse(GOOD)]
     assert follower.keeper.good_ms is None, "a cached list has no good answer yet"

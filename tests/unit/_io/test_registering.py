@@ -1,0 +1,149 @@
+"""_io.registering: what agents answer becomes a registration, an error of ours, or another try."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from messagebus import (
+    BusConfig,
+    LoginRefused,
+    NameInvalid,
+    RegistrationIncomplete,
+    Secret,
+)
+from messagebus._io import registering
+from messagebus._io.registering import Agents, Alone, Registration, credentials, topology_for
+from messagebus.topology import parse_wanted
+
+COMPLETE = {"complete": True, "held": ["mb1:5672"], "later": ["mb2:5672"], "missing": {}}
+PARTLY = {"complete": False, "held": ["mb1:5672"], "later": [], "missing": {"mb2:5672": "down"}}
+
+Answer = httpx.Response | Exception
+
+
+class Asked:
+    """Answers in turn, the last one for ever."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer.status_code, content=answer.content, headers=answer.headers)
+
+
+def told(what: dict[str, Any], status: int = 200) -> httpx.Response:
+    return httpx.Response(status, json=what)
+
+
+def said(text: str, status: int) -> httpx.Response:
+    return httpx.Response(status, text=text)
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registering, "RETRY_FIRST_MS", 1)
+    monkeypatch.setattr(registering, "RETRY_MAX_MS", 1)
+
+
+async def register(asked: Asked, *, timeout_ms: int = 5_000, enough: bool = False) -> Registration:
+    bus = BusConfig(
+        list_urls=("http://a.example/consumer-list", "http://b.example/consumer-list"),
+        user="bus",
+        password=Secret("s3cret"),
+    )
+    agents = Agents(bus, httpx.MockTransport(asked))
+    wanted = [parse_wanted("orders"), parse_wanted("orders/billing")]
+    return await agents.register(wanted, timeout_ms=timeout_ms, enough=enough)
+
+
+async def test_a_complete_answer_is_a_complete_registration() -> None:
+    asked = Asked(told(COMPLETE))
+    assert await register(asked) == Registration(True, ("mb1:5672",), ("mb2:5672",), {})
+    (request,) = asked.requests
+    assert str(request.url) == "http://a.example/topology"
+    assert json.loads(request.content) == {"wanted": ["orders", "orders/billing"], "alive": True}
+    assert request.headers["authorization"].startswith("Basic ")
+
+
+async def test_an_incomplete_one_is_repeated_until_it_is_complete() -> None:
+    asked = Asked(told(PARTLY), told(PARTLY), told(COMPLETE))
+    assert (await register(asked)).complete
+    assert [request.url.host for request in asked.requests] == [
+        "a.example",
+        "b.example",
+        "a.example",
+    ]
+
+
+async def test_it_stays_incomplete_with_the_broker_named_and_within_its_time() -> None:
+    with pytest.raises(RegistrationIncomplete) as raised:
+        await register(Asked(told(PARTLY)), timeout_ms=30)
+    assert raised.value.missing == {"mb2:5672": "down"}
+
+
+async def test_one_broker_that_holds_it_is_enough_where_that_is_asked_for() -> None:
+    assert await register(Asked(told(PARTLY)), enough=True) == Registration(
+        False, ("mb1:5672",), (), {"mb2:5672": "down"}
+    )
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("late"),
+        said("no majority", 409),
+        said("own broker not reachable", 503),
+        said("", 500),
+        said("<html>hello</html>", 200),
+        told({}),
+        told({"complete": True, "held": None, "later": [], "missing": {}}),
+        said("[]", 200),
+        said("null", 200),
+        said("<html>moved</html>", 302),
+    ],
+    ids=str,
+)
+async def test_trouble_is_tried_again_and_told_in_the_end(trouble: Answer) -> None:
+    assert (await register(Asked(trouble, told(COMPLETE)))).complete
+    with pytest.raises(RegistrationIncomplete, match=r"a\.example"):
+        await register(Asked(trouble), timeout_ms=30)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_login_is_told_at_once_without_the_password(status: int) -> None:
+    asked = Asked(said("no", status))
+    with pytest.raises(LoginRefused) as raised:
+        await register(asked)
+    assert len(asked.requests) == 1
+    assert "s3cret" not in str(raised.value)
+
+
+async def test_a_name_that_the_agent_refuses_is_told_at_once() -> None:
+    with pytest.raises(NameInvalid, match="too long"):
+        await register(Asked(said("name is too long", 400)))
+
+
+def test_agents_own_the_topology_where_there_is_a_list() -> None:
+    assert isinstance(topology_for(BusConfig(list_urls=("http://a.example/l",))), Agents)
+    assert isinstance(topology_for(BusConfig()), Alone)
+
+
+def test_credentials_say_who_we_are(tmp_path: Any) -> None:
+    file = tmp_path / "password"
+    bus = BusConfig(user="u", password_file=str(file), vhost="v", heartbeat_s=7, client_id="me")
+    for password in ("one", "two"):  # it may rotate
+        file.write_text(password + "\n")
+        made = credentials(bus)
+        assert made.password.reveal() == password
+    assert (made.user, made.vhost, made.heartbeat_s, made.client_id) == ("u", "v", 7, "me")
+    assert credentials(BusConfig()).client_id == "messagebus"

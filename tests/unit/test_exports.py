@@ -1,0 +1,78 @@
+"""What `import messagebus` gives: every public name of every public module, and no other."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import messagebus
+
+# Modules whose names are for other parts of this repository, or that have an import of their own.
+NOT_EXPORTED = {
+    "messagebus.events": "columns of recorded events, for bench and spark",
+    "messagebus.topology": "what agents declare",
+    "messagebus.testing": "imported by applications' tests by its own name",
+}
+# Public in their module for its neighbours, and not for applications.
+INSIDE = {
+    "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX"},
+    "messagebus.consumer": {"as_source", "fulfilled"},
+    "messagebus.destination": {"NAME_BYTES_MAX"},
+    "messagebus.message": {"BODY_BYTES_MAX", "Header"},
+    "messagebus.publisher": {"Payload", "as_message", "raise_unless_confirmed"},
+}
+# Re-exported from inside, because public values hold it.
+FROM_INSIDE = {"Receipt"}
+
+
+def public_modules() -> list[str]:
+    found = [
+        f"messagebus.{module.name}"
+        for module in pkgutil.iter_modules(messagebus.__path__)
+        if not module.name.startswith("_")
+    ]
+    packages = {"messagebus.core", "messagebus.agent"}
+    return [name for name in found if name not in packages | NOT_EXPORTED.keys()]
+
+
+def test_all_is_the_union_of_the_public_modules() -> None:
+    names = {
+        name
+        for module in public_modules()
+        for name in set(importlib.import_module(module).__all__) - INSIDE.get(module, set())
+    }
+    assert set(messagebus.__all__) == names | FROM_INSIDE
+
+
+def test_all_is_sorted_and_has_no_name_twice() -> None:
+    assert list(messagebus.__all__) == sorted(set(messagebus.__all__), key=str)
+
+
+@pytest.mark.parametrize("name", messagebus.__all__)
+def test_every_exported_name_is_there(name: str) -> None:
+    assert hasattr(messagebus, name)
+
+
+@pytest.mark.parametrize("module", [*public_modules(), *NOT_EXPORTED])
+def test_every_name_of_a_modules_all_exists_and_no_exception_is_real(module: str) -> None:
+    loaded = importlib.import_module(module)
+    missing = [name for name in loaded.__all__ if not hasattr(loaded, name)]
+    assert missing == []
+    assert INSIDE.get(module, set()) <= set(loaded.__all__)
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_every_public_class_and_function_of_a_module_is_in_its_all_or_private(module: str) -> None:
+    loaded = importlib.import_module(module)
+    defined = {
+        name
+        for name, value in vars(loaded).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == module
+    }
+    for name in defined - set(loaded.__all__):
+        assert not inspect.isclass(vars(loaded)[name]), f"{module}.{name} is in no __all__"
