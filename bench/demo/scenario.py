@@ -22,6 +22,7 @@ __all__ = [
     "TOPIC",
     "Step",
     "planned_rate",
+    "slowness",
     "steps",
 ]
 
@@ -43,6 +44,8 @@ RESERVE_S = 4.0
 TAIL_S = 2.0
 TAIL_MIN_PER_S = 400.0
 RATE_MAX_PER_S = 4_000.0
+# A machine may be busy with other things. Beyond that, later steps see fewer messages.
+SLOW_MAX = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,25 @@ def steps(*, small: bool) -> tuple[Step, ...]:
     )
 
 
-def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float) -> float:
+def slowness(done: Sequence[tuple[Step, float]], running: Step, in_step_s: float) -> float:
+    """How many times longer than thought the steps take on this machine; 1 to SLOW_MAX.
+
+    done: finished steps with the seconds they took.
+    """
+    needed_s = sum(step.needs_s for step, _ in done)
+    by_now = sum(took_s for _, took_s in done) / needed_s if needed_s else 1.0
+    return min(max(1.0, by_now, in_step_s / running.needs_s), SLOW_MAX)
+
+
+def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float, slow: float = 1.0) -> float:
     """Messages per second, of all publishers together, from now on.
 
     left: records not yet sent. ahead: the running step, then those after it; empty when all are done.
-    in_step_s: how long the running one lasts already.
+    in_step_s: how long the running one lasts already. slow: how many times longer steps take.
     """
     if not ahead:
         return min(max(left / TAIL_S, TAIL_MIN_PER_S), RATE_MAX_PER_S)
     running, *later = ahead
-    planned_s = max(running.needs_s - in_step_s, 0.0) + sum(step.needs_s for step in later)
+    running_s = max(running.needs_s * slow - in_step_s, 0.0)
+    planned_s = running_s + sum(step.needs_s for step in later) * slow
     return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)

@@ -61,6 +61,7 @@ class Stage:
         self._env = {key: text for key, text in env.items() if not key.startswith("MESSAGEBUS_")}
         self.plan = tuple(plan)
         self._ahead = list(plan)
+        self._done: list[tuple[Step, float]] = []
         self._began_s = time.monotonic()
         self._step_began_s = 0.0
         self._next_rate_s = 0.0
@@ -136,9 +137,10 @@ class Stage:
     def planned(self, step: Step) -> Iterator[None]:
         """A step of the plan: the pace counts on it."""
         self._step_began_s = time.monotonic()
-        with self.step(step.title):
+        with self.step(step.title) as view:
             yield
         self._ahead.remove(step)
+        self._done.append((step, view.took_s))
 
     def note(self, line: str) -> None:
         """What the running step is at."""
@@ -271,9 +273,9 @@ class Stage:
 
     def _pace(self, now_s: float) -> None:
         left = max(0, self.view.total - self.submitted)
-        rate = scenario.planned_rate(
-            left=left, ahead=self._ahead, in_step_s=now_s - self._step_began_s
-        )
+        in_step_s = now_s - self._step_began_s
+        slow = scenario.slowness(self._done, self._ahead[0], in_step_s) if self._ahead else 1.0
+        rate = scenario.planned_rate(left=left, ahead=self._ahead, in_step_s=in_step_s, slow=slow)
         set_rate(self.folder, rate)
 
     def _redraw(self, now_s: float) -> None:

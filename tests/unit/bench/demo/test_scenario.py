@@ -1,5 +1,5 @@
 from bench.demo import scenario
-from bench.demo.scenario import RATE_MAX_PER_S, RESERVE_S, planned_rate, steps
+from bench.demo.scenario import RATE_MAX_PER_S, RESERVE_S, planned_rate, slowness, steps
 
 
 def test_every_event_of_the_story_happens_small_or_not() -> None:
@@ -36,6 +36,18 @@ def test_the_input_outlasts_a_step_that_takes_much_longer_than_thought() -> None
         plan.pop(0)
     assert left > 0
     assert min(sent.values()) >= 1
+
+
+def test_a_slow_machine_gets_its_records_spread_over_the_time_it_needs() -> None:
+    plan = steps(small=False)
+    first, second = plan[:2]
+    assert slowness([], first, 0.0) == 1.0
+    assert slowness([(first, 2 * first.needs_s)], second, 0.0) == 2.0
+    assert slowness([(first, first.needs_s / 2)], second, 0.0) == 1.0
+    assert slowness([], second, 3 * second.needs_s) == 3.0
+    assert slowness([], second, 99 * second.needs_s) == scenario.SLOW_MAX
+    fast = planned_rate(left=1000, ahead=plan, in_step_s=0)
+    assert planned_rate(left=1000, ahead=plan, in_step_s=0, slow=2.0) == fast / 2
 
 
 def test_the_rest_goes_out_soon_and_never_faster_than_the_limit() -> None:
