@@ -15,7 +15,7 @@ import httpx
 
 from messagebus import Consumer, Durability, Outcome, Published, Publisher
 from ops.local.cluster import LocalCluster
-from ops.local.process import send
+from ops.local.process import KILL_WITHIN_S, send, wait_gone
 from tests.support.eventually import eventually
 from tests.support.faults import bus_config, direct, register
 from tests.support.load import drain
@@ -108,6 +108,7 @@ def test_the_first_confirm_while_its_subscription_is_being_created_survives_a_ki
         for thread in threads:
             thread.start()
         assert killed.wait(START_WITHIN_S)
+        wait_gone([process], within_s=KILL_WITHIN_S)
         stopping.set()
         for thread in threads:
             thread.join()

@@ -41,8 +41,8 @@ RATE_PER_S = 150
 POLL_S = 0.05
 READY_WITHIN_S = 20.0
 STOP_WITHIN_S = 40.0
-# After that long without a delivery nothing more is expected to come.
-IDLE_S = 4.0
+# After that long without a delivery nothing more is expected to come: consumers redial within 5 s.
+IDLE_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
