@@ -133,4 +133,5 @@ async def _run(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            await process.wait()
     return out.decode("utf-8", "replace") if process.returncode == 0 else None

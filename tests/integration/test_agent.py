@@ -107,8 +107,9 @@ def messages_in(cluster: LocalCluster, name: str, queue: str) -> list[str]:
     body = {"count": 10, "ackmode": "ack_requeue_true", "encoding": "auto"}
     with cluster.management(name) as management:
         path = f"/api/queues/%2F/{quote(queue, safe='')}/get"
-        answer = management.post(path, json=body).raise_for_status().json()
-    return [message["payload"] for message in answer]
+        answer = management.post(path, json=body)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    return [message["payload"] for message in answer.json()]
 
 
 # -- the register

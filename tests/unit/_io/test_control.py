@@ -1,0 +1,157 @@
+"""Administration of a broker: which requests are made, and what their answers mean."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from messagebus._io import control as module
+from messagebus._io.control import Control, login_is_good
+from messagebus._io.link import Credentials
+from messagebus.broker import Broker
+from messagebus.destination import Subscription, Topic
+from messagebus.errors import ChannelRefused, LinkLost, LoginRefused
+from messagebus.secret import Secret
+from messagebus.topology import declarations
+
+WANTED = declarations(Subscription(Topic("orders"), "a"), born=3)
+WHO = Credentials(user="admin", password=Secret("pw"))
+
+
+class FakeLink:
+    """Remembers calls; refuses those in `refused`, by method and name, with a code."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.refused: dict[tuple[str, str], int] = {}
+        self.hangs = False
+        self.aborted = False
+        self.address = Broker("a")
+        self.is_open = True
+        self.consumed: list[Any] = []
+        self.channel = SimpleNamespace(basic_consume=self._consume)
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        if self.hangs:
+            await asyncio.Event().wait()
+        name = str(arguments.get("queue") or arguments.get("exchange") or "")
+        passive = "?" if arguments.get("passive") else ""
+        self.calls.append((method + passive, name))
+        if code := self.refused.get((method, name)):
+            raise ChannelRefused("a:5672", code, "refused")
+        return SimpleNamespace(queue=name or "amq.gen-1")
+
+    try_call = call
+
+    def _consume(self, queue: str, **arguments: Any) -> None:
+        self.consumed.append((queue, arguments["on_message_callback"]))
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink()
+
+
+@pytest.fixture
+def control(link: FakeLink) -> Control:
+    return Control(link)  # type: ignore[arg-type]
+
+
+async def test_declaring_binds_nothing_yet(control: Control, link: FakeLink) -> None:
+    await control.declare(WANTED)
+    assert link.calls == [
+        ("exchange_declare", "mb.topic/orders"),
+        ("queue_declare", "mb.park/orders/a"),
+        ("queue_declare", "mb.sub/orders/a"),
+    ]
+    await control.bind(WANTED)
+    assert link.calls[-1] == ("queue_bind", "mb.sub/orders/a")
+
+
+async def test_the_audit_only_looks_and_binds(control: Control, link: FakeLink) -> None:
+    assert await control.audit(WANTED) == ""
+    assert link.calls == [
+        ("queue_declare?", "mb.park/orders/a"),
+        ("queue_declare?", "mb.sub/orders/a"),
+        ("queue_bind", "mb.sub/orders/a"),
+    ]
+
+
+async def test_the_audit_names_what_is_missing(control: Control, link: FakeLink) -> None:
+    link.refused = {("queue_declare", "mb.sub/orders/a"): 404}
+    assert await control.audit(WANTED) == "mb.sub/orders/a"
+    link.refused = {("queue_declare", "mb.sub/orders/a"): 405}
+    with pytest.raises(ChannelRefused):
+        await control.audit(WANTED)
+
+
+async def test_the_gate_is_looked_for_and_made(control: Control, link: FakeLink) -> None:
+    assert await control.gate_is_open()
+    link.refused = {("exchange_declare", "mb.ready"): 404}
+    assert not await control.gate_is_open()
+    link.refused = {("exchange_declare", "mb.ready"): 403}
+    with pytest.raises(ChannelRefused):
+        await control.gate_is_open()
+    link.refused = {}
+    await control.open_gate()
+    assert link.calls[-1] == ("exchange_declare", "mb.ready")
+
+
+async def test_events_are_followed_if_there_are_any(control: Control, link: FakeLink) -> None:
+    told: list[tuple[str, Any]] = []
+
+    def on_event(key: str, headers: Any) -> None:
+        told.append((key, headers))
+
+    link.refused = {("exchange_declare", "amq.rabbitmq.event"): 404}
+    assert not await control.follow_events(on_event)
+    link.refused = {}
+    assert await control.follow_events(on_event)
+    ((queue, arrived),) = link.consumed
+    assert queue == "amq.gen-1"
+    arrived(None, SimpleNamespace(routing_key="queue.deleted"), SimpleNamespace(headers=None), b"")
+    assert told == [("queue.deleted", {})]
+
+
+async def test_a_broker_that_does_not_answer_is_given_up(
+    control: Control, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CALL_TIMEOUT_S", 0.01)
+    link.hangs = True
+    with pytest.raises(LinkLost, match="no answer"):
+        await control.delete_queue("q")
+    assert link.aborted
+
+
+async def test_the_settle_queue_is_always_a_new_one(control: Control, link: FakeLink) -> None:
+    await control.declare_settle_queue()
+    assert link.calls == [("queue_delete", "mb.settle"), ("queue_declare", "mb.settle")]
+
+
+async def test_a_login_is_good_bad_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    outcome: list[Any] = [SimpleNamespace(close=close)]
+
+    async def dial(*_: Any, **__: Any) -> Any:
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
+    monkeypatch.setattr(module, "dial", dial)
+    assert await login_is_good(Broker("a"), WHO, timeout_ms=1)
+    assert closed == [True]
+    outcome[0] = LoginRefused("a:5672", "403")
+    assert not await login_is_good(Broker("a"), WHO, timeout_ms=1)
+    outcome[0] = LinkLost("a:5672", "refused")
+    with pytest.raises(LinkLost):
+        await login_is_good(Broker("a"), WHO, timeout_ms=1)

@@ -1,0 +1,285 @@
+"""The HTTP interface, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from messagebus.agent.clients import Clients
+from messagebus.agent.listfile import ListFile
+from messagebus.agent.login import Login
+from messagebus.agent.metrics import Figure, Metrics
+from messagebus.agent.store import entry_to_json
+from messagebus.agent.topology import NoMajority
+from messagebus.agent.upkeep import Loss
+from messagebus.agent.web import Parts, application
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.core.gate import Condition, Verdict, VerdictKind
+from messagebus.core.register import Entry, Register, Snapshot
+from messagebus.core.registration import Answer, Completion, Reply
+from messagebus.errors import LinkLost, TopologyError
+from messagebus.secret import Secret
+
+ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0, changed_at_ms=1)
+OPERATOR = {"Authorization": "Bearer token"}
+DONE = Completion(complete=True, held=("a:5672",), later=(), missing={})
+
+
+def brokers(generation: int) -> BrokerList:
+    listed = (ListedBroker(broker=Broker("a")),)
+    return BrokerList(cluster="c", generation=generation, listed=listed)
+
+
+class FakeTopology:
+    def __init__(self) -> None:
+        self.register = Register("a:5672", Snapshot(intact=True, current_at_ms=1, entries=(ENTRY,)))
+        self.changed: list[tuple[list[str], bool]] = []
+        self.outcome: Completion | Exception = DONE
+        self.heard: list[Snapshot] = []
+
+    async def change(self, names: list[str], *, alive: bool) -> Completion:
+        self.changed.append((names, alive))
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    async def told(self, snapshot: Snapshot) -> Reply:
+        self.heard.append(snapshot)
+        return Reply(answer=Answer.HELD, stored=True)
+
+    def entries_of(self, snapshot: Snapshot) -> list[Entry]:
+        return list(snapshot.entries)
+
+
+class FakeUpkeep:
+    losses: tuple[Loss, ...] = ()
+    losses_mark = 0
+    is_settled = True
+    condition = Condition(linked=True, gate_open=True)
+
+    def settled_queues(self) -> dict[str, bool]:
+        return {"mb.queue/jobs": True}
+
+
+@dataclass
+class Rig:
+    lists: ListFile
+    topology: FakeTopology
+    upkeep: FakeUpkeep
+    http: httpx.AsyncClient
+    said: list[Verdict] = field(default_factory=lambda: [Verdict(kind=VerdictKind.READY)])
+    drains: list[bool] = field(default_factory=list)
+    broker_away: bool = False
+
+    def serve(self, generation: int) -> None:
+        self.lists.current = brokers(generation)
+        self.lists.text = self.lists.current.render()
+        self.lists.wake()
+
+
+@pytest.fixture(name="rig")
+async def make_rig() -> AsyncIterator[Rig]:
+    lists, topology, upkeep = ListFile("-"), FakeTopology(), FakeUpkeep()
+
+    async def try_login(user: str, password: Secret) -> bool:
+        if rig.broker_away:
+            raise LinkLost("a:5672", "refused")
+        return (user, password.reveal()) == ("bus", "pw")
+
+    async def set_draining(draining: bool) -> None:
+        rig.drains.append(draining)
+
+    parts = Parts(
+        broker="a:5672",
+        lists=lists,
+        clients=Clients(),
+        topology=topology,  # type: ignore[arg-type]
+        upkeep=upkeep,  # type: ignore[arg-type]
+        login=Login(token=lambda: Secret("token"), try_login=try_login),
+        metrics=Metrics("a:5672", lambda: [Figure("ready", "Ready.", 1)]),
+        verdict=lambda: rig.said[-1],
+        is_draining=lambda: bool(rig.drains and rig.drains[-1]),
+        set_draining=set_draining,
+        started="s",
+    )
+    transport = httpx.ASGITransport(application(parts))
+    async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+        rig = Rig(lists, topology, upkeep, http)
+        yield rig
+
+
+async def test_without_a_good_list_there_is_one_line_and_503(rig: Rig) -> None:
+    answer = await rig.http.get("/consumer-list")
+    assert answer.status_code == 503
+    assert answer.text.count("\n") == 1
+
+
+async def test_the_list_comes_with_its_headers(rig: Rig) -> None:
+    rig.serve(17)
+    answer = await rig.http.get("/consumer-list")
+    assert BrokerList.parse(answer.text) == brokers(17)
+    wanted = {"etag": '"17"', "mb-generation": "17", "mb-cluster": "c"}
+    assert wanted.items() <= dict(answer.headers).items()
+    again = await rig.http.get("/consumer-list", headers={"If-None-Match": '"17"'})
+    assert (again.status_code, again.text) == (304, "")
+
+
+async def test_a_newer_list_than_asked_for_comes_at_once(rig: Rig) -> None:
+    rig.serve(17)
+    answer = await rig.http.get("/consumer-list?generation=16&wait_s=60")
+    assert answer.status_code == 200
+    unchanged = await rig.http.get("/consumer-list?generation=17&wait_s=0")
+    assert unchanged.status_code == 304
+
+
+async def test_a_waiting_fetch_ends_with_the_new_list(rig: Rig) -> None:
+    rig.serve(17)
+    path = "/consumer-list?generation=17&wait_s=30&client=me&subscription=a/b&applied=17"
+    waiting = asyncio.ensure_future(rig.http.get(path))
+
+    await asyncio.sleep(0)
+    clients: list[Any] = []
+    while not clients:
+        clients = (await rig.http.get("/clients")).json()["clients"]
+    assert (clients[0]["id"], clients[0]["subscription"], clients[0]["applied"]) == (
+        "me",
+        "a/b",
+        17,
+    )
+    assert not waiting.done()
+    rig.serve(18)
+    answer = await waiting
+    assert answer.headers["MB-Generation"] == "18"
+
+
+async def test_whoever_hangs_up_is_not_waited_for(rig: Rig) -> None:
+    rig.serve(17)
+    sent: list[Any] = []
+    events = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(events)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/consumer-list",
+        "query_string": b"generation=17&wait_s=60",
+        "headers": [],
+    }
+    transport = rig.http._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    began_s = time.monotonic()
+    await transport.app(scope, receive, send)
+    assert sent[0]["status"] == 499
+    assert time.monotonic() - began_s < 30
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["generation=x", "generation=1&wait_s=-1", "generation=1&wait_s=nan", "client=a&applied="],
+)
+async def test_queries_that_make_no_sense_are_refused(rig: Rig, query: str) -> None:
+    rig.serve(17)
+    assert (await rig.http.get(f"/consumer-list?{query}")).status_code == 400
+
+
+async def test_the_map_is_conditional_and_tells_losses(rig: Rig) -> None:
+    loss = Loss(wanted="orders/a", what="queue", name="q", how="event", noticed_at_ms=5)
+    first = await rig.http.get("/topology")
+    assert first.json()["entries"] == [entry_to_json(ENTRY)]
+    assert first.json()["intact"] is True
+    condition = {"If-None-Match": first.headers["ETag"]}
+    assert (await rig.http.get("/topology", headers=condition)).status_code == 304
+    rig.upkeep.losses, rig.upkeep.losses_mark = (loss,), 1
+    second = await rig.http.get("/topology", headers=condition)
+    assert second.json()["lost"][0]["name"] == "q"
+
+
+async def test_a_change_by_login_or_token(rig: Rig) -> None:
+    body = {"wanted": ["topic:orders", "orders", "orders/a"], "alive": True}
+    for who in ({"auth": ("bus", "pw")}, {"headers": OPERATOR}):
+        answer = await rig.http.post("/topology", json=body, **who)
+        assert answer.json() == {"complete": True, "held": ["a:5672"], "later": [], "missing": {}}
+    assert rig.topology.changed == [(["orders", "orders/a"], True)] * 2
+    assert (await rig.http.post("/topology", json=body)).status_code == 401
+    assert (await rig.http.post("/topology", json=body, auth=("bus", "x"))).status_code == 401
+    rig.broker_away = True
+    assert (await rig.http.post("/topology", json=body, auth=("bus", "y"))).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [(NoMajority("no majority"), 409), (TopologyError("disk full"), 503)]
+)
+async def test_a_change_that_failed_says_why(rig: Rig, outcome: Exception, code: int) -> None:
+    rig.topology.outcome = outcome
+    answer = await rig.http.post("/topology", json={"wanted": ["a"]}, headers=OPERATOR)
+    assert (answer.status_code, answer.json()) == (code, {"error": str(outcome)})
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"{}", b'{"wanted":[1]}', b'{"wanted":["a b"]}']
+)
+async def test_bodies_that_make_no_sense_are_refused(rig: Rig, body: bytes) -> None:
+    answer = await rig.http.post("/topology", content=body, headers=OPERATOR)
+    assert answer.status_code == 400
+    assert not rig.topology.changed
+
+
+async def test_a_body_has_a_bound(rig: Rig) -> None:
+    answer = await rig.http.post("/topology", content=b" " * (5 << 20), headers=OPERATOR)
+    assert answer.status_code == 400
+
+
+async def test_a_merge_is_for_agents_only(rig: Rig) -> None:
+    body = {"from": "b:5672", "intact": True, "entries": [entry_to_json(ENTRY)]}
+    assert (
+        await rig.http.post("/topology/merge", json=body, auth=("bus", "pw"))
+    ).status_code == 401
+    answer = await rig.http.post("/topology/merge", json=body, headers=OPERATOR)
+    assert answer.json() == {
+        "answer": "held",
+        "reason": "",
+        "stored": True,
+        "version": 1,
+        "intact": True,
+        "entries": [entry_to_json(ENTRY)],
+    }
+    bad = await rig.http.post("/topology/merge", json={"entries": 1}, headers=OPERATOR)
+    assert bad.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(VerdictKind.READY, 200), (VerdictKind.DRAIN, 404), (VerdictKind.DOWN, 503)]
+)
+async def test_health_speaks_in_codes(rig: Rig, kind: VerdictKind, code: int) -> None:
+    rig.said.append(Verdict(kind=kind, reason="" if code == 200 else "because"))
+    answer = await rig.http.get("/health")
+    assert answer.status_code == code
+    assert answer.json()["verdict"] == kind.value
+    assert answer.json().get("reason", "") == ("" if code == 200 else "because")
+
+
+async def test_operators_drain(rig: Rig) -> None:
+    assert (await rig.http.post("/drain", json={"draining": True})).status_code == 401
+    assert (await rig.http.post("/drain", json={}, headers=OPERATOR)).status_code == 400
+    answer = await rig.http.post("/drain", json={"draining": True}, headers=OPERATOR)
+    assert answer.json() == {"draining": True}
+    assert (await rig.http.get("/health")).json()["draining"] is True
+
+
+async def test_the_rest(rig: Rig) -> None:
+    assert (await rig.http.get("/live")).status_code == 200
+    settled = (await rig.http.get("/settled")).json()
+    assert settled == {"settled": True, "gate": True, "queues": {"mb.queue/jobs": True}}
+    assert "messagebus_agent_ready" in (await rig.http.get("/metrics")).text
+    assert (await rig.http.get("/nothing")).status_code == 404
