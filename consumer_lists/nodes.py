@@ -57,18 +57,25 @@ def served(nodes: Sequence[Node]) -> list[Served]:
 def clients(nodes: Sequence[Node]) -> tuple[list[Client], dict[str, str]]:
     """Every living client, and the nodes that could not be asked with the reason.
 
-    A client asks one agent at a time, so the truth is the union, newest wins.
+    A client asks one agent at a time, so the truth is the union, newest wins. Ages are told by
+    different agents at different moments: within that they say nothing, and the higher generation
+    is the newer word.
     """
-    newest: dict[tuple[str, str], Client] = {}
+    words: dict[tuple[str, str], list[Client]] = {}
     silent = {}
     for node, (known, fault) in zip(nodes, ask_all(nodes, _clients), strict=True):
         if fault:
             silent[node.name] = fault
         for client in known:
-            key = (client.id, client.subscription)
-            if key not in newest or client.age_s < newest[key].age_s:
-                newest[key] = client
-    return sorted(newest.values(), key=lambda one: (one.subscription, one.id)), silent
+            words.setdefault((client.id, client.subscription), []).append(client)
+    newest = [_newest(each) for each in words.values()]
+    return sorted(newest, key=lambda one: (one.subscription, one.id)), silent
+
+
+def _newest(words: Sequence[Client]) -> Client:
+    youngest_s = min(word.age_s for word in words)
+    fresh = [word for word in words if word.age_s <= youngest_s + ANSWER_WITHIN_S]
+    return max(fresh, key=lambda word: word.applied)
 
 
 def ask_all(nodes: Sequence[Node], ask: Callable[[Node], T]) -> list[T]:

@@ -53,6 +53,16 @@ def test_of_a_client_the_newest_word_counts(http: AgentsHttp) -> None:
     assert silent == {"c": "Connection refused"}
 
 
+def test_words_of_about_the_same_age_are_told_apart_by_the_generation(http: AgentsHttp) -> None:
+    """A client that was answered by one agent asks another at once, with the new generation."""
+    http.answers = {
+        "a:8081/clients": _clients(("one", 3, 0.201), ("two", 2, 0.0)),
+        "b:8081/clients": _clients(("one", 4, 0.204), ("two", 9, nodes.ANSWER_WITHIN_S + 0.1)),
+    }
+    known, _ = nodes.clients([A, B])
+    assert [(client.id, client.applied) for client in known] == [("one", 4), ("two", 2)]
+
+
 @pytest.mark.parametrize("answer", ["{}", "[]", "<html>", '{"clients": [{"id": "x"}]}', "null"])
 def test_an_answer_that_makes_no_sense_is_no_client(http: AgentsHttp, answer: str) -> None:
     http.answers = {"a:8081/clients": answer}
