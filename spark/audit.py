@@ -24,6 +24,7 @@ from spark.manifest import Manifest
 
 __all__ = [
     "COUNTS",
+    "FAULTS",
     "REPEATS",
     "TOTALS",
     "VERDICTS",
@@ -51,6 +52,7 @@ VERDICTS = (
     "unconfirmed_delivered",
     "unconfirmed_absent",
 )
+FAULTS = VERDICTS[:6]
 # A client writes acks into a dead broker's socket until it hears of the death.
 KILL_NOTICED_NS = 1_000_000_000
 
@@ -160,9 +162,8 @@ def repeats(fates: DataFrame) -> DataFrame:
 
 
 def suspects(fates: DataFrame) -> DataFrame:
-    """The pairs of messages whose verdict is a fault, to be looked up in logs. Ids as hex text."""
-    faults = ("orphan", "reused", "lost", "altered", "unexpected", "unexplained")
-    return fates.filter(F.col("verdict").isin(*faults)).select(
+    """The pairs of messages whose verdict is one of `FAULTS`, to be looked up in logs. Ids as hex text."""
+    return fates.filter(F.col("verdict").isin(*FAULTS)).select(
         "verdict",
         F.lower(F.hex("message_id")).alias("message_id"),
         "topic",

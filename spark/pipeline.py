@@ -44,8 +44,8 @@ class Numbers:
 
     lines: kind -> `events.line_counts`. negative: measure -> values below 0. window_s: width of the
     windows of `timeline` and `latency_timeline`. rows: by name
-    distinct_ids, totals, repeats, suspects, brokers, publishers, publisher_gaps, broker_gaps, timeline,
-    latency, latency_timeline, and, where there are any, bad_published and bad_delivered.
+    distinct_ids, totals, brokers, publishers, publisher_gaps, broker_gaps, timeline, latency,
+    latency_timeline, and, where there are any, repeats, suspects, bad_published and bad_delivered.
     """
 
     lines: dict[str, dict[str, int]]
@@ -84,6 +84,7 @@ class _Collector:
             window_s = self._ask_seconds(seconds)
             self._ask_fates(fates.result())
             self._ask_latency(latency.samples(published, fates.result()), window_s)
+            self._ask_particulars(fates.result())
             rows = {name: found.result() for name, found in self._found.items()}
         return Numbers(
             lines=self._lines, negative=dict(self._negative.get), window_s=window_s, rows=rows
@@ -128,11 +129,17 @@ class _Collector:
 
     def _ask_fates(self, fates: DataFrame) -> None:
         self._ask("totals", audit.totals(fates))
-        self._ask("repeats", audit.repeats(fates))
-        self._ask("suspects", audit.suspects(fates).limit(SUSPECTS_MAX))
         firsts = audit.first_deliveries(fates)
         dims = ["topic", "subscription", "broker"]
         self._ask("broker_gaps", gaps.longest(firsts, dims, start="waiting_ns", end="first_ns"))
+
+    def _ask_particulars(self, fates: DataFrame) -> None:
+        """What only a run with repeats or faults has."""
+        totals = self._found["totals"].result()
+        if any(row[why] for row in totals for why in audit.REPEATS):
+            self._ask("repeats", audit.repeats(fates))
+        if any(row["verdict"] in audit.FAULTS for row in totals):
+            self._ask("suspects", audit.suspects(fates).limit(SUSPECTS_MAX))
 
     def _ask_latency(self, samples: DataFrame, window_s: int) -> None:
         below = [

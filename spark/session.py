@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
@@ -58,7 +60,8 @@ def java_path(environ: Mapping[str, str]) -> str | None:
 def spark_session(app: str, **local: str) -> SparkSession:
     """Make or find the session.
 
-    local: static settings that beat `LOCAL`; without effect under spark-submit.
+    local: settings that beat `LOCAL` and `SQL`; under spark-submit those of SQL alone, and only where
+        its command line says nothing.
     Raises JavaMissing. Cost: 4 to 5 s for the first one of a process.
     """
     # Python workers are otherwise `python3` of PATH, which lacks our packages.
@@ -67,7 +70,8 @@ def spark_session(app: str, **local: str) -> SparkSession:
         _start(app, LOCAL | local)
     session = SparkSession.builder.appName(app).getOrCreate()
     given = session.sparkContext.getConf()
-    for key, value in SQL.items():
+    sql = {key: value for key, value in local.items() if key.startswith("spark.sql.")}
+    for key, value in (SQL | sql).items():
         if not given.contains(key):
             session.conf.set(key, value)
     session.sparkContext.setLogLevel("ERROR")
@@ -77,9 +81,9 @@ def spark_session(app: str, **local: str) -> SparkSession:
 def _start(app: str, settings: Mapping[str, str]) -> None:
     conf = SparkConf().setAppName(app).set("spark.executorEnv.PYTHONPATH", str(ROOT))
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # Started by spark-submit: SparkConf() is empty here until the context exists, and whatever
-        # were set now would beat the command line.
-        SparkContext(conf=conf)
+        # Started by spark-submit: SparkConf() is empty here until the context exists, and whatever is
+        # set now beats the command line.
+        SparkContext(conf=conf.set("spark.log.level", "ERROR"))
         return
     if java_path(os.environ) is None:
         raise JavaMissing(
@@ -88,12 +92,17 @@ def _start(app: str, settings: Mapping[str, str]) -> None:
         )
     for key, value in settings.items():
         conf.set(key, value)
-    try:
-        # The JVM's own standard error holds start-up notices only; what fails is raised here.
-        with Path(os.devnull).open("w") as nowhere:
-            gateway = launch_gateway(conf, {"stderr": nowhere})  # type: ignore[no-untyped-call]
-    except PySparkRuntimeError as fault:
-        raise JavaMissing(
-            f"Java did not start: {java_path(os.environ)}; it must be 17 or later"
-        ) from fault
-    SparkContext(conf=conf, gateway=gateway)
+    SparkContext(conf=conf, gateway=_launched(conf))
+
+
+def _launched(conf: SparkConf) -> Any:
+    # The JVM's own standard error has notices of its start, and, if it does not start, the reason.
+    with tempfile.TemporaryFile("w+") as notices:
+        try:
+            return launch_gateway(conf, {"stderr": notices})  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError as fault:
+            notices.seek(0)
+            said = [line.strip() for line in notices if not line.startswith("WARNING")]
+            raise JavaMissing(
+                f"{java_path(os.environ)} did not start (17 or later wanted): {' '.join(said)}"
+            ) from fault

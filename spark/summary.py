@@ -70,7 +70,7 @@ def summarize(
         "imbalance": _imbalance(numbers.rows["brokers"], manifest),
         "latency": _latency(numbers.rows["latency"]),
         "negative_latencies": numbers.negative,
-        "suspects": numbers.rows["suspects"],
+        "suspects": numbers.rows.get("suspects", []),
         "timeline": _timeline(numbers),
     }
 
@@ -215,7 +215,7 @@ def _brokers(numbers: Numbers, totals: Rows, manifest: Manifest) -> Rows:
     for row in numbers.rows["broker_gaps"]:
         gaps[row["broker"]].append((row["gap_ns"], row["until_ns"]))
     repeats: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(REPEATS, 0))
-    for row in numbers.rows["repeats"]:
+    for row in numbers.rows.get("repeats", []):
         repeats[row["broker"]][row["why"]] += row["repeats"]
     seen = {broker for _, broker in loads} - {""}
     nothing = {"messages": 0, "bytes": 0, "active_s": 0, "peak_per_s": 0}
