@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -11,7 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from messagebus import BusConfig, Consumer, Message, Publisher, PublisherConfig
+from messagebus import Broker, BusConfig, Consumer, Message, Publisher, PublisherConfig
+from messagebus._io.link import Credentials, dial
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
@@ -58,17 +60,22 @@ class Load:
                 self.brokers[published.broker] += 1
 
     def consume(self, consumer: Consumer) -> None:
-        while not self._all_published.is_set() or len(self.received) < len(self.confirmed):
+        while not self._all_published.is_set() or self._missing():
             if delivery := consumer.receive(timeout_s=1):
                 self.received[delivery.message_id] += 1
                 self.consumed_from[delivery.broker] += 1
                 consumer.ack(delivery)
 
+    def _missing(self) -> bool:
+        return len(self.received) < len(self.confirmed)
+
     @contextmanager
     def running(self, publishers: int = 4) -> Iterator[None]:
         with Consumer(self._bus, TOPIC, subscription="audit") as consumer:
-            publishing = [threading.Thread(target=self.publish) for _ in range(publishers)]
-            consuming = threading.Thread(target=self.consume, args=(consumer,))
+            publishing = [
+                threading.Thread(target=self.publish, daemon=True) for _ in range(publishers)
+            ]
+            consuming = threading.Thread(target=self.consume, args=(consumer,), daemon=True)
             for thread in (*publishing, consuming):
                 thread.start()
             try:
@@ -84,7 +91,7 @@ class Load:
 def test_adding_and_removing_under_load_loses_and_doubles_nothing(cluster: LocalCluster) -> None:
     load = Load(BusConfig.from_env(cluster.client_env()))
     with load.running():
-        eventually(lambda: len(load.received) > 100, within_s=30)
+        eventually(lambda: len(load.received) > 100, within_s=60)
 
         added = ops(cluster, "add", "mb4", "--yes")
         assert added.returncode == 0, added.stderr
@@ -110,6 +117,15 @@ def test_a_dry_run_prints_the_argv_and_changes_nothing(cluster: LocalCluster) ->
         f"$ {sys.executable} -m consumer_lists --inventory {cluster.inventory} drain" in dry.stdout
     )
     assert (cluster.layout, cluster.consumer_list()) == before
+
+
+async def test_a_publisher_that_does_not_move_is_hung_up_on(cluster: LocalCluster) -> None:
+    login = Credentials(user="bus", password=cluster.password)
+    link = await dial(Broker.parse(cluster.node("mb4").broker), login, timeout_ms=5_000)
+    removed = await asyncio.to_thread(ops, cluster, "remove", "mb4", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert "wait for publishers to leave mb4: 1 connections that may publish" in removed.stderr
+    assert not link.is_open
 
 
 def test_a_queue_without_consumers_is_named_and_the_run_can_be_taken_back(
