@@ -63,11 +63,11 @@ async def test_a_program_that_hangs_is_ended(
 async def test_the_cookie_is_in_the_home_and_not_on_the_command_line(tmp_path: Path) -> None:
     ours = settler(
         tmp_path,
-        'cat >/dev/null; echo "$@" "$ERL_EPMD_PORT" > "$HOME/said"; cat "$HOME/.erlang.cookie"'
+        'cat >/dev/null; echo said "$@" "$ERL_EPMD_PORT" > "$HOME/said"; cat "$HOME/.erlang.cookie"'
         ' >> "$HOME/said"; echo "{ok, [ok]}"',
     )
     assert await ours.names_synced()
-    assert (tmp_path / "home" / "said").read_text() == "-n mb1@localhost -e 4421\nCOOKIE"
+    assert (tmp_path / "home" / "said").read_text() == "said -n mb1@localhost -e 4421\nCOOKIE"
     assert (tmp_path / "home" / ".erlang.cookie").stat().st_mode & 0o777 == 0o400
 
 
