@@ -181,7 +181,7 @@ async def test_nothing_new_said_at_once_is_not_asked_in_a_tight_loop(
     follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(following.asyncio, "sleep", _recorded(waits))
+    monkeypatch.setattr(asyncio, "sleep", _recorded(waits))
     monkeypatch.setattr(following, "now_ms", lambda: 1_000)
     run = follow(text(GOOD), *[httpx.Response(304)] * 3)
     monkeypatch.setattr(following, "ASK_EVERY_MS", 1_000)
@@ -193,7 +193,7 @@ async def test_lists_without_generation_are_not_asked_for_in_a_tight_loop(
     follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(following.asyncio, "sleep", _recorded(waits))
+    monkeypatch.setattr(asyncio, "sleep", _recorded(waits))
     one, two = "# cluster: prod\nmb1.example\n", "# cluster: prod\nmb2.example\n"
     _, applied, _ = await follow(text(one), text(two), text(two), interval_s=30)
     assert [str(entry.broker) for found in applied for entry in found] == [

@@ -525,7 +525,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
 
 
 TestAgainstAnOracle = AgainstAnOracle.TestCase
-TestAgainstAnOracle.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestAgainstAnOracle.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("count", [1, 200])

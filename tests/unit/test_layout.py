@@ -1,0 +1,125 @@
+"""Every source file has its tests, and every unit test file its source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KITS = ("messagebus", "lb", "consumer_lists", "ops", "bench", "spark")
+UNIT = ROOT / "tests" / "unit"
+# Source -> the tests that run it instead of a unit test of its own, because it is all sockets,
+# processes or sessions. Each of these files exists.
+TESTED_ELSEWHERE = {
+    "messagebus/aio.py": "tests/contract/test_publishing.py",
+    "messagebus/consumer.py": "tests/contract/test_consuming.py",
+    "messagebus/publisher.py": "tests/contract/test_publishing.py",
+    "messagebus/testing/brokers.py": "tests/contract/test_consuming.py",
+    "messagebus/testing/bus.py": "tests/contract/test_publishing.py",
+    "messagebus/testing/consuming.py": "tests/contract/test_consuming.py",
+    "messagebus/testing/publishing.py": "tests/contract/test_publishing.py",
+    "messagebus/_io/clock.py": "tests/contract/test_publishing.py",
+    "messagebus/_io/consuming.py": "tests/contract/test_consuming.py",
+    "messagebus/_io/publishing.py": "tests/contract/test_publishing.py",
+    "messagebus/_io/link.py": "tests/integration/test_client_publisher.py",
+    "messagebus/_io/dialer.py": "tests/fault/test_distinct_brokers.py",
+    "messagebus/_io/control.py": "tests/integration/test_agent.py",
+    "messagebus/_io/settle.py": "tests/integration/test_agent.py",
+    "messagebus/agent/__init__.py": "tests/integration/test_agent.py",
+    "messagebus/agent/service.py": "tests/integration/test_agent.py",
+    "messagebus/agent/web.py": "tests/integration/test_agent.py",
+    "messagebus/__main__.py": "tests/integration/test_command.py",
+    "ops/local/cli.py": "tests/integration/test_local_cluster.py",
+    "ops/local/cluster.py": "tests/integration/test_local_cluster.py",
+    "bench/demo/cli.py": "tests/integration/test_demo.py",
+    "bench/demo/play.py": "tests/integration/test_demo.py",
+    "bench/demo/stage.py": "tests/integration/test_demo.py",
+}
+# Tests of these are still to be written; the list only gets shorter.
+PENDING = {
+    "bench/figures/cli.py",
+    "bench/figures/crew.py",
+    "bench/figures/rest.py",
+    "bench/load.py",
+    "bench/systems/pika_blocking.py",
+    "messagebus/directory.py",
+    "ops/cli.py",
+    "ops/commands/lists.py",
+    "ops/commands/paths.py",
+    "ops/errors.py",
+    "ops/fab.py",
+    "ops/local/ports.py",
+    "ops/view.py",
+    "spark/charts.py",
+    "spark/jobs/throughput.py",
+    "spark/pipeline.py",
+    "spark/report.py",
+    "spark/summary.py",
+}
+# Unit tests that are about no single source file.
+ABOUT_THE_WHOLE = {"tests/unit/test_exports.py", "tests/unit/test_layout.py"}
+
+
+def sources() -> list[str]:
+    """Files with something in them that can be wrong, from the root of the checkout."""
+    found = [path for kit in KITS for path in (ROOT / kit).rglob("*.py")]
+    return sorted(str(path.relative_to(ROOT)) for path in found if _says_something(path))
+
+
+def _says_something(path: Path) -> bool:
+    """Not a file without a function: there is nothing to test."""
+    if path.name == "__main__.py" and path.parent.name != "messagebus":
+        return False  # three lines that call the command, which has its tests
+    tree = ast.walk(ast.parse(path.read_text()))
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in tree)
+
+
+def candidates(source: str) -> list[Path]:
+    """Where the tests of a source file may be."""
+    kit, *folders, name = Path(source).with_suffix("").parts
+    below = folders if kit == "messagebus" else [kit, *folders]
+    stem = "main" if name == "__main__" else name
+    names = [f"test_{stem}.py", f"test_{'_'.join([*below, stem])}.py"]
+    if kit == "spark":
+        return [
+            ROOT / "tests" / "unit" / Path(*below) / names[0],
+            ROOT / "tests" / "spark" / names[0],
+        ]
+    folder = UNIT.joinpath(*below)
+    return [folder / names[0], *(ROOT / "tests" / "integration" / each for each in names)]
+
+
+@pytest.mark.parametrize("source", sources())
+def test_every_source_file_has_its_tests(source: str) -> None:
+    if source in PENDING:
+        return
+    if source in TESTED_ELSEWHERE:
+        assert (ROOT / TESTED_ELSEWHERE[source]).is_file()
+        return
+    wanted = candidates(source)
+    assert any(path.is_file() for path in wanted), (
+        f"no tests of {source}: write {wanted[0].relative_to(ROOT)}, or say in TESTED_ELSEWHERE where"
+    )
+
+
+def unit_tests() -> list[str]:
+    found = (str(path.relative_to(ROOT)) for path in UNIT.rglob("test_*.py"))
+    return sorted(name for name in found if name not in ABOUT_THE_WHOLE)
+
+
+@pytest.mark.parametrize("test", unit_tests())
+def test_every_unit_test_file_has_its_source(test: str) -> None:
+    tested = {path for source in sources() for path in candidates(source)}
+    bare = {path for kit in KITS for path in (ROOT / kit).rglob("*.py")}
+    also = {path for each in bare for path in candidates(str(each.relative_to(ROOT)))}
+    assert ROOT / test in tested | also, f"{test} is the test of no source file"
+
+
+def test_no_exception_is_about_a_file_that_is_gone() -> None:
+    assert [name for name in (*TESTED_ELSEWHERE, *PENDING) if not (ROOT / name).is_file()] == []
+
+
+def test_no_test_folder_is_a_package() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
