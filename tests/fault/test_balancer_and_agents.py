@@ -175,13 +175,15 @@ def _watched(cluster: LocalCluster, bus: BusConfig, topic: str) -> Iterator[Load
         consuming(bus, f"queue:{topic}") as work,
     ):
         _wait_some_more(load, SOME)
+        # A slow machine may dial twice for one link; from now on nobody dials.
+        dials = [publisher.stats().dials for publisher in load.publishers]
         yield load
         load.stop()
         assert work.wait_for(load.confirmed_ids()) == set()
         assert set(work.counts().values()) == {1}
         assert set(work.epochs().values()) == {1}
     assert load.links_lost == 0
-    assert {stats.dials for stats in load.last_stats} == {1}
+    assert [stats.dials for stats in load.last_stats] == dials
     assert set(load.outcomes()) == {Outcome.CONFIRMED}
 
 
