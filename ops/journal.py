@@ -19,8 +19,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        """folder: made where missing. name: of the plan; its unfinished run is taken up."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """folder: made when it is needed. name: of the plan; its unfinished run is taken up."""
         self._file = folder / f"{name.replace(' ', '-')}.jsonl"
         lines = _read(self._file)
         self.done = tuple(str(line["step"]) for line in lines if "step" in line)
@@ -41,6 +40,7 @@ class Journal:
         self.done = (*self.done, step)
 
     def _append(self, line: dict[str, Any]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()

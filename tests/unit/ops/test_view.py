@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ops.errors import NoAnswer
+from ops.local import files, secrets
+from ops.local.layout import Layout
+from ops.view import Queue, View
+
+Answers = Callable[[str, str], httpx.Response]
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> View:
+    layout = Layout(dir=tmp_path, numbers=(1, 2))
+    layout.inventory.write_text(files.inventory_toml(layout))
+    secrets.ensure(layout.secrets_dir)
+    return View(layout.inventory)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Part of an address -> what is answered there, a status or a JSON value."""
+    known: dict[str, Any] = {}
+
+    def request(method: str, url: str, **_more: object) -> httpx.Response:
+        for part, answer in known.items():
+            if part in url:
+                if isinstance(answer, int):
+                    return httpx.Response(answer, text="no such luck")
+                return httpx.Response(200, json=answer)
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr("ops.view.httpx.request", request)
+    return known
+
+
+def test_queues_of_one_connection_do_not_count(view: View, answers: dict[str, Any]) -> None:
+    answers["/api/queues"] = [
+        {"name": "mb.sub/orders/billing", "messages": 3, "consumers": 1, "exclusive": False},
+        {"name": "amq.gen-x", "messages": 0, "consumers": 1, "exclusive": True},
+        {"name": "mb.queue/new"},
+    ]
+    assert view.queues("mb1") == [
+        Queue(name="mb.sub/orders/billing", messages=3, consumers=1),
+        Queue(name="mb.queue/new", messages=None, consumers=0),
+    ]
+
+
+def test_connections_are_those_of_applications_with_whether_they_consume(
+    view: View, answers: dict[str, Any]
+) -> None:
+    answers["/api/connections"] = [
+        {"name": "1 -> 2", "user": "bus"},
+        {"name": "3 -> 2", "user": "bus"},
+        {"name": "4 -> 2", "user": "admin"},
+        {"name": "5 -> 2", "user": "probe"},
+    ]
+    answers["/api/consumers"] = [{"channel_details": {"connection_name": "3 -> 2"}}]
+    assert view.client_connections("mb1") == {"1 -> 2": False, "3 -> 2": True}
+
+
+def test_maps_of_all_agents(view: View, answers: dict[str, Any]) -> None:
+    entry = {"wanted": "orders", "number": 4, "origin": "a:1", "alive": True, "tomb": 0}
+    answers["/topology"] = {"entries": [entry]}
+    assert view.maps() == {name: {"orders": (4, "a:1", True)} for name in ("mb1", "mb2")}
+
+
+def test_who_does_not_answer_is_named(view: View, answers: dict[str, Any]) -> None:
+    with pytest.raises(NoAnswer, match="agent of mb2 does not answer"):
+        view.health("mb2")
+    answers["/api/queues"] = 401
+    with pytest.raises(NoAnswer, match="management of mb1: HTTP 401 no such luck"):
+        view.queues("mb1")
+
+
+def test_an_answer_that_means_something_is_no_fault(view: View, answers: dict[str, Any]) -> None:
+    answers["/api/connections"] = 404
+    view.hang_up("mb1", "1 -> 2")
