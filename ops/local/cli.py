@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -176,7 +177,7 @@ def forget(dir: Path, name: str) -> None:
 
 def _print_environment(cluster: LocalCluster) -> None:
     for key, value in cluster.client_env().items():
-        click.echo(f"export {key}={value}")
+        click.echo(f"export {key}={shlex.quote(value)}")
 
 
 def _print_status(found: dict[str, Any]) -> None:
