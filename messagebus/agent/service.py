@@ -254,6 +254,7 @@ class Service:
             Figure("dials", "AMQP links dialled.", upkeep.dials, True),
             Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
             Figure("settles_slow", "Settled by waiting.", upkeep.settles_slow, True),
+            Figure("queues_revived", "Dead after a boot.", upkeep.queues_revived, True),
             Figure("changes", "Changes coordinated here.", topology.changes, True),
             Figure("changes_incomplete", "Of them.", topology.changes_incomplete, True),
             Figure("pulls", "Questions to peers.", self._peers.pulls, True),

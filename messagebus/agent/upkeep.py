@@ -145,6 +145,7 @@ class Upkeep:
         self.losses_total = 0
         self.settles_fast = 0
         self.settles_slow = 0
+        self.queues_revived = 0
         self.dials = 0
         self.fault = ""
 
@@ -248,6 +249,7 @@ class Upkeep:
         control = await self._dial()
         try:
             await self._look(control)
+            await self._revive()
             births = await self._list_queues()
             async with self._lock:
                 self._control, self._births = control, births
@@ -274,6 +276,13 @@ class Upkeep:
             # Now, not before: who saw the port refuse, and called a change complete, did so earlier.
             self._register.life_began()
             self._on_new_life()
+
+    async def _revive(self) -> None:
+        """Before the gate opens: a queue that died at boot would hold every confirm back."""
+        revived = await self._settler.queues_revived()
+        if revived:
+            log.warning("queues revived broker=%s queues=%d", self._config.broker, revived)
+            self.queues_revived += revived
 
     async def _dial(self) -> Control:
         self.dials += 1

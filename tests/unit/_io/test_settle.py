@@ -45,6 +45,20 @@ async def test_only_ok_for_every_table_counts(tmp_path: Path, answer: str, synce
     assert await settler(tmp_path, f"cat >/dev/null; echo '{answer}'").names_synced() == synced
 
 
+@pytest.mark.parametrize(
+    ("answer", "revived"),
+    [
+        ("{ok, []}", 0),
+        ("{ok, [alive, ok, alive, ok]}", 2),
+        ("{ok, [alive, {error, x}]}", None),
+        ("", None),
+    ],
+)
+async def test_dead_queues_are_counted(tmp_path: Path, answer: str, revived: int | None) -> None:
+    ours = settler(tmp_path, f"cat >/dev/null; echo '{answer}'")
+    assert await ours.queues_revived() == revived
+
+
 async def test_a_program_that_fails_or_is_missing_is_no_success(tmp_path: Path) -> None:
     failing = settler(tmp_path, "cat >/dev/null; echo '{ok, [ok]}'; exit 1")
     missing = replace(failing, erl_call=str(tmp_path / "absent"))

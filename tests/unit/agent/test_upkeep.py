@@ -144,10 +144,14 @@ class FakeSettler:
     fast = True
     files = True
     calls = 0
+    dead = 0
 
     async def names_synced(self) -> bool:
         self.calls += 1
         return self.fast
+
+    async def queues_revived(self) -> int | None:
+        return self.dead
 
     async def files_synced(self) -> bool:
         return self.files
@@ -271,6 +275,14 @@ async def test_a_broker_that_was_killed_gets_its_gate_in_its_new_life(rig: Rig) 
     rig.broker.is_up = True
     await rig.until(lambda: rig.broker.gate)
     assert rig.lives == [1, 2]
+
+
+async def test_queues_that_died_at_boot_are_revived(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.settler.dead = 2
+    rig.broker.is_up = True
+    await rig.until(lambda: rig.broker.gate)
+    assert rig.upkeep.queues_revived == 2
 
 
 async def test_a_new_link_to_the_same_life_leaves_the_gate_alone(rig: Rig) -> None:
