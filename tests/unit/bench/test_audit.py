@@ -120,9 +120,10 @@ def test_a_subscription_that_received_nothing_is_missed() -> None:
 
 def test_what_was_confirmed_within_the_grace_is_pending_not_lost() -> None:
     events = whole_run()
-    events.delivered = [row for row in events.delivered if int(row["message_id"], 16) < 8]
+    events.delivered = [row for row in events.delivered if int(row["message_id"], 16) < 7]
     result = audit(replace(MANIFEST, end_ns=10 * S, grace_ns=1 * S + S // 2), events)
-    assert [(each.lost, each.pending) for each in result.subscriptions] == [(1, 1), (1, 1)]
+    assert [(each.lost, each.pending) for each in result.subscriptions] == [(2, 1), (2, 1)]
+    assert result.lost_ids[:2] == [f"{7:032x}", f"{8:032x}"]
 
 
 @pytest.mark.parametrize("change", [{"body_hash": "f" * 32}, {"size": 4}])
@@ -137,6 +138,14 @@ def test_a_delivery_that_nobody_published_is_an_orphan() -> None:
     events = whole_run()
     events.delivered.append(delivered(99, "audit"))
     assert audit(MANIFEST, events).faults == ["1 delivered but never published"]
+
+
+def test_a_message_of_another_topic_is_an_orphan_here() -> None:
+    events = whole_run()
+    events.published[3] = published(3, topic="u")
+    result = audit(replace(MANIFEST, topics={"t": NAMES, "u": ()}), events)
+    assert result.faults == ["2 delivered but never published"]
+    assert [each.expected for each in result.subscriptions] == [9, 9]
 
 
 def test_an_id_used_twice_is_a_fault() -> None:

@@ -84,6 +84,27 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
             recorder.flush()
 
 
+def test_a_block_that_the_system_takes_in_pieces_is_written_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class InPieces:
+        def __init__(self) -> None:
+            self.got = b""
+
+        def write(self, block: memoryview) -> int:
+            self.got += bytes(block[:7])
+            return len(block[:7])
+
+    recorder = Recorder(tmp_path / "f", ANCHOR, clock_ns=Clock())
+    recorder.close()
+    file = InPieces()
+    monkeypatch.setattr(recorder, "_file", file)
+    recorder.write('{"n":1}')
+    recorder.write('{"n":2}')
+    recorder.flush()
+    assert file.got == b'{"n":1}\n{"n":2}\n'
+
+
 class Lines:
     """Stands in for the recorder: keeps the lines."""
 
