@@ -294,5 +294,5 @@ def _svg(figure: Figure, label: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
-    text = re.sub(r"font: ((?:\w+ )*)([\d.]+)px [^;\"]*", r"font: \1\2px var(--font)", text)
+    text = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 
 from messagebus.events import ACKS, DELIVERED, OUTCOMES, PUBLISHED, Column
 from spark.manifest import Anchor, Manifest, RunInvalid, parse_anchor
+from spark.tables import pattern_of
 
 __all__ = [
     "ANCHOR",
@@ -125,7 +126,7 @@ def read_lines(session: SparkSession, files: Sequence[EventFile]) -> DataFrame:
     if not files:
         return session.createDataFrame([], "value string, file string, offset_ns long")
     lines = [
-        session.read.text([_literal(file.path) for file in group]).select(
+        session.read.text([pattern_of(file.path) for file in group]).select(
             "value",
             F.col("_metadata.file_name").alias("file"),
             F.lit(offset).cast("long").alias("offset_ns"),
@@ -285,8 +286,3 @@ def _copies(paths: Sequence[Path]) -> dict[Path, str]:
             if first.setdefault(digest, path) != path:
                 copies[path] = first[digest].name
     return copies
-
-
-def _literal(path: Path) -> str:
-    """Spark takes paths as patterns: name the file alone, whatever characters are in it."""
-    return path.resolve().as_uri()

@@ -13,6 +13,7 @@ from spark import charts
 from spark.audit import REPEATS
 from spark.charts import COLOURS, DASHED, DOTTED, Dashes, Mark, Series, Span, milliseconds
 from spark.latency import CONFIRM, END_TO_END, SENT, SUBSCRIPTION, WHOLE
+from spark.summary import Summary
 from spark.throughput import CONFIRMED, DELIVERED
 
 __all__ = ["render_html", "render_text", "write_reports"]
@@ -37,8 +38,6 @@ INCIDENT_NAMES = {
     "remove": "remove {}",
     "reload": "balancer reloaded",
 }
-
-Summary = Mapping[str, Any]
 
 
 def write_reports(summary: Summary, out: Path) -> str:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from spark.audit import COUNTS, REPEATS, VERDICTS
 from spark.events import ANCHOR, REASONS, Files
@@ -21,7 +21,9 @@ from spark.manifest import Manifest
 from spark.pipeline import CURVE, Numbers, Rows
 from spark.throughput import CONFIRMED, DELIVERED
 
-__all__ = ["DoesNotAddUp", "summarize"]
+__all__ = ["DoesNotAddUp", "Summary", "summarize"]
+
+Summary: TypeAlias = dict[str, Any]
 
 PAIR_KEYS = ("expected", "delivered", "deliveries", "lost", "pending", "altered")
 SECOND_NS = 1_000_000_000
@@ -32,9 +34,7 @@ class DoesNotAddUp(Exception):
     """Raised when an audit contradicts itself: a bug in the report, not in the run."""
 
 
-def summarize(
-    numbers: Numbers, manifest: Manifest, files: Files, *, bad_max: int
-) -> dict[str, Any]:
+def summarize(numbers: Numbers, manifest: Manifest, files: Files, *, bad_max: int) -> Summary:
     """Judge a run. Raises DoesNotAddUp.
 
     bad_max: bad lines that are put up with.

@@ -7,12 +7,13 @@ called 007.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Tables"]
+__all__ = ["Tables", "address_of", "pattern_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,19 @@ class Tables:
         return self.out / "tables" / name / f"run_id={self.run_id}"
 
     def read(self, session: SparkSession, name: str) -> DataFrame:
-        return session.read.parquet(self._address(name))
+        return session.read.parquet(pattern_of(self.folder(name)))
 
     def write(self, session: SparkSession, name: str, rows: DataFrame) -> DataFrame:
         """Write rows (their own run_id column goes into the path) and return them as read back."""
-        rows.drop("run_id").write.mode("overwrite").parquet(self._address(name))
+        rows.drop("run_id").write.mode("overwrite").parquet(address_of(self.folder(name)))
         return self.read(session, name)
 
-    def _address(self, name: str) -> str:
-        return self.folder(name).resolve().as_uri()
+
+def address_of(path: Path) -> str:
+    """A path of this machine, wherever Spark's default file system is. Nothing is %-escaped."""
+    return f"file://{path.resolve()}"
+
+
+def pattern_of(path: Path) -> str:
+    """The same for reading, where Spark takes every path for a pattern: this one file or folder."""
+    return re.sub(r"([\\{}\[\]*?^])", r"\\\1", address_of(path))

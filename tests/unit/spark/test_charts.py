@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spark import charts
+from spark.charts import DASHED, LABEL_LINES, Mark, Series, Span, milliseconds
+
+MARKS = [Mark(2, "mb1 killed", alarm=True), Mark(2.1, "mb1 back"), Mark(9, "balancer reloaded")]
+
+
+def drawn() -> str:
+    return charts.over_time(
+        [Series("mb1", [0, 1, 2], [5, 6, 6]), Series("mb2", [0, 1, 2], [1, 0, 0])],
+        [Series("orders/billing", [0, 1, 2], [6, 6, 6])],
+        [Series("publish, p99", [0, 1], [3.5, 4.5], "", DASHED)],
+        marks=MARKS,
+        spans=[Span(2, 2.1, alarm=True)],
+        until_s=10,
+    )
+
+
+def test_a_chart_names_its_series_and_incidents() -> None:
+    text = drawn()
+    for name in ("mb1", "mb2", "orders/billing", "publish, p99", *[mark.label for mark in MARKS]):
+        assert f">{name}<" in text
+
+
+def test_a_chart_takes_colours_and_font_from_the_page_and_fetches_nothing() -> None:
+    text = drawn()
+    assert text.startswith('<svg role="img" aria-label=')
+    assert "var(--ink)" in text
+    assert "var(--font)" in text
+    assert not re.search(r"DejaVu|<metadata|<!DOCTYPE", text)
+    assert not re.findall(r"(?:href|src)=\"(?!#)[^\"]*\"", text)
+
+
+def test_the_same_numbers_make_the_same_picture() -> None:
+    assert drawn() == drawn()
+
+
+def test_close_labels_go_on_different_lines() -> None:
+    lines = charts._label_lines(MARKS, 10)
+    assert lines == [0, 1, 0]
+    crowd = charts._label_lines([Mark(n / 100, "x") for n in range(9)], 10)
+    assert max(crowd) == LABEL_LINES - 1
+
+
+def test_percentiles_leave_the_maximum_out() -> None:
+    text = charts.percentiles([Series("publish", [0, 50, 99, 100], [1, 2, 30, 900])])
+    assert ">publish<" in text
+    assert ">99<" in text
+
+
+def test_nothing_to_draw_is_no_error() -> None:
+    assert "<svg" in charts.over_time([], [], [], marks=[], spans=[], until_s=0)
+    assert "<svg" in charts.percentiles([])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0851, "85.1 µs"),
+        (1.239, "1.24 ms"),
+        (120.4, "120 ms"),
+        (999.4, "999 ms"),
+        (999.6, "1.00 s"),
+        (10_510.0, "10.51 s"),
+    ],
+)
+def test_durations_are_for_people(value: float, text: str) -> None:
+    assert milliseconds(value) == text

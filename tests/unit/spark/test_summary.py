@@ -1,0 +1,127 @@
+"""Judging and naming; the numbers themselves are tested with a whole run in test_pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from spark.audit import COUNTS, TOTALS
+from spark.events import ANCHOR, MISSING, REASONS, Files
+from spark.manifest import Anchor, Incident, Manifest
+from spark.pipeline import Numbers, Rows
+from spark.summary import DoesNotAddUp, summarize
+
+SECOND = 1_000_000_000
+RUN = Manifest(
+    run_id="r",
+    topics={"orders": ("billing",)},
+    brokers=("mb1:5672", "mb2:5672"),
+    anchor=Anchor("h", "c", 0),
+    start_ns=10 * SECOND,
+    end_ns=20 * SECOND,
+    grace_ns=0,
+    publishers=("p1",),
+    consumers=(("c1", "billing"),),
+    prefetch=None,
+    incidents=(Incident("kill", "mb1:5672", 12 * SECOND, 13 * SECOND),),
+    complete=True,
+)
+FILES = Files((), (), 5_000_000)
+
+
+def total(of: str, **known: object) -> dict[str, object]:
+    dims = dict.fromkeys(column for columns in TOTALS.values() for column in columns)
+    return {"of": of} | dims | dict.fromkeys(COUNTS, 0) | known
+
+
+def numbers(*, lost: int = 0, bad: int = 0, ids: int = 4) -> Numbers:
+    """Four messages of one publisher, all on the first broker."""
+    pair = {"expected": 4, "delivered": 4 - lost, "deliveries": 4 - lost, "lost": lost}
+    lines = {"lines": 5 + bad, ANCHOR: 1} | dict.fromkeys(REASONS, 0) | {MISSING: bad}
+    published: Rows = [
+        {
+            "publisher": "p1",
+            "published": 4,
+            "confirmed": 4,
+            "refused": 0,
+            "unroutable": 0,
+            "unknown": 0,
+            "retried": 0,
+            "bytes": 40,
+        }
+    ]
+    verdicts = [total("verdict", verdict="ok", outcome="confirmed", messages=4 - lost)]
+    if lost:
+        verdicts.append(total("verdict", verdict="lost", outcome="confirmed", messages=lost))
+    load = {"kind": "confirmed", "broker": "mb1:5672", "messages": 4, "bytes": 40}
+    return Numbers(
+        lines={"published": lines, "delivered": lines | {"lines": 5 - lost, MISSING: 0}},
+        negative={},
+        window_s=1,
+        rows={
+            "distinct_ids": [{"ids": ids}],
+            "totals": [
+                total("subscription", topic="orders", subscription="billing", **pair),
+                total("publisher", publisher="p1", messages=4, **pair),
+                total("broker", broker="mb1:5672", messages=4, **pair),
+                *verdicts,
+            ],
+            "publishers": published,
+            "publisher_gaps": [{"publisher": "p1", "gap_ns": 300_000_000, "until_ns": 12 * SECOND}],
+            "broker_gaps": [],
+            "brokers": [load | {"active_s": 2, "peak_per_s": 3}],
+            "timeline": [
+                load | {"topic": "orders", "subscription": "", "window": 1, "messages": 4}
+            ],
+            "latency": [],
+            "latency_timeline": [],
+        },
+    )
+
+
+def test_a_run_without_faults_holds() -> None:
+    found = summarize(numbers(), RUN, FILES, bad_max=0)
+    assert (found["holds"], found["faults"]) == (True, [])
+    assert (found["published"], found["confirmed"], found["lost"]) == (4, 4, 0)
+
+
+def test_one_lost_pair_is_a_fault() -> None:
+    found = summarize(numbers(lost=1), RUN, FILES, bad_max=0)
+    assert found["faults"] == ["1 confirmed and never delivered"]
+    assert [row["lost"] for row in found["brokers"]] == [1, 0]
+    assert found["publishers"][0]["lost"] == 1
+
+
+@pytest.mark.parametrize(("bad_max", "faults"), [(1, ["2 bad lines, 1 allowed"]), (2, [])])
+def test_bad_lines_are_put_up_with_as_far_as_asked(bad_max: int, faults: list[str]) -> None:
+    found = summarize(numbers(bad=2), RUN, FILES, bad_max=bad_max)
+    assert found["faults"] == faults
+    assert found["lines"]["bad_by_reason"] == {MISSING: 2}
+
+
+def test_a_run_that_was_cut_short_does_not_hold() -> None:
+    cut = dataclasses.replace(RUN, complete=False, end_ns=None)
+    found = summarize(numbers(), cut, FILES, bad_max=0)
+    assert found["faults"] == ["the run did not end in order"]
+    assert found["run"]["duration_s"] is None
+
+
+def test_an_audit_that_does_not_add_up_is_never_shown() -> None:
+    with pytest.raises(DoesNotAddUp, match="4 messages judged, 5 distinct ids"):
+        summarize(numbers(ids=5), RUN, FILES, bad_max=0)
+
+
+def test_an_idle_broker_counts_for_the_balance() -> None:
+    found = summarize(numbers(), RUN, FILES, bad_max=0)
+    assert found["imbalance"]["confirmed"]["max_over_mean"] == 2
+    assert found["imbalance"]["deliveries"] is None
+    assert [row["confirmed_per_s"] for row in found["brokers"]] == [2, 0]
+
+
+def test_times_are_seconds_since_the_start() -> None:
+    found = summarize(numbers(), RUN, FILES, bad_max=0)
+    assert found["run"]["incidents"][0]["at_s"] == 2
+    gap = found["publishers"][0]
+    assert (gap["longest_gap_ms"], gap["longest_gap_at_s"]) == (300, 1.7)
+    assert found["brokers"][0]["longest_gap_ms"] is None
