@@ -63,7 +63,8 @@ class AsyncPublisher:
         if require is None:
             return
         try:
-            await asyncio.wait_for(driver.connected.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await driver.connected.wait()
         except TimeoutError:
             await self.stop(0)
             raise NotReady(f"no link to {self._bus.broker} within {timeout_s:g} s") from None
@@ -161,7 +162,8 @@ class AsyncPublisher:
             room = asyncio.get_running_loop().create_future()
             self._waiting.append(room)
             try:
-                await asyncio.wait_for(room, max(0, until_ms - now_ms()) / 1000)
+                async with asyncio.timeout(max(0, until_ms - now_ms()) / 1000):
+                    await room
             except TimeoutError:
                 raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms") from None
         return max(1, until_ms - now_ms())

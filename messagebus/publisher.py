@@ -122,7 +122,8 @@ class Publisher:
     @staticmethod
     async def _wait_connected(driver: PublishDriver, timeout_s: float) -> bool:
         try:
-            await asyncio.wait_for(driver.connected.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await driver.connected.wait()
         except TimeoutError:
             return False
         return driver.fatal is None

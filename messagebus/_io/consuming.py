@@ -170,7 +170,8 @@ class ConsumeDriver:
         done = self._loop.create_future()
         self._changed.append((condition, done))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(done, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await done
         return condition()
 
     def _tell_changed(self) -> None:
@@ -225,9 +226,8 @@ class ConsumeDriver:
         try:
             if link is None:
                 return False
-            await asyncio.wait_for(
-                link.call("basic_qos", prefetch_count=self._config.prefetch), timeout_s
-            )
+            async with asyncio.timeout(timeout_s):
+                await link.call("basic_qos", prefetch_count=self._config.prefetch)
         except (LinkError, TimeoutError):
             return False
         return True

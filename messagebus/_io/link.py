@@ -164,7 +164,8 @@ class Link:
             self.connection.close()
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self.ended), CLOSE_TIMEOUT_MS / 1000)
+                async with asyncio.timeout(CLOSE_TIMEOUT_MS / 1000):
+                    await asyncio.shield(self.ended)
         finally:  # also when nobody waits any longer: the socket must not outlive its owner
             _abort(self.connection)
 
@@ -211,7 +212,8 @@ async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) ->
         custom_ioloop=asyncio.get_running_loop(),
     )
     try:
-        channel = await asyncio.wait_for(opened, timeout_ms / 1000)
+        async with asyncio.timeout(timeout_ms / 1000):
+            channel = await opened
     except TimeoutError:
         _abort(connection)
         raise LinkLost(address.name, f"no AMQP within {timeout_ms} ms") from None

@@ -22,8 +22,9 @@ import pika.exceptions
 from messagebus._io.clock import now_ms
 from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
+from messagebus._io.lanes import Lanes
 from messagebus._io.link import TOO_LATE, Link
-from messagebus._io.registering import Registration, credentials, topology_for
+from messagebus._io.registering import credentials, topology_for
 from messagebus._io.tasks import Tasks
 from messagebus._io.wire import to_properties
 from messagebus.broker import BrokerList
@@ -39,15 +40,14 @@ __all__ = ["PublishDriver", "Ticket"]
 
 log = logging.getLogger("messagebus.publisher")
 
-# Looks for deadlines, slow confirms and due dials. The coarsest wait that the promises stand: the
-# shortest of them, a second dial after 250 ms, is armed by itself.
-TICK_MS = 100
+# Looks for deadlines, slow confirms, links to hang up, and dials that are due. A due dial comes as
+# early as TICK_MIN_MS: publishers wait for it.
+TICK_MS, TICK_MIN_MS = 100, 5
 # A link that was left waits this long for the answers it is owed; then they are unknown.
 RETIRE_MS = 10_000
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
-REGISTER_TIMEOUT_MS = 30_000
 
 
 class Ticket:
@@ -112,19 +112,28 @@ class PublishDriver:
         self.connected = asyncio.Event()
         """Set when a link is open, or when there will never be one (`fatal`)."""
         self._ids = MessageIds()
-        self._topology = topology_for(bus)
         self._follower = ListFollower(
             bus, subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
         )
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, Link] = {}
         self._retire_at_ms: dict[int, int] = {}
-        self._destinations: dict[str, Destination] = {}
         self._tasks = Tasks()
+        self._lanes = Lanes(
+            topology_for(bus),
+            self.outbox,
+            self._tasks,
+            link=lambda: self._links.get(self.route.current or 0),
+            settle=self._settle,
+            wake=self._wake,
+            leave=self.leave,
+            on_login_refused=self._login_refused,
+        )
         self._dials: dict[int, asyncio.Task[None]] = {}
         self._ever_listed: frozenset[str] = frozenset()
         self._last_fault = ""
         self._blocked = False
+        self._stopping = False
         self._woken = False
         self._slow_until_ms = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -141,8 +150,8 @@ class PublishDriver:
         await self.flush(timeout_s)
         left = self.outbox.give_up("the publisher was stopped")
         self._settle(left)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stopping = True
+        self._arm()
         await self._tasks.cancel()
         await self._follower.stop()
         links, self._links = self._links, {}
@@ -155,7 +164,8 @@ class PublishDriver:
         if items:
             self._flushes.append((items, done))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(done, timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await done
         return sum(not item.settled for item in items)
 
     # ------------------------------------------------------------------ accepting
@@ -165,61 +175,17 @@ class PublishDriver:
         Returns its message id. The end comes through ticket.on_done.
         """
         message_id = ticket.message.message_id or self._ids.make()
-        lane = ticket.destination.exchange
         item = Item(
             message_id=message_id,
-            lane=lane,
+            lane=ticket.destination.exchange,
             size=len(ticket.message.body),
             deadline_ms=now_ms() + timeout_ms,
             token=ticket,
         )
         self.outbox.accept(item)
-        if lane not in self._destinations:
-            self._destinations[lane] = ticket.destination
-            self._tasks.spawn(self._open_lane(ticket.destination))
+        self._lanes.use(ticket.destination)
         self._wake()
         return message_id
-
-    async def _open_lane(self, destination: Destination) -> None:
-        """Register a destination, make sure of it on the current link, then let its publishes go."""
-        lane = destination.exchange
-        try:
-            await self._topology.register(
-                [destination], timeout_ms=REGISTER_TIMEOUT_MS, enough=True
-            )
-            await self._verify_current([destination])
-        except LinkError as fault:
-            self._retry_lane(destination, fault)
-        except MessageBusError as fault:
-            log.warning("destination refused destination=%s reason=%r", destination, str(fault))
-            del self._destinations[lane]
-            self._settle(self.outbox.refuse_lane(lane, str(fault)))
-        else:
-            self.outbox.open_lane(lane)
-            self._wake()
-
-    def _retry_lane(self, destination: Destination, fault: LinkError) -> None:
-        """The link ended meanwhile, or the broker lacks the exchange: the next link will have it."""
-        if isinstance(fault, LoginRefused):
-            self.fatal = fault
-            del self._destinations[destination.exchange]
-            self._settle(self.outbox.refuse_lane(destination.exchange, str(fault)))
-            return
-        self.route.leave(now_ms())
-        self._tasks.spawn(self._open_lane_later(destination))
-
-    async def _open_lane_later(self, destination: Destination) -> None:
-        await asyncio.sleep(TICK_MS / 1000)
-        await self._open_lane(destination)
-
-    async def _verify_current(self, destinations: Iterable[Destination]) -> None:
-        link = self._links.get(self.route.current or 0)
-        if link is not None:
-            await self._topology.verify(link, destinations)
-
-    async def register(self, wanted: Destination, timeout_ms: int) -> Registration:
-        """Make a destination exist everywhere before anything is sent."""
-        return await self._topology.register([wanted], timeout_ms=timeout_ms)
 
     # ------------------------------------------------------------------ sending
     def _wake(self) -> None:
@@ -262,6 +228,10 @@ class PublishDriver:
         return True
 
     # ------------------------------------------------------------------ answers
+    def _login_refused(self, fault: LoginRefused) -> None:
+        self.fatal = fault
+        self.connected.set()
+
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
         self.counters.last_confirm_ms = now_ms()
         self._settle(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
@@ -321,7 +291,7 @@ class PublishDriver:
                 await link.confirm_select(
                     lambda tag, multiple, ok: self._answered(number, tag, multiple, ok)
                 )
-                await self._topology.verify(link, self._open_destinations())
+                await self._lanes.verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
@@ -335,9 +305,6 @@ class PublishDriver:
         finally:
             self._dials.pop(number, None)
 
-    def _open_destinations(self) -> list[Destination]:
-        return [d for lane, d in self._destinations.items() if self.outbox.lane_is_open(lane)]
-
     def _dial_failed(self, number: int, fault: Exception) -> None:
         log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
@@ -345,6 +312,7 @@ class PublishDriver:
             self.connected.set()
         self._last_fault = f"; last fault: {fault}"
         self.route.lost(number, now_ms(), random.random())
+        self._arm()
 
     def _opened(self, number: int, link: Link) -> None:
         self._links[number] = link
@@ -396,6 +364,7 @@ class PublishDriver:
         self.counters.links_lost += 1
         in_flight = self.outbox.in_flight
         self._settle(self.outbox.link_lost(number, now_ms()))
+        self._lanes.link_lost(why)
         log.warning("link lost broker=%s in_flight=%d reason=%r", why.broker, in_flight, why.reason)
         if self.route.current == number:
             self.connected.clear()
@@ -443,7 +412,19 @@ class PublishDriver:
         self._perform(self.route.tick(now))
         if self._follower.brokers is not None:
             self._on_list(self._follower.brokers)
-        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+        if self._blocked:
+            self.route.leave(now)
+        self._arm()
+
+    def _arm(self) -> None:
+        """The one timer: at the next dial that is due, or after a tick."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stopping:
+            return
+        due_ms = self.route.next_due_ms()
+        wait_ms = TICK_MS if due_ms is None else min(TICK_MS, max(TICK_MIN_MS, due_ms - now_ms()))
+        self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
     def _leave_if_slow(self, now: int) -> None:
         """An fsync stall of all brokers moves nobody twice: the next move is a while away."""

@@ -169,7 +169,8 @@ class Alone:
             timeout_ms=min(timeout_ms, self._bus.dial_timeout_max_ms),
         )
         try:
-            await asyncio.wait_for(self._bring_about(link, wanted), timeout_ms / 1000)
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._bring_about(link, wanted)
         except TimeoutError:
             missing = {self._bus.broker: f"not settled within {timeout_ms} ms"}
             raise RegistrationIncomplete(", ".join(map(str, wanted)), missing) from None

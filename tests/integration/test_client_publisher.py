@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from messagebus import (
     Published,
     Publisher,
     PublisherConfig,
+    Secret,
     Stopped,
     Unroutable,
 )
@@ -38,6 +42,8 @@ THREADS = 8
 MOVED_WITHIN_S = 20.0
 REFUSED_PORT = "127.0.0.1:9"
 INSIST_S = 1.0
+# A refused destination is tried again after 5 s, at the cost of one link.
+REFUSALS_IN_TEST = 3
 
 
 def test_send_safe_returns_a_confirm_with_broker_and_durability(
@@ -191,3 +197,41 @@ def _wait_moved(publisher: Publisher, moves: int) -> None:
 
 def _brokers(cluster: LocalCluster) -> set[str]:
     return {cluster.node(name).broker for name in cluster.names}
+
+
+def test_a_forbidden_destination_is_refused_and_costs_the_others_nothing(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    """A broker closes the whole channel for it, so it must not be tried with every publish."""
+    register(cluster, f"{topic}/all", "forbidden/all")
+    with limited_user(cluster, write=f"^mb\\.topic/{topic}$") as (user, password):
+        limited = dataclasses.replace(bus, user=user, password=Secret(password), password_file="")
+        with Publisher(limited) as publisher:
+            allowed, forbidden = [], []
+            for _ in range(50):
+                allowed.append(publisher.submit(topic, b"allowed"))
+                forbidden.append(publisher.submit("forbidden", b"forbidden"))
+                allowed[-1].result()
+            ends = [each.result() for each in forbidden]
+            stats = publisher.stats()
+    assert {each.result().outcome for each in allowed} == {Outcome.CONFIRMED}
+    assert Outcome.CONFIRMED not in {each.outcome for each in ends}
+    assert all("ACCESS_REFUSED" in each.reason for each in ends)
+    assert stats.links_lost <= 1 + REFUSALS_IN_TEST
+
+
+@contextmanager
+def limited_user(cluster: LocalCluster, *, write: str) -> Iterator[tuple[str, str]]:
+    """A user on all brokers who may publish to few exchanges."""
+    name, password = "limited", "limited-password"
+    rights = {"configure": "^$", "write": write, "read": "^$"}
+    for broker in cluster.names:
+        with cluster.management(broker) as api:
+            api.put(f"/api/users/{name}", json={"password": password, "tags": ""})
+            api.put(f"/api/permissions/%2F/{name}", json=rights).raise_for_status()
+    try:
+        yield name, password
+    finally:
+        for broker in cluster.names:
+            with cluster.management(broker) as api:
+                api.delete(f"/api/users/{name}")

@@ -1,0 +1,122 @@
+"""The destinations of one publisher: registered before the first publish, refused when forbidden.
+
+Runs on one asyncio loop. A lane opens when the destination is registered and the current link was
+seen to have it. A broker that forbids an exchange closes the whole link for it; so a forbidden
+destination is refused for REFUSED_S, or each publish to it would cost all the others their link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from messagebus._io.link import Link
+from messagebus._io.registering import Topology
+from messagebus._io.tasks import Tasks
+from messagebus.core.outbox import Outbox, Settled
+from messagebus.destination import Destination
+from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
+
+__all__ = ["Lanes"]
+
+log = logging.getLogger("messagebus.publisher")
+
+REGISTER_TIMEOUT_MS = 30_000
+RETRY_S = 0.1
+REFUSED_S = 5.0
+ACCESS_REFUSED = 403
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+    until_s: float
+
+
+class Lanes:
+    """link: gives the current link. settle, wake, leave: what the driver does then.
+
+    on_login_refused: told when an agent refuses our user; retrying does not help.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        outbox: Outbox,
+        tasks: Tasks,
+        *,
+        link: Callable[[], Link | None],
+        settle: Callable[[Iterable[Settled]], None],
+        wake: Callable[[], None],
+        leave: Callable[[], None],
+        on_login_refused: Callable[[LoginRefused], None],
+    ) -> None:
+        self._topology, self._outbox, self._tasks = topology, outbox, tasks
+        self._link, self._settle, self._wake, self._leave = link, settle, wake, leave
+        self._on_login_refused = on_login_refused
+        self._destinations: dict[str, Destination] = {}
+        self._refusals: dict[str, _Refusal] = {}
+
+    def use(self, destination: Destination) -> None:
+        """Something was accepted for this destination."""
+        lane = destination.exchange
+        if lane in self._destinations:
+            return
+        refusal = self._refusals.get(lane)
+        if refusal is not None and time.monotonic() < refusal.until_s:
+            self._settle(self._outbox.refuse_lane(lane, refusal.reason))
+            return
+        self._destinations[lane] = destination
+        self._tasks.spawn(self._open(destination))
+
+    async def verify(self, link: Link) -> None:
+        """Make sure that a new link has all destinations in use. Raises LinkError."""
+        await self._topology.verify(
+            link, [d for d in self._destinations.values() if self._is_open(d)]
+        )
+
+    def link_lost(self, why: LinkError) -> None:
+        """If the broker closed it for a forbidden exchange, refuse what waits for that one."""
+        if not isinstance(why, ChannelRefused) or why.code != ACCESS_REFUSED:
+            return
+        for lane, destination in list(self._destinations.items()):
+            if f"'{lane}'" in why.reason:
+                self._refuse(destination, why.reason)
+
+    def _is_open(self, destination: Destination) -> bool:
+        return self._outbox.lane_is_open(destination.exchange)
+
+    async def _open(self, destination: Destination) -> None:
+        try:
+            await self._topology.register(
+                [destination], timeout_ms=REGISTER_TIMEOUT_MS, enough=True
+            )
+            if (link := self._link()) is not None:
+                await self._topology.verify(link, [destination])
+        except LoginRefused as fault:
+            self._on_login_refused(fault)
+            self._refuse(destination, str(fault))
+        except LinkError:
+            # It ended meanwhile, or this broker lacks the exchange: the next link will have it.
+            self._leave()
+            self._tasks.spawn(self._open_later(destination))
+        except MessageBusError as fault:
+            self._refuse(destination, str(fault))
+        else:
+            self._outbox.open_lane(destination.exchange)
+            self._wake()
+
+    async def _open_later(self, destination: Destination) -> None:
+        await asyncio.sleep(RETRY_S)
+        await self._open(destination)
+
+    def _refuse(self, destination: Destination, reason: str) -> None:
+        log.warning("destination refused destination=%s reason=%r", destination, reason)
+        lane = destination.exchange
+        self._destinations.pop(lane, None)
+        self._refusals[lane] = _Refusal(reason, time.monotonic() + REFUSED_S)
+        self._outbox.close_lane(lane)
+        self._settle(self._outbox.refuse_lane(lane, reason))
