@@ -259,8 +259,9 @@ class Consumer:
         if self._config.at_most_once:
             return answer == "ack"
         self._close(delivery)
+        live = driver.is_live(delivery.receipt)  # asked first: a stop that waits for it ends the links
         self._send_answer(delivery.receipt, answer)
-        return driver.is_live(delivery.receipt)
+        return live
 
     def _send_answer(self, receipt: Receipt, answer: str) -> None:
         self._answers.append((receipt, answer))
