@@ -17,14 +17,14 @@ ECHO_NS = 3_000_000_000
 
 
 def print_audit(result: Audit, manifest: Manifest, console: Console | None = None) -> None:
-    (console or Console(highlight=False)).print(audit_tables(result, manifest))
+    console = console or Console(highlight=False)
+    console.print(audit_tables(result, manifest))
+    console.print(verdict(result), soft_wrap=True)
 
 
 def audit_tables(result: Audit, manifest: Manifest) -> RenderableType:
-    """Subscriptions, brokers, publishers, and the verdict."""
-    return Group(
-        _subscriptions(result), _brokers(result), _publishers(result, manifest), verdict(result)
-    )
+    """Subscriptions, brokers, publishers."""
+    return Group(_subscriptions(result), _brokers(result), _publishers(result, manifest))
 
 
 def verdict(result: Audit) -> Text:

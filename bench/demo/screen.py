@@ -122,6 +122,7 @@ class PlainScreen:
         self._console = console
         self._told: dict[str, str] = {}
         self._note = ""
+        self._counters = ""
         self._next_s = 0.0
 
     def show(self, view: View) -> None:
@@ -135,12 +136,18 @@ class PlainScreen:
                 self.say(f"{_clock(view)}     {view.note}")
         if view.elapsed_s >= self._next_s and view.published:
             self._next_s = view.elapsed_s + PLAIN_EVERY_S
-            self.say(f"{_clock(view)}   {counters(view)}")
+            self._tell_counters(view)
 
     def _tell(self, view: View, step: StepView) -> None:
         took = f" ({step.took_s:.1f} s)" if step.state != "running" else ""
         sign = {"running": ">", "done": "ok", "failed": "FAILED", "interrupted": "-"}[step.state]
         self.say(f"{_clock(view)} {sign} {step.title}{took}")
+
+    def _tell_counters(self, view: View) -> None:
+        line = counters(view)
+        if line != self._counters:
+            self._counters = line
+            self.say(f"{_clock(view)}   {line}")
 
     def say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, markup=False)

@@ -31,6 +31,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 POLL_S = 0.1
 RATE_EVERY_S = 1.0
 REDRAW_EVERY_S = 0.4
+# A playbook prints its plan before its first step: commands, and what each step waits for.
+PLAN_LINES = ("$ ", "until ")
 
 
 class Stage:
@@ -169,8 +171,8 @@ class Stage:
         }
 
     def _ended(self, child: Child) -> bool:
-        if not child.exit_code:
-            self.view.note = child.last_line()
+        if not child.exit_code and (line := child.last_line()) and not line.startswith(PLAN_LINES):
+            self.view.note = line
         return child.exit_code is not None
 
     def watch(self, *, publishers: bool | None = None, consumers: bool | None = None) -> None:

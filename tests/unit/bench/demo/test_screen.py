@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -33,14 +34,14 @@ def test_the_picture_has_steps_counters_brokers_and_the_note() -> None:
 def test_plain_lines_tell_each_step_once_and_counters_now_and_then() -> None:
     console = Console(file=io.StringIO(), width=100)
     with PlainScreen(console) as screen:
-        for elapsed_s in (12.3, 12.8, 13.3, 17.4):
-            VIEW.elapsed_s = elapsed_s
-            screen.show(VIEW)
+        for elapsed_s, published in ((12.3, 600), (12.8, 610), (17.4, 620), (23.0, 620)):
+            screen.show(replace(VIEW, elapsed_s=elapsed_s, published=published))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == "  12.3 s ok cluster starts (9.8 s)"
     assert lines[1] == "  12.3 s > mb4 joins"
     assert lines[2] == "  12.3 s     waiting for mb4"
-    assert len([line for line in lines if "published 600 of 1,000" in line]) == 2
+    told = [line.split(",")[0].strip() for line in lines if "published" in line]
+    assert told == ["12.3 s   published 600 of 1", "17.4 s   published 620 of 1"]
     assert len(lines) == 5
 
 
