@@ -14,6 +14,7 @@ from bench.control import set_rate
 from bench.demo.scenario import (
     ADDED,
     CONSUMERS,
+    DOWN_S,
     KILLED,
     PREFETCH,
     PUBLISHERS,
@@ -30,7 +31,6 @@ from ops.errors import LocalFault
 __all__ = ["judge", "play", "start_load", "stop_consumers", "wait_delivered", "wait_published"]
 
 START_WITHIN_S = 120.0
-DOWN_S = 10.0
 # Once the input has ended: for what is still open at the publishers, and in the brokers' queues.
 PUBLISHED_WITHIN_S = 120.0
 DELIVERED_WITHIN_S = 90.0
@@ -85,7 +85,7 @@ def play(stage: Stage) -> None:
 
 def _flow(stage: Stage, step: Step) -> None:
     """Every broker takes publishes, every subscription gets them, from every broker."""
-    stage.look(step.needs_s)
+    stage.look(step.looks_s)
     for name in stage.cluster.names:
         _wait_used(stage, name, step)
 
@@ -99,13 +99,13 @@ def _add(stage: Stage, step: Step) -> None:
 
 def _used(stage: Stage, step: Step) -> None:
     _wait_used(stage, ADDED, step)
-    stage.look(1)
+    stage.look(step.looks_s)
 
 
 def _reload(stage: Stage, step: Step) -> None:
     with stage.incident("reload"):
         stage.run("lb-apply", ["lb", "apply", "--reload"], within_s=step.within_s)
-    stage.look(1)
+    stage.look(step.looks_s)
 
 
 def _remove(stage: Stage, step: Step) -> None:
@@ -137,7 +137,7 @@ def _back(stage: Stage, step: Step) -> None:
 def _again(stage: Stage, step: Step) -> None:
     """The one that came back is used again as well."""
     _wait_used(stage, KILLED, step)
-    stage.look(step.needs_s)
+    stage.look(step.looks_s)
 
 
 def wait_published(stage: Stage) -> None:

@@ -13,6 +13,7 @@ __all__ = [
     "ADDED",
     "BROKERS",
     "CONSUMERS",
+    "DOWN_S",
     "KILLED",
     "PREFETCH",
     "PUBLISHERS",
@@ -33,6 +34,8 @@ PUBLISHERS = ("p1", "p2", "p3", "p4")
 CONSUMERS = {"billing1": "billing", "billing2": "billing", "billing3": "billing", "audit1": "audit"}
 ADDED, REMOVED, KILLED = "mb4", "mb1", "mb2"
 PREFETCH = 200
+# The killed broker stays down for that long.
+DOWN_S = 10.0
 
 # With fewer there are steps that no message sees.
 RECORDS_MIN = 500
@@ -53,26 +56,29 @@ class Step:
     """One thing that happens while messages flow.
 
     needs_s: how long it is thought to take, for the pace. within_s: its bound; later is a failure.
+    looks_s: part of it in which nothing happens, so that a person sees the state it made.
     """
 
     name: str
     title: str
     needs_s: float
     within_s: float
+    looks_s: float = 1.0
 
 
 def steps(*, small: bool) -> tuple[Step, ...]:
     """The plan. small: no time is spent on looking; every event happens all the same."""
-    look_s = 1.0 if small else 4.0
+    looks_s = 1.0 if small else 4.0
+    flows_s = looks_s + 1.5
     return (
-        Step("flow", f"messages flow over {BROKERS} brokers", look_s, 30),
-        Step("add", f"{ADDED} is added by the playbook", 22, 240),
-        Step("used", f"{ADDED} takes publishes and is consumed", look_s + 2, 60),
-        Step("reload", "HAProxy reloads", look_s / 2, 60),
+        Step("flow", f"messages flow over {BROKERS} brokers", flows_s, 30, looks_s),
+        Step("add", f"{ADDED} is added by the playbook", 26, 240),
+        Step("used", f"{ADDED} takes publishes and is consumed", 1.5, 60),
+        Step("reload", "HAProxy reloads", 3, 60),
         Step("remove", f"{REMOVED} is removed: drained to zero, stopped", 22, 240),
-        Step("kill", f"{KILLED} is killed (SIGKILL) and stays down for 10 s", 10, 60),
-        Step("back", f"{KILLED} comes back", 12, 180),
-        Step("again", "messages flow over all brokers again", look_s, 30),
+        Step("kill", f"{KILLED} is killed (SIGKILL) and stays down for 10 s", DOWN_S, 60),
+        Step("back", f"{KILLED} comes back", 8, 180),
+        Step("again", "messages flow over all brokers again", flows_s, 30, looks_s),
     )
 
 
