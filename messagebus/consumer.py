@@ -259,7 +259,8 @@ class Consumer:
         if self._config.at_most_once:
             return answer == "ack"
         self._close(delivery)
-        live = driver.is_live(delivery.receipt)  # asked first: a stop that waits for it ends the links
+        # Asked first: a stop that waits for this answer ends the link a moment after it.
+        live = driver.is_live(delivery.receipt)
         self._send_answer(delivery.receipt, answer)
         return live
 

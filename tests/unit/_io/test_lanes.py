@@ -1,0 +1,151 @@
+"""Lanes: when a destination may be published to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from messagebus._io import lanes as module
+from messagebus._io.lanes import Lanes
+from messagebus._io.link import Link
+from messagebus._io.registering import Registration
+from messagebus._io.tasks import Tasks
+from messagebus.core.outbox import Item, Outbox, Settled
+from messagebus.destination import Destination, Topic
+from messagebus.errors import (
+    ChannelRefused,
+    LinkLost,
+    LoginRefused,
+    MessageBusError,
+    RegistrationIncomplete,
+)
+from messagebus.topology import Wanted
+from tests.support.eventually import eventually_async
+
+ORDERS, SECRETS = Topic("orders"), Topic("secrets")
+
+
+class FakeTopology:
+    """Answers from a list of faults; None is an answer without one."""
+
+    def __init__(self, *faults: MessageBusError | None) -> None:
+        self.faults = list(faults)
+        self.asked = 0
+
+    async def register(
+        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+    ) -> Registration:
+        self.asked += 1
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None:
+            raise fault
+        return Registration(True)
+
+    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+        raise AssertionError("no link here")
+
+
+class Bench:
+    """Lanes over a real outbox."""
+
+    def __init__(self, topology: FakeTopology) -> None:
+        self.topology = topology
+        self.outbox = Outbox(
+            messages_max=100,
+            bytes_max=1000,
+            window=10,
+            window_bytes_max=1000,
+            attempts_max=3,
+            retry_unknown=True,
+        )
+        self.tasks = Tasks()
+        self.settled: list[Settled] = []
+        self.left = 0
+        self.login: list[LoginRefused] = []
+        self.lanes = Lanes(
+            topology,
+            self.outbox,
+            self.tasks,
+            link=lambda: None,
+            settle=self.settled.extend,
+            wake=lambda: None,
+            leave=self._leave,
+            on_login_refused=self.login.append,
+        )
+
+    def _leave(self) -> None:
+        self.left += 1
+
+    def publish(self, destination: Topic) -> None:
+        self.outbox.accept(Item("id", destination.exchange, 1, 10_000))
+        self.lanes.use(destination)
+
+    async def opened(self, destination: Topic) -> None:
+        await eventually_async(lambda: self.outbox.lane_is_open(destination.exchange), within_s=5)
+
+
+async def test_a_destination_is_registered_once_and_then_open() -> None:
+    bench = Bench(FakeTopology())
+    bench.publish(ORDERS)
+    bench.publish(ORDERS)
+    assert not bench.outbox.lane_is_open(ORDERS.exchange)
+    await bench.opened(ORDERS)
+    assert bench.topology.asked == 1
+    assert bench.settled == []
+
+
+async def test_a_link_that_ends_meanwhile_is_left_and_the_registration_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    bench = Bench(FakeTopology(LinkLost("mb1:5672", "ended")))
+    bench.publish(ORDERS)
+    await bench.opened(ORDERS)
+    assert (bench.left, bench.topology.asked) == (1, 2)
+
+
+async def test_what_cannot_be_registered_is_refused_with_the_reason() -> None:
+    bench = Bench(FakeTopology(RegistrationIncomplete("orders", {"mb2:5672": "agent dead"})))
+    bench.publish(ORDERS)
+    await eventually_async(lambda: bench.settled, within_s=5)
+    assert bench.settled[0].outcome == "refused"
+    assert "mb2:5672" in bench.settled[0].reason
+
+
+async def test_a_refused_login_is_told_and_settles() -> None:
+    bench = Bench(FakeTopology(LoginRefused("mb1:5672", "wrong password")))
+    bench.publish(ORDERS)
+    await eventually_async(lambda: bench.settled, within_s=5)
+    assert bench.login
+
+
+async def test_a_forbidden_destination_is_refused_for_a_while_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(FakeTopology())
+    bench.publish(ORDERS)
+    bench.publish(SECRETS)
+    await bench.opened(ORDERS)
+    await bench.opened(SECRETS)
+    text = "ACCESS_REFUSED - access to exchange 'mb.topic/secrets' refused for user 'bus'"
+    bench.lanes.link_lost(ChannelRefused("mb1:5672", 403, text))
+    assert [each.item.lane for each in bench.settled] == [SECRETS.exchange]
+    bench.publish(SECRETS)
+    assert [each.outcome for each in bench.settled] == ["refused", "refused"]
+    assert bench.outbox.lane_is_open(ORDERS.exchange)
+    monkeypatch.setattr("time.monotonic", lambda: float("inf"))
+    bench.publish(SECRETS)
+    await bench.tasks.cancel()
+    assert len(bench.settled) == 2, "after a while it is tried again"
+
+
+@pytest.mark.parametrize(
+    "why", [LinkLost("mb1:5672", "'mb.topic/orders'"), ChannelRefused("mb1:5672", 404, "gone")]
+)
+async def test_other_ends_of_a_link_refuse_nothing(why: LinkLost | ChannelRefused) -> None:
+    bench = Bench(FakeTopology())
+    bench.publish(ORDERS)
+    await bench.opened(ORDERS)
+    bench.lanes.link_lost(why)
+    assert bench.settled == []
