@@ -19,7 +19,6 @@ from pyspark.sql import Column as Expr
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
-    BinaryType,
     DataType,
     IntegerType,
     LongType,
@@ -44,7 +43,6 @@ __all__ = [
     "line_counts",
     "parse",
     "read_lines",
-    "table",
 ]
 
 COLUMNS = {"published": PUBLISHED, "delivered": DELIVERED}
@@ -188,12 +186,6 @@ def bad_lines(rows: DataFrame) -> DataFrame:
     return bad.groupBy("file", "reason").agg(
         F.count(F.lit(1)).alias("lines"), example.alias("example")
     )
-
-
-def table(columns: Sequence[Column]) -> StructType:
-    """The columns as they are kept in Parquet: ids as 16 bytes, wall-clock times."""
-    kinds = JSON_TYPES | {"id16": BinaryType()}
-    return StructType([StructField(column.name, kinds[column.kind]) for column in columns])
 
 
 def _typed(column: Column) -> Expr:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = ["bins", "corrected", "highest", "index", "name", "percentiles"]
+__all__ = ["bins", "highest", "index", "name", "percentiles"]
 
 # 3 significant digits: 2 * 10**3 rounded up to a power of two, half of it per bucket.
 SUB_BUCKET_MASK = 2047
@@ -72,15 +72,3 @@ def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -
 def name(percentile: float) -> str:
     """Column name of a percentile: p50, p99_9."""
     return f"p{percentile:g}".replace(".", "_")
-
-
-def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
-    """HdrHistogram.record_corrected_value as rows: v, v - interval, ... while above zero.
-
-    Only for a sender that waited for each answer; one that keeps its schedule is measured from the
-    intended time instead. Rows grow to the sum of value / interval.
-    """
-    taken = F.col(value)
-    last = (taken - 1) % interval_ns + 1
-    steps = F.when(taken > interval_ns, F.sequence(taken, last, F.lit(-interval_ns)))
-    return rows.withColumn(value, F.explode(F.coalesce(steps, F.array(taken))))

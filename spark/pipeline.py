@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from spark import audit, gaps, hdr, latency, throughput
 from spark.events import ANCHOR, COLUMNS, Files, bad_lines, counted, line_counts, parse, read_lines
@@ -76,7 +77,7 @@ class _Collector:
     def collect(self) -> Numbers:
         with self._pool:
             published, delivered = self._pool.map(self._events, COLUMNS)
-            fates = self._pool.submit(self._fates)
+            fates = self._pool.submit(self._fates, published.schema, delivered.schema)
             seconds = self._write(
                 "throughput", throughput.per_second(published, delivered, self._start_ns)
             )
@@ -101,12 +102,15 @@ class _Collector:
             self._ask(f"bad_{kind}", bad_lines(parsed))
         return table
 
-    def _fates(self) -> DataFrame:
+    def _fates(self, *schemas: StructType) -> DataFrame:
         # Ids hardly ever repeat, so in this one group-by a partial aggregation before the shuffle only
         # costs, 10 to 25 % of its CPU. A session of its own, since settings are the session's.
         session = self._session.newSession()
         session.conf.set("spark.sql.execution.bypassPartialAggregation", "true")
-        published, delivered = (self._tables.read(session, kind) for kind in COLUMNS)
+        published, delivered = (
+            self._tables.read(session, kind, schema)
+            for kind, schema in zip(COLUMNS, schemas, strict=True)
+        )
         fates = audit.fates(published, delivered, self._manifest)
         return self._write("fates", fates)
 

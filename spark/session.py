@@ -42,7 +42,8 @@ LOCAL = {
 QUICK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": f"{LOG4J} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": f"{LOG4J} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-Xms768m -Xmn512m",
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 __all__ = ["Tables", "address_of", "pattern_of"]
 
@@ -26,13 +27,16 @@ class Tables:
     def folder(self, name: str) -> Path:
         return self.out / "tables" / name / f"run_id={self.run_id}"
 
-    def read(self, session: SparkSession, name: str) -> DataFrame:
-        return session.read.parquet(pattern_of(self.folder(name)))
+    def read(self, session: SparkSession, name: str, schema: StructType | None = None) -> DataFrame:
+        """The table as kept. schema: of its columns, which saves Spark a job to find out."""
+        reader = session.read.schema(schema) if schema else session.read
+        return reader.parquet(pattern_of(self.folder(name)))
 
     def write(self, session: SparkSession, name: str, rows: DataFrame) -> DataFrame:
         """Write rows (their own run_id column goes into the path) and return them as read back."""
-        rows.drop("run_id").write.mode("overwrite").parquet(address_of(self.folder(name)))
-        return self.read(session, name)
+        kept = rows.drop("run_id")
+        kept.write.mode("overwrite").parquet(address_of(self.folder(name)))
+        return self.read(session, name, kept.schema)
 
 
 def address_of(path: Path) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from messagebus.events import DELIVERED, PUBLISHED
+from messagebus.events import DELIVERED, PUBLISHED, Column
 from spark import audit
 from spark.audit import COUNTS, KILL_NOTICED_NS
-from spark.events import table
 from spark.manifest import Anchor, Incident, Manifest
 
 SECOND = 1_000_000_000
@@ -80,10 +80,15 @@ def fates(
     manifest: Manifest = RUN,
 ) -> DataFrame:
     return audit.fates(
-        session.createDataFrame(published, table(PUBLISHED)),
-        session.createDataFrame(delivered, table(DELIVERED)),
+        session.createDataFrame(published, ddl(PUBLISHED)),
+        session.createDataFrame(delivered, ddl(DELIVERED)),
         manifest,
     )
+
+
+def ddl(columns: Iterable[Column]) -> str:
+    kinds = {"text": "string", "id16": "binary", "long": "long", "int": "int"}
+    return ", ".join(f"{column.name} {kinds[column.kind]}" for column in columns)
 
 
 def both(message: str, **changed: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hdrh.histogram import HdrHistogram
 from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
@@ -67,15 +66,3 @@ def test_bins_add_up_over_a_dimension_that_is_dropped(session: SparkSession) -> 
 def test_negative_values_have_no_bin(session: SparkSession) -> None:
     rows = session.createDataFrame([(-1,), (0,), (3,)], "v long")
     assert {(row.bin, row.n) for row in hdr.bins(rows, [], "v").collect()} == {(0, 1), (3, 1)}
-
-
-@pytest.mark.parametrize("interval", [1, 7, 1000])
-def test_corrected_is_record_corrected_value(session: SparkSession, interval: int) -> None:
-    values = [0, 1, 6, 7, 8, 14, 999, 1000, 1001, 5000]
-    reference = HdrHistogram(1, TOP, 3)
-    for value in values:
-        reference.record_corrected_value(value, interval)
-    rows = hdr.corrected(session.createDataFrame([(v,) for v in values], "v long"), "v", interval)
-    bins = range(reference.counts_len)
-    expected = {each: n for each in bins if (n := reference.get_count_at_index(each))}
-    assert {row.bin: row.n for row in hdr.bins(rows, [], "v").collect()} == expected
