@@ -300,7 +300,7 @@ class ConsumeDriver:
             self._dial_failed(broker, fault)
         except asyncio.CancelledError:
             if link is not None:
-                link.abort()
+                await link.hang_up()
             raise
         finally:
             if self._dials.get(broker) is asyncio.current_task():

@@ -29,6 +29,8 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 # A broker under an alarm reads nothing more from a connection that published: no answer to a close.
 CLOSE_TIMEOUT_MS = 2_000
+# For what needs no answer of anybody, only turns of the loop.
+ABORT_TIMEOUT_MS = 500
 # What is said of a TimeoutError, which has no text.
 TOO_LATE = "no answer in time"
 
@@ -157,6 +159,11 @@ class Link:
         self._finish(LinkLost(self.address.name, "hung up"))
         _abort(self.connection)
 
+    async def hang_up(self) -> None:
+        """End the link as `abort` does, and return when its socket is closed."""
+        self.abort()
+        await _until(self.ended)
+
     async def close(self) -> None:
         """End the link politely; what was written before is sent. Bounded by CLOSE_TIMEOUT_MS."""
         self._finish(LinkLost(self.address.name, "closed"))
@@ -167,7 +174,7 @@ class Link:
                 async with asyncio.timeout(CLOSE_TIMEOUT_MS / 1000):
                     await asyncio.shield(self.ended)
         finally:  # also when nobody waits any longer: the socket must not outlive its owner
-            _abort(self.connection)
+            await self.hang_up()
 
     def _channel_closed(self, _channel: Channel, why: BaseException) -> None:
         self._finish(_translate(self.address, why))
@@ -194,11 +201,15 @@ async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) ->
 
     Raises LoginRefused (retrying does not help) or LinkLost.
     """
-    opened: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[Channel] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
 
     def fail(_connection: Any, why: BaseException) -> None:
         if not opened.done():
             opened.set_exception(_translate(address, why))
+        if not ended.done():
+            ended.set_result(None)
 
     def channel_opened(channel: Channel) -> None:
         if not opened.done():
@@ -216,9 +227,11 @@ async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) ->
             channel = await opened
     except TimeoutError:
         _abort(connection)
+        await _until(ended)
         raise LinkLost(address.name, f"no AMQP within {timeout_ms} ms") from None
     except asyncio.CancelledError:
         _abort(connection)
+        await _until(ended)
         raise
     return Link(address, connection, channel)
 
@@ -242,6 +255,13 @@ def _abort(connection: AsyncioConnection) -> None:
     """Close the socket whatever state the connection is in; pika tells its callbacks by itself."""
     if not connection.is_closed:
         connection._terminate_stream(pika.exceptions.StreamLostError("hung up"))
+
+
+async def _until(ended: asyncio.Future[None]) -> None:
+    """pika closes a socket some turns of the loop later; a loop that stops first would leave it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ABORT_TIMEOUT_MS / 1000):
+            await asyncio.shield(ended)
 
 
 def _own_name(connection: AsyncioConnection) -> str:

@@ -298,7 +298,7 @@ class PublishDriver:
             self._dial_failed(number, fault)
         except asyncio.CancelledError:
             if link is not None:
-                link.abort()
+                await link.hang_up()
             raise
         else:
             self._opened(number, link)

@@ -205,7 +205,10 @@ async def test_what_slips_through_and_cannot_be_encoded_harms_no_other_publish(b
     futures = [await publisher.call("submit", bus.topic, each) for each in (b"1", poison, b"2")]
     outcomes = [(await end_of(future)).outcome for future in futures]
     assert outcomes == [Outcome.CONFIRMED, Outcome.REFUSED, Outcome.CONFIRMED]
-    assert {d.body for d in await receive(consumer, 3)} == {b"first", b"1", b"2"}
+    # What was in flight on the link that went with it is sent again, and may come twice.
+    bodies: set[bytes] = set()
+    while bodies != {b"first", b"1", b"2"}:
+        bodies |= {delivery.body for delivery in await receive(consumer, 1)}
 
 
 async def test_a_full_backlog_says_so_within_its_time(bus: Bus) -> None:
