@@ -252,9 +252,17 @@ def _parameters(
 
 
 def _abort(connection: AsyncioConnection) -> None:
-    """Close the socket whatever state the connection is in; pika tells its callbacks by itself."""
-    if not connection.is_closed:
+    """Close the socket whatever state the connection is in; pika tells its callbacks by itself.
+
+    While it opens, pika's own close does that; afterwards close would wait for the broker's answer.
+    An end that is under way already (`_error` is set) is let be: pika tells of a second one twice.
+    """
+    if connection.is_closed:
+        return
+    if connection._opened:
         connection._terminate_stream(pika.exceptions.StreamLostError("hung up"))
+    elif connection._error is None:
+        connection.close()
 
 
 async def _until(ended: asyncio.Future[None]) -> None:
