@@ -254,15 +254,13 @@ def _parameters(
 def _abort(connection: AsyncioConnection) -> None:
     """Close the socket whatever state the connection is in; pika tells its callbacks by itself.
 
-    While it opens, pika's own close does that; afterwards close would wait for the broker's answer.
-    An end that is under way already (`_error` is set) is let be: pika tells of a second one twice.
+    Not by pika's close: before the handshake is done it trips over itself (it hands on a class where
+    an instance is expected), afterwards it waits for the broker. While the connection opens, an end
+    that is under way already (`_error` is set) is let be, or pika would tell of it twice.
     """
-    if connection.is_closed:
-        return
-    if connection._opened:
+    under_way = not connection._opened and connection._error is not None
+    if not connection.is_closed and not under_way:
         connection._terminate_stream(pika.exceptions.StreamLostError("hung up"))
-    elif connection._error is None:
-        connection.close()
 
 
 async def _until(ended: asyncio.Future[None]) -> None:
