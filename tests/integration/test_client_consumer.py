@@ -113,7 +113,8 @@ def test_the_limit_of_handed_out_deliveries_holds_over_all_brokers_and_none_star
             held = _receive_all(consumer)
             assert len(held) == min(HANDED_OUT_MAX, len(ids) - len(got))
             assert consumer.stats().handed_out == len(held)
-            if len(got) < len(ids) - HANDED_OUT_MAX:
+            # What is held first may be all of the broker that was attached first.
+            if 0 < len(got) < len(ids) - HANDED_OUT_MAX:
                 assert {d.broker for d in held} == _brokers(cluster)
             for delivery in held:
                 consumer.ack(delivery)
