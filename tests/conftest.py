@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster, cluster_factory
+
+# A shell that starts the suite in the background has it ignore SIGINT, and so would every process that
+# a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
