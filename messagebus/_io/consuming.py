@@ -379,6 +379,7 @@ class ConsumeDriver:
     def _lost(self, broker: str, link: Link, why: LinkError) -> None:
         if self._links.get(broker) is not link:
             return  # we hung up ourselves
+        self._tasks.spawn(link.close())  # `stop` waits for its socket too
         owed, was_attached = self._receipts.owed(broker), broker in self._tags
         self._forget(broker)
         if was_attached:

@@ -59,6 +59,7 @@ class Link:
         self.channel = channel
         self.broker = _own_name(connection)
         self.is_open = True
+        self._aborted = False
         self._calls: set[asyncio.Future[Any]] = set()
         self._on_lost: Callable[[LinkError], None] = lambda _why: None
         self._end: LinkError | None = None
@@ -157,6 +158,7 @@ class Link:
     def abort(self) -> None:
         """End the link now, without a word to the broker. It requeues what was owed."""
         self._finish(LinkLost(self.address.name, "hung up"))
+        self._aborted = True
         _abort(self.connection)
 
     async def hang_up(self) -> None:
@@ -167,7 +169,7 @@ class Link:
     async def close(self) -> None:
         """End the link politely; what was written before is sent. Bounded by CLOSE_TIMEOUT_MS."""
         self._finish(LinkLost(self.address.name, "closed"))
-        if self.connection.is_open:
+        if self.connection.is_open and not self._aborted:
             self.connection.close()
         try:
             with contextlib.suppress(TimeoutError):

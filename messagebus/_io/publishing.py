@@ -322,7 +322,7 @@ class PublishDriver:
             )
         )
         link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
-        link.on_lost(lambda why: self._lost(number, why))
+        link.on_lost(lambda why: self._lost(number, link, why))
         self._perform(self.route.opened(number, link.broker, now_ms(), random.random()))
 
     def _adopt(self, number: int) -> None:
@@ -357,9 +357,10 @@ class PublishDriver:
             self._wake()
             self._tasks.spawn(link.close())
 
-    def _lost(self, number: int, why: LinkError) -> None:
+    def _lost(self, number: int, link: Link, why: LinkError) -> None:
         if self._links.pop(number, None) is None:
             return  # we hung up ourselves
+        self._tasks.spawn(link.close())  # `stop` waits for its socket too
         self._retire_at_ms.pop(number, None)
         self.counters.links_lost += 1
         in_flight = self.outbox.in_flight
