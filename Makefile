@@ -8,7 +8,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 KITS := lb consumer_lists ops bench spark
 
-.PHONY: demo test up down lint format types unit contract integration fault spark bench lock install help
+.PHONY: demo test up down lint format types unit contract integration fault spark mutants bench lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
@@ -50,6 +50,9 @@ fault: install ## kill, freeze, cut, lie
 
 spark: install ## transforms on literal rows, and one whole job
 	@$(PYTEST) tests/unit/spark $(wildcard tests/integration/test_spark*.py)
+
+mutants: install ## plant faults into messagebus/core, one at a time: the tests must notice each
+	@$(PYTHON) tests/mutants/run.py
 
 bench: install ## measure the figures of the README; bench/results keeps them
 	@$(PYTHON) -m bench figures
