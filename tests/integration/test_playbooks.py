@@ -17,7 +17,7 @@ from messagebus._io.link import Credentials, dial
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, eventually_async
 
 TOPIC = "playbooks"
 PLAYBOOK_WITHIN_S = 300
@@ -119,9 +119,16 @@ def test_a_dry_run_prints_the_argv_and_changes_nothing(cluster: LocalCluster) ->
     assert (cluster.layout, cluster.consumer_list()) == before
 
 
+def applications_on(cluster: LocalCluster, name: str) -> int:
+    with cluster.management(name) as api:
+        return sum(each.get("user") == "bus" for each in api.get("/api/connections").json())
+
+
 async def test_a_publisher_that_does_not_move_is_hung_up_on(cluster: LocalCluster) -> None:
     login = Credentials(user="bus", password=cluster.password)
     link = await dial(Broker.parse(cluster.node("mb4").broker), login, timeout_ms=5_000)
+    # Management shows the past: a connection is listed one statistics interval after it came.
+    await eventually_async(lambda: applications_on(cluster, "mb4"), within_s=30)
     removed = await asyncio.to_thread(ops, cluster, "remove", "mb4", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert "wait for publishers to leave mb4: 1 connections that may publish" in removed.stderr
