@@ -4,7 +4,7 @@ import logging
 
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.core.receipts import Receipt
 from messagebus.destination import (
@@ -52,6 +52,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncPublisher",
     "BacklogFull",
+    "Batching",
     "Broker",
     "BrokerList",
     "BrokerStats",

@@ -16,10 +16,11 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from messagebus.broker import Broker
-from messagebus.errors import ConfigError
+from messagebus.destination import parse_destination
+from messagebus.errors import ConfigError, NameInvalid
 from messagebus.secret import Secret
 
-__all__ = ["BusConfig", "ConsumerConfig", "PublisherConfig"]
+__all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig"]
 
 ENV_PREFIX = "MESSAGEBUS_"
 # Variables of that prefix that belong to the operators' kits and the tests.
@@ -117,6 +118,29 @@ class BusConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How messages of one destination are packed into one AMQP message.
+
+    count_max: messages in a batch at most. bytes_max: of all their bodies together.
+    linger_ms: how long a batch waits for more; 0 still packs what is waiting.
+    """
+
+    count_max: int = 50
+    bytes_max: int = 65_536
+    linger_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _raise_all(
+            _ranges(
+                self,
+                count_max=(1, 10_000),
+                bytes_max=(1, 16 * 1024 * 1024),
+                linger_ms=(0, 60_000),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherConfig:
     """How to publish.
 
@@ -127,6 +151,8 @@ class PublisherConfig:
     retry_unknown: send again, under the same id, what a lost link left unknown.
     connection_lifetime_s: a link is renewed through the balancer after that, within 20 % at random.
     confirm_slow_ms: a broker whose oldest confirm is later than that is left for another one.
+    batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; the others'
+        go one by one.
     """
 
     window: int = 512
@@ -137,10 +163,14 @@ class PublisherConfig:
     retry_unknown: bool = True
     connection_lifetime_s: int = 600
     confirm_slow_ms: int = 2_000
+    batch: Mapping[str, Batching] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        batch, faults = _checked_batch(self.batch)
+        object.__setattr__(self, "batch", batch)
         _raise_all(
-            _ranges(
+            faults
+            + _ranges(
                 self,
                 window=(1, 65_535),
                 backlog_messages_max=(1, 10_000_000),
@@ -179,6 +209,20 @@ class ConsumerConfig:
         )
 
 
+def _checked_batch(batch: Mapping[str, Any]) -> tuple[dict[str, Batching], list[str]]:
+    """The same under the one spelling of each destination, and what is wrong with it."""
+    checked: dict[str, Batching] = {}
+    faults = []
+    for text, batching in batch.items():
+        try:
+            checked[str(parse_destination(text))] = batching
+        except NameInvalid as fault:
+            faults.append(f"batch: {fault}")
+        if not isinstance(batching, Batching):
+            faults.append(f"batch {text!r}: Batching wanted, not {type(batching).__name__}")
+    return checked, faults
+
+
 def _from_mapping(kind: type[T], values: Mapping[str, Any]) -> T:
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     faults = [_unknown(key, fields) for key in values if key not in fields]
@@ -203,8 +247,19 @@ def _convert(type_name: str, value: Any) -> Any:
             return tuple(_expect(str, word).strip() for word in words)
         case "int":
             return int(value) if isinstance(value, str) else _expect(int, value)
+        case "Mapping[str, Batching]":
+            return {key: _as_batching(key, each) for key, each in _expect(dict, value).items()}
         case _:
             return _expect(str, value)
+
+
+def _as_batching(destination: str, value: Any) -> Batching:
+    try:
+        return (
+            value if isinstance(value, Batching) else _from_mapping(Batching, _expect(dict, value))
+        )
+    except (ConfigError, TypeError) as fault:
+        raise ValueError(f"{destination!r}: {fault}") from None
 
 
 def _expect(kind: type[T], value: Any) -> T:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus.broker import Broker
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 
@@ -139,6 +139,9 @@ def test_of_any_mapping_only_config_error_escapes(values: dict[str, Any]) -> Non
         (PublisherConfig, "attempts_max", (1,), (0,)),
         (PublisherConfig, "connection_lifetime_s", (1,), (0,)),
         (PublisherConfig, "confirm_slow_ms", (1,), (0,)),
+        (Batching, "count_max", (1, 10_000), (0, 10_001)),
+        (Batching, "bytes_max", (1, 16 * 1024 * 1024), (0, 16 * 1024 * 1024 + 1)),
+        (Batching, "linger_ms", (0, 60_000), (-1, 60_001)),
         (ConsumerConfig, "handed_out_max", (1, 1_000_000), (0, 1_000_001)),
         (ConsumerConfig, "prefetch", (1, 2_000), (0, 2_001)),
         (ConsumerConfig, "refresh_interval_s", (1, 3_600), (0, 3_601)),
@@ -152,3 +155,17 @@ def test_every_number_has_its_range(
     for value in bad:
         with pytest.raises(ConfigError, match=setting):
             kind(**{setting: value})
+
+
+def test_a_batch_is_known_by_the_one_spelling_of_its_destination() -> None:
+    config = PublisherConfig(
+        batch={"jms.queue.jobs": Batching(count_max=7), "topic:orders": Batching()}
+    )
+    assert config.batch == {"queue:jobs": Batching(count_max=7), "orders": Batching()}
+    assert hash(config) == hash(PublisherConfig())
+
+
+def test_a_batch_of_no_destination_or_of_another_type_is_told() -> None:
+    wrong: Any = {"not a name": Batching(), "queue:jobs": 50}
+    with pytest.raises(ConfigError, match=r"'not a name'.*'queue:jobs': Batching wanted, not int"):
+        PublisherConfig(batch=wrong)
