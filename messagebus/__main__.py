@@ -256,10 +256,13 @@ def brokers(as_json: bool) -> int:
     Example:
       messagebus brokers --json
     """
-    found = directory.brokers(_bus())
+    bus = _bus()
+    found = directory.brokers(bus)
     if as_json:
+        begin = "https://" if bus.tls else "http://"
         rows = [
-            {"broker": e.broker.name, "draining": e.draining, "agent": e.agent_url} for e in found
+            {"broker": e.broker.name, "draining": e.draining, "agent": begin + e.agent_address}
+            for e in found
         ]
         told = {"cluster": found.cluster, "generation": found.generation, "brokers": rows}
         click.echo(json.dumps(told, indent=2))

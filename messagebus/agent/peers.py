@@ -17,6 +17,7 @@ from messagebus.agent.store import entry_from_json, snapshot_from_json, snapshot
 from messagebus.broker import ListedBroker
 from messagebus.core.register import Entry, Snapshot
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 
 __all__ = ["Heard", "Peers", "Told"]
 
@@ -53,14 +54,28 @@ class Told:
 
 
 class Peers:
-    """The other agents. me: broker name of this one. transport: another way to them, for tests."""
+    """The other agents. me: broker name of this one. transport: another way to them, for tests.
 
-    def __init__(self, me: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    tls: they serve https, and want to see our certificate.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self._me = me
+        self._begin = "https://" if tls else "http://"
         timeout = httpx.Timeout(PULL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
         self._client = httpx.AsyncClient(
-            timeout=timeout, limits=limits, trust_env=False, transport=transport
+            timeout=timeout,
+            limits=limits,
+            trust_env=False,
+            transport=transport,
+            verify=(tls or TlsFiles()).client_context(),
         )
         self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
         self.pulls = 0
@@ -117,7 +132,7 @@ class Peers:
         return [peer for peer in listed if peer.broker.name != self._me]
 
     async def _pull_one(self, peer: ListedBroker) -> Heard | None:
-        url = f"{peer.agent_url}/topology"
+        url = f"{self._begin}{peer.agent_address}/topology"
         etag, known = self._last.get(url, ("", None))
         asked_at_ms = time.time_ns() // 1_000_000
         self.pulls += 1
@@ -150,7 +165,7 @@ class Peers:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._client.post(
-                    f"{peer.agent_url}/topology/merge",
+                    f"{self._begin}{peer.agent_address}/topology/merge",
                     json=body,
                     headers={"Authorization": f"Bearer {token.reveal()}"},
                     timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),

@@ -38,6 +38,7 @@ from messagebus.core.gate import Condition, Verdict, VerdictKind, verdict
 from messagebus.core.register import Register
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 
 __all__ = ["Service"]
 
@@ -69,7 +70,8 @@ class Service:
         self.lists = ListFile(config.list_file)
         self.clients = Clients()
         self._management = Management(config)
-        self._peers = Peers(config.address.name)
+        self._tls = config.tls_files if config.tls else None
+        self._peers = Peers(config.address.name, tls=self._tls)
         self.upkeep = Upkeep(
             config,
             register,
@@ -104,7 +106,9 @@ class Service:
             loop.add_signal_handler(number, stopping.set)
         if self.lists.look():
             self.topology.list_changed()
-        server = _Server(uvicorn.Config(self._application(), **_UVICORN))
+        server = _Server(
+            uvicorn.Config(self._application(), **_UVICORN, **_tls_settings(self._tls))
+        )
         checks = await asyncio.start_server(self._answer_check, sock=check)
         log.info(
             "agent serves broker=%s http=%s check=%s", config.broker, config.http, config.check
@@ -227,7 +231,12 @@ class Service:
         )
 
     async def _try_login(self, user: str, password: Secret) -> bool:
-        credentials = Credentials(user=user, password=password, client_id="agent checks a login")
+        credentials = Credentials(
+            user=user,
+            password=password,
+            client_id="agent checks a login",
+            tls=self._tls.client_context() if self._tls else None,
+        )
         return await login_is_good(self._config.address, credentials, timeout_ms=LOGIN_TIMEOUT_MS)
 
     def _figures(self) -> list[Figure]:
@@ -275,6 +284,13 @@ _UVICORN: dict[str, Any] = {
     "timeout_keep_alive": 75,
     "timeout_graceful_shutdown": STOP_TIMEOUT_S,
 }
+
+
+def _tls_settings(files: TlsFiles | None) -> dict[str, Any]:
+    """Of uvicorn: who asks shows a certificate of our authority."""
+    if files is None:
+        return {}
+    return {"ssl_context_factory": lambda _config, _default: files.server_context()}
 
 
 class _Server(uvicorn.Server):

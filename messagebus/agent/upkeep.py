@@ -290,6 +290,7 @@ class Upkeep:
             user=self._config.user,
             password=self._config.password,
             client_id=f"agent {self._config.broker}",
+            tls=self._config.tls_files.client_context() if self._config.tls else None,
         )
         return await Control.dial(self._config.address, credentials, timeout_ms=DIAL_TIMEOUT_MS)
 
