@@ -41,6 +41,7 @@ from messagebus.topology import (
     QueueSpec,
     Wanted,
     declarations,
+    to_item,
 )
 
 __all__ = ["Registration", "Topology", "credentials", "topology_for"]
@@ -140,13 +141,15 @@ class Agents:
     ) -> Registration:
         who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
         answer = await http.post(
-            url, json={"wanted": [str(each) for each in wanted], "alive": True}, auth=who
+            url, json={"wanted": [to_item(each) for each in wanted], "alive": True}, auth=who
         )
         match answer.status_code:
             case 200:
                 return _read_registration(url, answer)
             case 401 | 403:
                 raise LoginRefused(url, "user or password refused by the agent")
+            case 409 if told := _mismatch_told(answer):
+                raise TopologyMismatch(told)
             case 400:
                 raise NameInvalid(answer.text.strip()[:300])
             case _:
@@ -155,6 +158,16 @@ class Agents:
     async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
         for destination in destinations:
             await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
+
+
+def _mismatch_told(answer: httpx.Response) -> str:
+    """Why asking again does not help, "" when it may."""
+    try:
+        told = answer.json()
+    except ValueError:
+        return ""
+    is_mismatch = isinstance(told, dict) and told.get("mismatch") is True
+    return str(told.get("error", "")) if is_mismatch else ""
 
 
 def _read_registration(url: str, answer: httpx.Response) -> Registration:

@@ -24,6 +24,8 @@ from messagebus._io.link import Credentials
 from messagebus._io.settle import Settler
 from messagebus.agent.clients import Clients
 from messagebus.agent.config import AgentConfig, read_secret
+from messagebus.agent.counting import Counting
+from messagebus.agent.expiry import Expiry
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Login
 from messagebus.agent.management import Management, ManagementUnavailable
@@ -79,6 +81,8 @@ class Service:
             management=self._management,
             on_new_life=lambda: self.topology.pull_soon(),
             on_report=self._report_due.set,
+            on_used=lambda name: self.expiry.used(name),
+            on_gone=lambda name: self.expiry.gone(name),
         )
         self._load_report()
         self.topology = Topology(
@@ -89,6 +93,14 @@ class Service:
             lists=self.lists,
             upkeep=self.upkeep,
             token=lambda: config.token,
+        )
+        self.expiry = Expiry(
+            me=config.address.name,
+            upkeep=self.upkeep,
+            topology=self.topology,
+            peers=self._peers,
+            lists=self.lists,
+            clients=self._subscriptions_of_clients,
         )
 
     async def run(self) -> None:
@@ -119,6 +131,7 @@ class Service:
             self.lists.watch(self.topology.list_changed),
             self.topology.run(),
             self.upkeep.run(),
+            self.expiry.run(),
             self._watch_alarms(),
             self._write_reports(),
             self._tell_verdicts(),
@@ -222,6 +235,8 @@ class Service:
                 topology=self.topology,
                 upkeep=self.upkeep,
                 login=Login(token=lambda: config.token, try_login=self._try_login),
+                counting=Counting(self.upkeep, self._management),
+                unused_s=self.expiry.unused_s,
                 metrics=Metrics(config.address.name, self._figures),
                 verdict=self.verdict,
                 is_draining=lambda: self._draining,
@@ -229,6 +244,9 @@ class Service:
                 started=secrets.token_hex(4),
             )
         )
+
+    def _subscriptions_of_clients(self) -> list[tuple[str, float]]:
+        return [(c.subscription, c.age_ms / 1000) for c in self.clients.living(_now_ms())]
 
     async def _try_login(self, user: str, password: Secret) -> bool:
         credentials = Credentials(
@@ -264,6 +282,7 @@ class Service:
             Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
             Figure("settles_slow", "Settled by waiting.", upkeep.settles_slow, True),
             Figure("queues_revived", "Dead after a boot.", upkeep.queues_revived, True),
+            Figure("expired", "Expired subscriptions deleted.", self.expiry.deleted, True),
             Figure("changes", "Changes coordinated here.", topology.changes, True),
             Figure("changes_incomplete", "Of them.", topology.changes_incomplete, True),
             Figure("pulls", "Questions to peers.", self._peers.pulls, True),

@@ -41,7 +41,7 @@ _USERS = {
     "bus": (
         "monitoring",
         "^$",
-        r"^(mb\.(topic|queue)/.*|amq\.default)$",
+        r"^(mb\.(topic|queue|delay)/.*|amq\.default)$",
         r"^mb\.(sub|queue|park)/.*",
     ),
     # HAProxy's check logs in and asks for the gate; that needs no right at all.
