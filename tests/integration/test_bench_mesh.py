@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from bench.figures.client.mesh import mesh_figures
 from bench.figures.crew import CHECKOUT
 from bench.figures.scene import Scene
 from bench.figures.turns import Case, direct_task, take_turn
+from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 
 WITHIN_S = 120.0
+
+
+@pytest.mark.parametrize("kind", ["publisher", "consumer"])
+def test_a_client_at_rest_tells_what_it_costs(cluster: LocalCluster, topic: str, kind: str) -> None:
+    env = {**os.environ, **cluster.client_env()}
+    declare(BusConfig.from_env(cluster.client_env()), [f"{topic}/sink"])
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.figures.rest", kind, topic, "sink", "0.2"],
+        cwd=CHECKOUT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=True,
+    )
+    assert set(json.loads(done.stdout)) == {"cpu_s", "rss_bytes"}
 
 
 def test_a_small_mesh_attaches_and_idles(tmp_path: Path) -> None:
