@@ -200,3 +200,33 @@ def test_from_python_only_sources_are_taken_and_agents_are_needed(bus: BusConfig
             ask(bus, ["orders"], token=token)
         with pytest.raises(ConfigError, match="list_urls"):
             ask(BusConfig(broker="localhost"), ["orders/billing"], token=token)
+
+
+def test_the_command_asks_for_a_durability_and_tells_when_there_is_another(
+    cluster: LocalCluster, topic: str
+) -> None:
+    env = {**os.environ, **cluster.client_env()}
+
+    def run(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "messagebus", *words],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            env=env,
+            check=False,
+        )
+
+    weak, queue = ("--durability", "page-cache"), f"queue:{topic}"
+    assert run("declare", *weak, queue, topic, f"{topic}/all").returncode == 0
+    refused = run("declare", queue)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "wanted fsync and exists page-cache" in refused.stderr
+    assert run("publish", *weak, queue, "-", given="hello").returncode == 0
+    consumed = run("consume", *weak, queue, "--count", "1")
+    assert (consumed.returncode, consumed.stdout) == (0, "hello\n")
+    assert run("publish", *weak, topic, "-", given="hello").returncode == 0
+    consumed = run("consume", topic, "-s", "all", "--count", "1")
+    assert (consumed.returncode, consumed.stdout) == (0, "hello\n")
+    assert run("declare", "--durability", "paper", queue).returncode == 2
