@@ -12,7 +12,7 @@ from messagebus._io.link import Link
 from messagebus._io.registering import Registration
 from messagebus._io.tasks import Tasks
 from messagebus.core.outbox import Item, Outbox, Settled
-from messagebus.destination import Destination, Topic
+from messagebus.destination import Delay, Destination, Topic
 from messagebus.errors import (
     ChannelRefused,
     LinkLost,
@@ -42,7 +42,7 @@ class FakeTopology:
             raise fault
         return Registration(True)
 
-    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         raise AssertionError("no link here")
 
 
