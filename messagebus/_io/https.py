@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from typing import Any
+
 import httpx
 
 from messagebus.config import BusConfig
 
 __all__ = ["http_client"]
+
+# A request that is given up during its TLS handshake waits that long for the end of the handshake.
+HANDSHAKE_WITHIN_S = 1.0
 
 
 def http_client(
@@ -25,9 +32,40 @@ def http_client(
         if bus.tls_server_name and request.url.host == bus.address.host.strip("[]"):
             request.extensions["sni_hostname"] = bus.tls_server_name
 
+    certificates = bus.tls_files.client_context()
     return httpx.AsyncClient(
-        verify=bus.tls_files.client_context(),
+        verify=certificates,
         timeout=timeout,
-        transport=transport,
+        transport=transport or _Transport(verify=certificates),
         event_hooks={"request": [name]},
     )
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """Lets a TLS handshake end before a request is given up.
+
+    httpcore 1.0 leaves the socket of a cancelled handshake to the garbage collector: it closes it
+    after an `Exception` only, and a cancellation is none.
+    """
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        over = asyncio.Event()
+        over.set()
+
+        async def trace(event: str, _about: dict[str, Any]) -> None:
+            if event == "connection.start_tls.started":
+                over.clear()
+            elif event.startswith("connection.start_tls."):
+                over.set()
+
+        request.extensions["trace"] = trace
+        work = asyncio.ensure_future(super().handle_async_request(request))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HANDSHAKE_WITHIN_S):
+                    await over.wait()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
