@@ -50,39 +50,16 @@ WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
 
 
-class Ticket:
-    """One publish on its way: what is sent, and whom to tell the end."""
-
-    __slots__ = ("broker", "destination", "message", "on_done", "sent_ns")
-
-    def __init__(
-        self, destination: Destination, message: Message, on_done: Callable[[Published], None]
-    ) -> None:
-        self.destination, self.message, self.on_done = destination, message, on_done
-        self.sent_ns = 0
-        self.broker = ""
-
-
 @dataclass(slots=True)
 class Counters:
     confirmed: int = 0
     refused: int = 0
     unroutable: int = 0
     unknown: int = 0
+    unconfirmed: int = 0
     retried: int = 0
     links_lost: int = 0
     last_confirm_ms: int = 0
-
-
-class MessageIds:
-    """32 hex digits each: ten random bytes for the process, six that count."""
-
-    def __init__(self) -> None:
-        self._prefix = secrets.token_hex(10)
-        self._numbers = itertools.count(1)
-
-    def make(self) -> str:
-        return f"{self._prefix}{next(self._numbers):012x}"
 
 
 class PublishDriver:
@@ -112,6 +89,7 @@ class PublishDriver:
         self.connected = asyncio.Event()
         """Set when a link is open, or when there will never be one (`fatal`)."""
         self._ids = MessageIds()
+        self._sender: Sender | None = None  # of the current link
         self._follower = ListFollower(
             bus, subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
         )
@@ -169,23 +147,57 @@ class PublishDriver:
         return sum(not item.settled for item in items)
 
     # ------------------------------------------------------------------ accepting
-    def submit(self, ticket: Ticket, timeout_ms: int) -> str:
+    def submit(
+        self,
+        shape: Shape,
+        body: bytes,
+        message: Message | None,
+        timeout_ms: int,
+        waiter: Waiter | None,
+    ) -> Ticket:
         """Accept a publish, whatever the backlog holds: the caller has asked for room.
 
-        Returns its message id. The end comes through ticket.on_done.
+        message: None for nothing but a body. waiter: is told the end. Raises MessageInvalid for
+        headers that were changed into something that cannot be carried.
         """
-        message_id = ticket.message.message_id or self._ids.make()
-        item = Item(
-            message_id=message_id,
-            lane=ticket.destination.exchange,
-            size=len(ticket.message.body),
-            deadline_ms=now_ms() + timeout_ms,
-            token=ticket,
+        lane = shape.lane
+        if lane not in self._lanes.known:
+            self._open_lane(shape)
+        if message is None:
+            alone, properties, message_id = False, None, self._ids.make()
+        else:
+            alone = self._goes_alone(shape, message)
+            message_id = message.message_id or self._ids.make()
+            properties = _encode(shape, message, message_id, alone=alone)
+        deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
+        ticket = Ticket(message_id, shape, body, properties, deadline_ms, waiter)
+        self.outbox.accept(ticket, alone=alone)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+        return ticket
+
+    def _open_lane(self, shape: Shape) -> None:
+        packing = self._packing(shape)
+        if packing is not None:
+            self.outbox.pack(shape.lane, packing)
+        self._lanes.use(shape.address)
+
+    def _packing(self, shape: Shape) -> Packing | None:
+        batching = self._config.batch.get(str(shape.address.destination))
+        if batching is None or shape.address.delay is not None:
+            return None
+        return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
+
+    def _goes_alone(self, shape: Shape, message: Message) -> bool:
+        """What the broker must see, or what is too large, is not put into a batch."""
+        packing = self._packing(shape)
+        return (
+            packing is None
+            or message.priority is not None
+            or message.expires_after_ms is not None
+            or len(message.body) >= packing.bytes_max
         )
-        self.outbox.accept(item)
-        self._lanes.use(ticket.destination)
-        self._wake()
-        return message_id
 
     # ------------------------------------------------------------------ sending
     def _wake(self) -> None:
@@ -194,38 +206,30 @@ class PublishDriver:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
+        """Once a turn of the loop, or after each read: send what the window takes, in one write."""
         self._woken = False
         link = self._links.get(self.route.current or 0)
-        if link is not None and link.is_open and not self._blocked:
-            sent_ns = time.monotonic_ns()
-            for item in self.outbox.take(sent_ns // 1_000_000):
-                if not self._send(link, item, sent_ns):
-                    break
+        if link is not None and link.is_open and not self._blocked and self._sender is not None:
+            if not link.pipe.backed_up:
+                self._send(link, self._sender)
+            elif not self._woken:
+                self._woken = True
+                self._loop.call_later(BACKED_UP_S, self._pump)
         self._on_room()
 
-    def _send(self, link: Link, item: Item, sent_ns: int) -> bool:
-        """Returns False when nothing more can be sent on this link."""
-        ticket: Ticket = item.token
-        ticket.sent_ns, ticket.broker = sent_ns, link.broker
-        if item.attempts > 1:
-            self.counters.retried += 1
+    def _send(self, link: Link, sender: Sender) -> None:
+        sent_ns = time.monotonic_ns()
+        entries = self.outbox.take(sent_ns // 1_000_000)
+        if not entries:
+            return
         try:
-            link.channel.basic_publish(
-                ticket.destination.exchange,
-                "",
-                ticket.message.body,
-                to_properties(ticket.message, item.message_id),
-                mandatory=True,
-            )
+            sender.send(entries, link.broker, sent_ns)
+            link.pipe.flush()
         except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
-            link.abort()  # it has just ended: the message goes out on the next one
-            return False
-        except Exception as fault:  # whatever pika cannot encode; its tag would count another one
-            reason = f"cannot be encoded: {type(fault).__name__}"
-            self._settle([self.outbox.refuse(item, reason)])
-            link.abort()
-            return False
-        return True
+            link.abort()  # it has just ended: they go out on the next one
+            return
+        if any(not sender.confirms(entry) for entry in entries):
+            ...
 
     # ------------------------------------------------------------------ answers
     def _login_refused(self, fault: LoginRefused) -> None:

@@ -13,13 +13,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["CONFIRMED", "REFUSED", "UNROUTABLE", "ConfirmWindow", "Identified"]
-
-CONFIRMED, REFUSED, UNROUTABLE = "confirmed", "refused", "unroutable"
+__all__ = ["ConfirmWindow", "Identified"]
 
 
 class Identified(Protocol):
-    """What a window holds: a publish with its destination's exchange, an id and a size in bytes."""
+    """What a window holds: a publish with its destination's lane, an id and a size in bytes."""
 
     lane: str
     message_id: str
@@ -66,46 +64,53 @@ class ConfirmWindow(Generic[ItemT]):
         """
         self._returned[lane, message_id] += 1
 
-    def answered(self, tag: int, *, multiple: bool, ok: bool) -> list[tuple[ItemT, str]]:
-        """The broker's ack (ok) or nack. Returns the items it settles with outcomes, oldest first."""
-        settled = []
-        for each in self._tags(tag, multiple):
+    def answered(self, tag: int, *, multiple: bool) -> tuple[list[ItemT], list[ItemT]]:
+        """The broker's ack or nack. Returns what it answers, oldest first, in two parts.
+
+        The first part is what the answer means; the second was returned before and is unroutable.
+        """
+        if multiple:
+            last = min(tag or self._last_tag, self._last_tag)
+            tags, self._lowest = range(self._lowest, last + 1), max(self._lowest, last + 1)
+        else:
+            tags = range(tag, tag + 1)
+        answered = []
+        for each in tags:
             item = self._open.pop(each, None)
             if item is not None:
                 self._bytes -= item.size
-                settled.append((item, self._outcome(item, ok)))
-        if self._open:
-            self._lowest = max(self._lowest, next(iter(self._open)))
-        else:
-            self._lowest = self._last_tag + 1
-        return settled
+                answered.append(item)
+        while self._lowest not in self._open and self._lowest <= self._last_tag:
+            self._lowest += 1
+        return self._part(answered) if self._returned else (answered, [])
 
-    def _tags(self, tag: int, multiple: bool) -> range:
-        if not multiple:
-            return range(tag, tag + 1)
-        return range(self._lowest, min(tag or self._last_tag, self._last_tag) + 1)
-
-    def _outcome(self, item: ItemT, ok: bool) -> str:
-        name = (item.lane, item.message_id)
-        marks = self._returned.pop(name, 0)
-        if not marks:
-            return CONFIRMED if ok else REFUSED
-        if marks > 1:
-            self._returned[name] = marks - 1
-        return UNROUTABLE
-
-    def oldest(self) -> ItemT | None:
-        """The item that has waited longest for its answer."""
-        return self._open[next(iter(self._open))] if self._open else None
-
-    def items(self) -> Iterable[ItemT]:
-        """All that wait for an answer, oldest first."""
-        return self._open.values()
+    def _part(self, answered: list[ItemT]) -> tuple[list[ItemT], list[ItemT]]:
+        kept, unroutable = [], []
+        for item in answered:
+            name = (item.lane, item.message_id)
+            if not self._returned[name]:
+                kept.append(item)
+            else:
+                unroutable.append(item)
+                self._returned[name] -= 1
+        self._returned += Counter()  # forgets what counts zero
+        return kept, unroutable
 
     def abandon(self) -> list[ItemT]:
-        """The link is gone: nobody will ever answer these. Oldest first."""
-        items = list(self._open.values())
+        """The link is gone: everything open, oldest first. Nothing is open afterwards."""
+        left = list(self._open.values())
         self._open.clear()
         self._returned.clear()
         self._bytes = 0
-        return items
+        self._lowest = self._last_tag + 1
+        return left
+
+    def oldest(self) -> ItemT | None:
+        """The publish that has waited longest."""
+        while self._lowest not in self._open and self._lowest <= self._last_tag:
+            self._lowest += 1
+        return self._open.get(self._lowest)
+
+    def items(self) -> Iterable[ItemT]:
+        """Everything open, oldest first."""
+        return self._open.values()

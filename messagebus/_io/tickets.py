@@ -1,0 +1,175 @@
+"""One publish on its way: where it goes, what is sent, and whom to tell the end."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import secrets
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from messagebus.core.outbox import CONFIRMED, Item
+from messagebus.destination import Delay, Destination, parse_destination
+from messagebus.message import BINARY
+from messagebus.outcome import Durability, Outcome, Published
+
+__all__ = ["Address", "Many", "MessageIds", "Shape", "Shapes", "Ticket", "Waiter", "lane_name"]
+
+# Far more than an application has kinds of messages; then they are made anew.
+SHAPES_MAX = 10_000
+# Half the cost of the class's own constructor, which checks its arguments by name.
+_published = functools.partial(tuple.__new__, Published)
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+
+
+class Waiter(Protocol):
+    """A future of asyncio or of threads."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+
+def lane_name(exchange: str, routing_key: str) -> str:
+    """How the outbox calls a place to publish to; a return of the broker names both parts."""
+    return f"{exchange} {routing_key}" if routing_key else exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where publishes of one destination go, at once or after a delay."""
+
+    destination: Destination
+    delay: Delay | None = None
+
+    @property
+    def exchange(self) -> str:
+        return self.delay.exchange if self.delay else self.destination.exchange
+
+    @property
+    def routing_key(self) -> str:
+        return self.destination.exchange if self.delay else ""
+
+    @property
+    def lane(self) -> str:
+        return lane_name(self.exchange, self.routing_key)
+
+
+class Shape:
+    """What publishes of one address and content type have in common; compared by identity."""
+
+    __slots__ = ("address", "confirms", "content_type", "durability", "lane")
+
+    def __init__(self, address: Address, content_type: str) -> None:
+        self.address, self.content_type, self.lane = address, content_type, address.lane
+        self.durability = address.destination.durability
+        self.confirms = self.durability is not Durability.NONE
+
+
+class Shapes:
+    """What was asked for, as shapes. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Durability, Delay | None, str], Shape] = {}
+        self._plain: dict[str, Shape] = {}
+
+    def plain(self, destination: str) -> Shape:
+        """For bytes to a destination given as text. Raises NameInvalid."""
+        shape = self._plain.get(destination)
+        if shape is None:
+            if len(self._plain) >= SHAPES_MAX:
+                self._plain.clear()
+            shape = self._plain[destination] = self.of(parse_destination(destination), BINARY)
+        return shape
+
+    def of(self, destination: Destination, content_type: str, delay: Delay | None = None) -> Shape:
+        key = (str(destination), destination.durability, delay, content_type)
+        shape = self._known.get(key)
+        if shape is None:
+            if len(self._known) >= SHAPES_MAX:
+                self._known.clear()
+            shape = self._known[key] = Shape(Address(destination, delay), content_type)
+        return shape
+
+
+class Ticket(Item):
+    """properties: encoded; None for one that is nothing but a body of the shape's content type."""
+
+    __slots__ = ("body", "broker", "properties", "published", "sent_ns", "shape", "waiter")
+
+    def __init__(
+        self,
+        message_id: str,
+        shape: Shape,
+        body: bytes,
+        properties: bytes | None,
+        deadline_ms: int,
+        waiter: Waiter | None,
+    ) -> None:
+        # Written out, not through Item: one call less for each message.
+        self.message_id, self.lane = message_id, shape.lane
+        self.size, self.deadline_ms = len(body), deadline_ms
+        self.attempts = self.sent_ms = self.sent_ns = 0
+        self.outcome = self.reason = self.broker = ""
+        self.shape, self.body = shape, body
+        self.properties, self.waiter = properties, waiter
+        self.published: Published | None = None
+
+    def tell(self, settled_ns: int) -> None:
+        """It is settled: whoever waits is told, once."""
+        if self.waiter is None:
+            return
+        outcome = self.outcome
+        self.published = published = _published(
+            (
+                self.message_id,
+                _OUTCOMES[outcome],
+                self.shape.durability if outcome == CONFIRMED else Durability.NONE,
+                self.broker,
+                self.attempts,
+                self.sent_ns,
+                settled_ns,
+                self.reason,
+            )
+        )
+        if not self.waiter.done():
+            self.waiter.set_result(published)
+
+
+class Many:
+    """The one waiter of many tickets: `finished` gets a result when the last of them is settled."""
+
+    def __init__(self, finished: Waiter) -> None:
+        self._finished, self._left = finished, 1
+        self.tickets: list[Ticket] = []
+
+    def add(self, ticket: Ticket) -> None:
+        self.tickets.append(ticket)
+        self._left += 1
+
+    def all_added(self) -> None:
+        """No more are added."""
+        self.set_result(None)
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, _published: Published | None) -> None:
+        self._left -= 1
+        if not self._left and not self._finished.done():
+            self._finished.set_result(None)
+
+    def results(self) -> list[Published]:
+        """In the order in which they were added."""
+        return [ticket.published for ticket in self.tickets if ticket.published is not None]
+
+
+class MessageIds:
+    """32 hex digits each: ten random bytes for the process, six that count."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(10)
+        self._numbers = itertools.count(1)
+
+    def make(self) -> str:
+        return f"{self._prefix}{next(self._numbers):012x}"
