@@ -19,6 +19,7 @@ from messagebus.directory import Registration, brokers, declare
 from messagebus.errors import (
     AlreadySettled,
     BacklogFull,
+    CertificateRefused,
     ChannelRefused,
     ConfigError,
     LinkError,
@@ -57,6 +58,7 @@ __all__ = [
     "BrokerList",
     "BrokerStats",
     "BusConfig",
+    "CertificateRefused",
     "ChannelRefused",
     "ConfigError",
     "Consumer",

@@ -1,54 +1,105 @@
 """Settings: frozen values, checked whole at the edge, every field with its unit.
 
-Sources are pure functions of a mapping, an environment or a file. Nothing below this module reads the
-environment. All faults of a config are told in one `ConfigError`.
+Sources are pure functions of a mapping, an environment or a file; all three configs have all three.
+Nothing below this module reads the environment. All faults are told in one `ConfigError`.
+
+A file is TOML, with the tables ``[bus]``, ``[publisher]`` and ``[consumer]``, each of which may be
+missing; or the keys of one config and no table. The variables of an environment are the same keys in
+capitals: MESSAGEBUS_USER, MESSAGEBUS_PUBLISHER_WINDOW, MESSAGEBUS_CONSUMER_PREFETCH.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import urlsplit
 
 from messagebus.broker import Broker
 from messagebus.destination import parse_destination
 from messagebus.errors import ConfigError, NameInvalid
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 
 __all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig"]
 
 ENV_PREFIX = "MESSAGEBUS_"
-# Variables of that prefix that belong to the operators' kits and the tests.
-NOT_SETTINGS = frozenset({"inventory", "local_dir", "test_time_factor"})
+# Variables of that prefix that belong to the operators' kits, the tests and the hot path's switch.
+NOT_SETTINGS = frozenset({"inventory", "local_dir", "test_time_factor", "hot_path"})
 DEFAULT_BROKER = "127.0.0.10:5672"
 DEFAULT_USER = "guest"
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_-]+)*")
 
 T = TypeVar("T")
 
 
+class _Settings:
+    """Where the settings of a config may come from."""
+
+    __slots__ = ()
+    _table: ClassVar[str]
+    """Its table in a file; with an underscore, what its variables begin with."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Take settings by field name; passwords as text. Raises ConfigError with every fault."""
+        made, faults = _read(cls, values)
+        _raise_all(faults)
+        return made
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """Read the variables of this config: see the module. Raises ConfigError for an unknown one."""
+        return cls.from_mapping(_of_environment(environ, cls._table))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML file: see the module. Raises ConfigError with every fault of the whole file."""
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+            raise ConfigError(f"{path}: {fault}") from fault
+        tables = {kind._table: kind for kind in (BusConfig, PublisherConfig, ConsumerConfig)}
+        made, faults = _read_file(cls, values, tables)
+        _raise_all([f"{path}: {'; '.join(faults)}"] if faults else [])
+        return made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BusConfig:
+class BusConfig(_Settings):
     """Where the bus is and who we are.
 
     broker: the balancer's AMQP address as ``host:port``, or that of a single RabbitMQ.
     list_urls: addresses of the consumer list, tried in turn; empty means that `broker` is the only
-        broker, and the library declares queues by itself.
+        broker, and the library declares queues by itself. MESSAGEBUS_LIST_URL, commas between several.
+    user_file, password_file: hold the user and the password instead; read again at every dial.
     list_cache: file that keeps the last good list, so that a start without the balancer works.
     cluster: a list that names another cluster is refused; "" takes any.
     broker_hosts_allowed: shell patterns; a list that names another host is refused; empty takes any.
+    client_id: shown by brokers and agents.
     heartbeat_s: AMQP heartbeat, 0 turns it off.
     dial_timeout_ms: for TCP connect and AMQP handshake of a first try, together; doubled by each
         failed try up to dial_timeout_max_ms.
+    tls: everything is encrypted and verified, the list too; whoever dials checks the certificate's name,
+        which is the host's own.
+    tls_ca_file: PEM of the authorities that are trusted; "" for the system's.
+    tls_cert_file, tls_key_file: PEM of our own certificate and its key; the key may stand with it.
+    tls_server_name: what certificates behind the balancer's address are for, where that is not its
+        host; sent as SNI, too.
     """
+
+    _table: ClassVar[str] = "bus"
 
     broker: str = DEFAULT_BROKER
     list_urls: tuple[str, ...] = ()
     user: str = DEFAULT_USER
+    user_file: str = ""
     password: Secret = dataclasses.field(default_factory=lambda: Secret("guest"))
     password_file: str = ""
     vhost: str = "/"
@@ -59,62 +110,85 @@ class BusConfig:
     heartbeat_s: int = 10
     dial_timeout_ms: int = 500
     dial_timeout_max_ms: int = 8_000
+    tls: bool = False
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    tls_server_name: str = ""
 
     def __post_init__(self) -> None:
-        faults = [
-            *_ranges(
-                self,
-                heartbeat_s=(0, 3600),
-                dial_timeout_ms=(10, 60_000),
-                dial_timeout_max_ms=(10, 60_000),
-            ),
-            *(
-                f"list_urls {_without_login(url)!r}: http:// or https:// address"
-                for url in self.list_urls
-                if not _is_http(url)
-            ),
-        ]
+        _raise_all(
+            [
+                *_ranges(
+                    self,
+                    heartbeat_s=(0, 3600),
+                    dial_timeout_ms=(10, 60_000),
+                    dial_timeout_max_ms=(10, 60_000),
+                ),
+                *(
+                    f"list_urls {_without_login(url)!r}: http:// or https:// address"
+                    for url in self.list_urls
+                    if not _is_http(url)
+                ),
+                *self._broker_faults(),
+                *self._login_faults(),
+                *self._tls_faults(),
+            ]
+        )
+
+    def _broker_faults(self) -> list[str]:
         try:
             Broker.parse(self.broker)
         except ValueError as fault:
             told = f"{self.broker!r}: {fault}" if "@" not in self.broker else "only host:port"
-            faults.append(f"broker {told}")
-        _raise_all(faults)
+            return [f"broker {told}"]
+        return []
+
+    def _login_faults(self) -> list[str]:
+        """What is wrong with the files, now, when somebody still looks; they are read again later."""
+        faults = []
+        for read in (self.current_user, self.current_password):
+            try:
+                read()
+            except ConfigError as fault:
+                faults.append(str(fault))
+        return faults
+
+    def _tls_faults(self) -> list[str]:
+        if not self.tls:
+            given = [
+                key
+                for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name")
+                if getattr(self, key)
+            ]
+            return [f"{key}: without effect while tls is off" for key in given]
+        faults = self.tls_files.faults()
+        if self.tls_server_name and not _HOST_NAME.fullmatch(self.tls_server_name):
+            faults.append(f"tls_server_name {self.tls_server_name!r}: a host name wanted")
+        # Whoever can forge a list collects passwords.
+        plain = [url for url in self.list_urls if url.lower().startswith("http:")]
+        return faults + [f"list_urls {_without_login(url)!r}: https:// with tls" for url in plain]
 
     @property
     def address(self) -> Broker:
         return Broker.parse(self.broker)
 
+    @property
+    def tls_files(self) -> TlsFiles:
+        """For whatever is dialled with TLS; an https list without `tls` goes by the system's."""
+        return TlsFiles(
+            ca_file=self.tls_ca_file, cert_file=self.tls_cert_file, key_file=self.tls_key_file
+        )
+
+    def current_user(self) -> str:
+        """The user as it is now. Raises ConfigError when the file cannot be read."""
+        return _read_secret("user_file", self.user_file) if self.user_file else self.user
+
     def current_password(self) -> Secret:
         """The password as it is now: the file is read again at every dial, so that it can rotate."""
         if not self.password_file:
             return self.password
-        return _read_secret(self.password_file)
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Take settings by field name; passwords as text. Raises ConfigError for an unknown key."""
-        return _from_mapping(cls, values)
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Self:
-        """Read MESSAGEBUS_BROKER, _LIST_URL (commas between several), _USER, _PASSWORD or
-        _PASSWORD_FILE, _VHOST, _CLUSTER, _LIST_CACHE. Raises ConfigError for any other of that prefix.
-        """
-        ours = {key: text for key, text in environ.items() if key.startswith(ENV_PREFIX)}
-        values = {key.removeprefix(ENV_PREFIX).lower(): text for key, text in ours.items()}
-        values = {key: text for key, text in values.items() if key not in NOT_SETTINGS}
-        if urls := values.pop("list_url", ""):
-            values["list_urls"] = urls
-        return _from_mapping(cls, values)
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Read a TOML file whose keys are the field names."""
-        try:
-            return _from_mapping(cls, tomllib.loads(Path(path).read_text()))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-            raise ConfigError(f"{path}: {fault}") from fault
+        return Secret(_read_secret("password_file", self.password_file))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +215,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherConfig:
+class PublisherConfig(_Settings):
     """How to publish.
 
     window: publishes sent and not yet confirmed, on one link.
@@ -154,6 +228,8 @@ class PublisherConfig:
     batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; the others'
         go one by one.
     """
+
+    _table: ClassVar[str] = "publisher"
 
     window: int = 512
     backlog_messages_max: int = 10_000
@@ -184,7 +260,7 @@ class PublisherConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerConfig:
+class ConsumerConfig(_Settings):
     """How to consume.
 
     handed_out_max: deliveries that the application holds unanswered, over all brokers together.
@@ -192,6 +268,8 @@ class ConsumerConfig:
     refresh_interval_s: the list is asked for again after that at the latest, changed or not.
     at_most_once: answer before the handler sees a delivery; a crash then loses it.
     """
+
+    _table: ClassVar[str] = "consumer"
 
     handed_out_max: int = 500
     prefetch: int = 200
@@ -223,7 +301,49 @@ def _checked_batch(batch: Mapping[str, Any]) -> tuple[dict[str, Batching], list[
     return checked, faults
 
 
-def _from_mapping(kind: type[T], values: Mapping[str, Any]) -> T:
+def _of_environment(environ: Mapping[str, str], table: str) -> dict[str, str]:
+    """What an environment says of one table, by field name. Those of the bus bear no table's name."""
+    ours = {
+        key.removeprefix(ENV_PREFIX).lower(): text
+        for key, text in environ.items()
+        if key.startswith(ENV_PREFIX)
+    }
+    others = ("publisher_", "consumer_")
+    if table != "bus":
+        begin = f"{table}_"
+        return {
+            key.removeprefix(begin): text for key, text in ours.items() if key.startswith(begin)
+        }
+    values = {
+        key: text
+        for key, text in ours.items()
+        if key not in NOT_SETTINGS and not key.startswith(others)
+    }
+    if urls := values.pop("list_url", ""):
+        values["list_urls"] = urls
+    return values
+
+
+def _read_file(
+    wanted: type[T], values: Mapping[str, Any], tables: Mapping[str, type[Any]]
+) -> tuple[T, list[str]]:
+    """The wanted config of a file, and the faults of all its tables."""
+    if not values.keys() & tables.keys():
+        return _read(wanted, values)
+    faults = [_unknown(key, tables) for key in values if key not in tables]
+    found: dict[type[Any], Any] = {}
+    for name, kind in tables.items():
+        table = values.get(name, {})
+        if not isinstance(table, dict):
+            faults.append(f"[{name}]: a table wanted, not {type(table).__name__}")
+            continue
+        found[kind], wrong = _read(kind, table)
+        faults += [f"[{name}] {fault}" for fault in wrong]
+    return found.get(wanted, wanted), faults
+
+
+def _read(kind: type[T], values: Mapping[str, Any]) -> tuple[T, list[str]]:
+    """The config, and every fault: of keys, of types and of ranges. It is good without faults only."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     faults = [_unknown(key, fields) for key in values if key not in fields]
     known: dict[str, Any] = {}
@@ -233,8 +353,10 @@ def _from_mapping(kind: type[T], values: Mapping[str, Any]) -> T:
                 known[key] = _convert(str(fields[key].type), value)
             except (TypeError, ValueError) as fault:
                 faults.append(f"{key}: {fault}")
-    _raise_all(faults)
-    return kind(**known)
+    try:
+        return kind(**known), faults
+    except ConfigError as fault:
+        return kind(), [*faults, str(fault)]
 
 
 def _convert(type_name: str, value: Any) -> Any:
@@ -247,19 +369,31 @@ def _convert(type_name: str, value: Any) -> Any:
             return tuple(_expect(str, word).strip() for word in words)
         case "int":
             return int(value) if isinstance(value, str) else _expect(int, value)
+        case "bool":
+            return _as_bool(value)
         case "Mapping[str, Batching]":
-            return {key: _as_batching(key, each) for key, each in _expect(dict, value).items()}
+            # In an environment it is written as in a file, behind the equals sign.
+            table = tomllib.loads(f"batch = {value}")["batch"] if isinstance(value, str) else value
+            return {key: _as_batching(key, each) for key, each in _expect(dict, table).items()}
         case _:
             return _expect(str, value)
 
 
+def _as_bool(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in (*TRUE, *FALSE):
+        return value.lower() in TRUE
+    if not isinstance(value, bool):
+        raise TypeError(f"true or false wanted, not {type(value).__name__}")
+    return value
+
+
 def _as_batching(destination: str, value: Any) -> Batching:
-    try:
-        return (
-            value if isinstance(value, Batching) else _from_mapping(Batching, _expect(dict, value))
-        )
-    except (ConfigError, TypeError) as fault:
-        raise ValueError(f"{destination!r}: {fault}") from None
+    if isinstance(value, Batching):
+        return value
+    made, faults = _read(Batching, _expect(dict, value))
+    if faults:
+        raise ValueError(f"{destination!r}: {'; '.join(faults)}")
+    return made
 
 
 def _expect(kind: type[T], value: Any) -> T:
@@ -299,10 +433,10 @@ def _without_login(url: str) -> str:
     return f"***@{url.rpartition('@')[2]}" if "@" in url else url
 
 
-def _read_secret(path: str) -> Secret:
+def _read_secret(key: str, path: str) -> str:
     try:
-        return Secret(Path(path).read_text().strip())
+        return Path(path).read_text().strip()
     except (OSError, ValueError) as fault:
         # The text of a decoding error would show a byte of the secret.
         told = fault if isinstance(fault, OSError) else f"{path} is not UTF-8 text"
-        raise ConfigError(f"password_file: {told}") from None
+        raise ConfigError(f"{key}: {told}") from None

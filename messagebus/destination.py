@@ -9,18 +9,25 @@ exchange only when it is settled, so what cannot survive yet cannot be confirmed
 
 from __future__ import annotations
 
+import bisect
 import re
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
-from messagebus.errors import NameInvalid
+from messagebus.errors import MessageInvalid, NameInvalid
+from messagebus.outcome import Durability
 
 __all__ = [
+    "DELAY_STEPS_MS",
+    "EPHEMERAL_EXPIRES_S",
     "NAME_BYTES_MAX",
+    "Delay",
     "Destination",
     "Queue",
     "Source",
     "Subscription",
     "Topic",
+    "delay_step",
     "parse_destination",
 ]
 
@@ -29,6 +36,19 @@ NAME_BYTES_MAX = 120
 # RabbitMQ's, ours, and spellings of `parse_destination` that a name could be mistaken for.
 RESERVED_PREFIXES = ("amq.", "mb.", "jms.topic.", "jms.queue.")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# How long an ephemeral subscription outlives its last consumer: a restart or a short cut is survived.
+EPHEMERAL_EXPIRES_S = 300
+# RabbitMQ's timers end at 2**32 - 1 ms.
+EXPIRES_S_MAX = 4_294_967
+_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
+# One queue per step and broker, so there are few of them; each is 1.5 to 2.5 times the one before.
+DELAY_STEPS_MS = (
+    *(n * _SECOND_MS for n in (1, 2, 5, 10, 20, 30)),
+    *(n * _MINUTE_MS for n in (1, 2, 5, 10, 20, 30)),
+    *(n * _HOUR_MS for n in (1, 2, 4, 8, 12)),
+    *(n * _DAY_MS for n in (1, 2, 4, 7)),
+)
+"""The delays that exist, in ascending order; any other is rounded up to the next of them."""
 
 
 def check_name(kind: str, name: str) -> str:
@@ -44,14 +64,26 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def _check_durability(durability: object) -> None:
+    if not isinstance(durability, Durability):
+        allowed = ", ".join(f"Durability.{each.name}" for each in Durability)
+        raise NameInvalid(f"durability {durability!r}: one of {allowed}")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Topic:
-    """Every subscription of it gets a copy of each message."""
+    """Every subscription of it gets a copy of each message.
+
+    durability: what a confirmed message survives; its subscriptions' queues are of that kind. Two
+    topics are equal when their names are.
+    """
 
     name: str
+    durability: Durability = field(default=Durability.FSYNC, compare=False)
 
     def __post_init__(self) -> None:
         check_name("topic", self.name)
+        _check_durability(self.durability)
 
     @property
     def exchange(self) -> str:
@@ -63,12 +95,17 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Queue:
-    """One set of competing consumers."""
+    """One set of competing consumers.
+
+    durability: what a confirmed message survives. Two queues are equal when their names are.
+    """
 
     name: str
+    durability: Durability = field(default=Durability.FSYNC, compare=False)
 
     def __post_init__(self) -> None:
         check_name("queue", self.name)
+        _check_durability(self.durability)
 
     @property
     def exchange(self) -> str:
@@ -88,13 +125,38 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Subscription:
-    """A named, durable reader of a topic; its consumers compete."""
+    """A named, durable reader of a topic; its consumers compete.
+
+    Its queues are of the topic's durability. single_active: of its consumers one at a time is served,
+    *on each broker*: with several brokers several consumers may be active, each for other brokers.
+    expires_s: deleted on all brokers, with what waits in it, when nobody has consumed for so long; 0:
+    never. What an expiring subscription rejects is dropped: nothing of it outlives it, so it has no
+    parking queue. Two subscriptions are equal when their names are.
+    """
 
     topic: Topic
     name: str
+    single_active: bool = field(default=False, compare=False)
+    expires_s: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         check_name("subscription", self.name)
+        if type(self.single_active) is not bool:
+            raise NameInvalid(f"single_active {self.single_active!r}: True or False")
+        if type(self.expires_s) is not int or not 0 <= self.expires_s <= EXPIRES_S_MAX:
+            raise NameInvalid(f"expires_s {self.expires_s!r}: whole seconds, 0 to {EXPIRES_S_MAX}")
+
+    @classmethod
+    def ephemeral(cls, topic: Topic | str, *, expires_s: int = EPHEMERAL_EXPIRES_S) -> Subscription:
+        """A new subscription of a name that nobody else has, gone when unused for expires_s."""
+        parsed = topic if isinstance(topic, Topic) else parse_destination(topic)
+        if not isinstance(parsed, Topic):
+            raise NameInvalid(f"{topic!r}: only a topic has subscriptions")
+        return cls(parsed, f"ephemeral-{secrets.token_hex(16)}", expires_s=expires_s)
+
+    @property
+    def durability(self) -> Durability:
+        return self.topic.durability
 
     @property
     def amqp_queue(self) -> str:
@@ -106,6 +168,48 @@ class Subscription:
 
     def __str__(self) -> str:
         return f"{self.topic.name}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Delay:
+    """One step of the delay ladder: what is published to it comes out `ms` later.
+
+    A message waits in it under its destination's exchange as routing key. Made by `delay_step`.
+    """
+
+    ms: int
+
+    def __post_init__(self) -> None:
+        if self.ms not in DELAY_STEPS_MS:
+            raise NameInvalid(f"delay of {self.ms!r} ms: there are {DELAY_STEPS_MS}")
+
+    @property
+    def durability(self) -> Durability:
+        return Durability.FSYNC
+
+    @property
+    def exchange(self) -> str:
+        return f"mb.delay/{self.ms}"
+
+    @property
+    def amqp_queue(self) -> str:
+        return f"mb.delay/{self.ms}"
+
+    def __str__(self) -> str:
+        return f"delay:{self.ms}"
+
+
+def delay_step(delay_ms: int) -> Delay:
+    """The step for a delay, rounded up; the first one also for less than a second.
+
+    Raises MessageInvalid when it is longer than the last step.
+    """
+    place = bisect.bisect_left(DELAY_STEPS_MS, delay_ms)
+    if place == len(DELAY_STEPS_MS):
+        raise MessageInvalid(
+            f"delay of {delay_ms} ms: at most {DELAY_STEPS_MS[-1]} ms ({DELAY_STEPS_MS[-1] // _DAY_MS} days)"
+        )
+    return Delay(DELAY_STEPS_MS[place])
 
 
 Destination = Topic | Queue

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-import httpx
-
 from messagebus._io.following import fetch_list
+from messagebus._io.https import http_client
 from messagebus._io.registering import Registration, topology_for
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
@@ -40,7 +39,7 @@ def brokers(bus: BusConfig) -> BrokerList:
 
 async def _fetch(bus: BusConfig) -> BrokerList:
     fault: ListError = ListUnavailable("no list address")
-    async with httpx.AsyncClient() as http:
+    async with http_client(bus) as http:
         for url in bus.list_urls:
             try:
                 found = await fetch_list(http, url)

@@ -15,6 +15,7 @@ MessageBusError
     LinkError                         carries the broker
         LinkLost                      the connection or channel ended
         LoginRefused                  wrong user, password or virtual host: retrying does not help
+            CertificateRefused        one end does not trust the other's certificate
         ChannelRefused                the broker closed the channel: code and text
     ListError
         ListUnavailable               no agent answered: keep the last list
@@ -36,6 +37,7 @@ from messagebus.outcome import Outcome
 __all__ = [
     "AlreadySettled",
     "BacklogFull",
+    "CertificateRefused",
     "ChannelRefused",
     "ConfigError",
     "LinkError",
@@ -138,6 +140,10 @@ class LinkLost(LinkError):
 
 class LoginRefused(LinkError):
     """Raised when user, password or virtual host are wrong; correct them, retrying does not help."""
+
+
+class CertificateRefused(LoginRefused):
+    """Raised when one end does not trust the other's certificate; correct files, names or tls_ settings."""
 
 
 class ChannelRefused(LinkError):

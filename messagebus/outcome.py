@@ -22,14 +22,19 @@ class Outcome(enum.Enum):
 
 
 class Durability(enum.Enum):
-    """What a confirmed message survives."""
+    """What a confirmed message survives. A level belongs to a destination, on every broker.
+
+    No level survives the loss of the broker's disk.
+    """
 
     FSYNC = "fsync"
-    """Power-off of the broker: written and fsynced to a settled quorum queue before the confirm."""
+    """Kill and power-off of the broker: written and fsynced to settled quorum queues before the confirm."""
     PAGE_CACHE = "page-cache"
-    """SIGKILL of the broker, not a power-off."""
+    """Kill of the broker's process, not a power-off of its machine: handed to the operating system for
+    durable classic queues before the confirm. That RabbitMQ 3.10 fsyncs them too is not promised."""
     NONE = "none"
-    """Nothing: no confirm was waited for."""
+    """Nothing: no confirm was waited for. What the broker had not read yet is gone with the link, what
+    stood in its memory with its process, and nobody is told. The queues are those of page-cache."""
 
 
 class Published(NamedTuple):

@@ -9,23 +9,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from messagebus.destination import Queue, Source, Subscription, Topic, parse_destination
+from messagebus.destination import Delay, Queue, Source, Subscription, Topic, parse_destination
 from messagebus.errors import NameInvalid
+from messagebus.outcome import Durability
 
 __all__ = [
     "BORN",
+    "DUE",
     "GATE",
     "Binding",
     "Declarations",
     "Exchange",
+    "ExchangeBinding",
+    "Options",
     "QueueSpec",
     "Wanted",
     "declarations",
+    "differences",
+    "options_of",
     "parse_wanted",
+    "read_item",
+    "to_item",
+    "with_options",
 ]
 
 # The mark in a broker that it may take publishes: a non-durable exchange, so a killed broker loses it.
 GATE = "mb.ready"
+# Where delayed messages come out: a direct exchange, bound to every destination under its exchange's
+# name, and to every subscription's queue under the queue's.
+DUE = "mb.due"
 # Argument of every queue: the number of the topology entry when it was declared. RabbitMQ stores
 # unknown arguments and does not compare them at redeclaration.
 BORN = "mb-born"
@@ -33,8 +45,14 @@ BORN = "mb-born"
 # drops after 20. Half of 2**31 - 1: never reached by a healthy consumer.
 DELIVERY_LIMIT = 1_000_000_000
 
-Wanted = Topic | Source
+Wanted = Topic | Source | Delay
 """What an entry of the topology asks for."""
+Options = Mapping[str, str | int | bool]
+"""What is asked of it beside its name, as far as it is not the default. Keys: OPTION_KINDS."""
+
+OPTION_KINDS: Mapping[str, type] = {"durability": str, "single_active": bool, "expires_s": int}
+DELAY_PREFIX = "delay:"
+MS_PER_S = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +64,15 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """A durable quorum queue. arguments: as given to queue.declare, x-queue-type among them."""
+    """A durable queue. arguments: as given to queue.declare, x-queue-type among them."""
 
     name: str
-    arguments: Mapping[str, str | int]
+    arguments: Mapping[str, str | int | bool]
+
+    @property
+    def needs_settling(self) -> bool:
+        """RabbitMQ syncs the definition of a classic queue before it answers, of a quorum queue later."""
+        return self.arguments["x-queue-type"] == "quorum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +80,15 @@ class Binding:
     exchange: str
     queue: str
     routing_key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeBinding:
+    """What comes to `source` under the routing key goes on to `exchange`."""
+
+    source: str
+    exchange: str
+    routing_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +101,11 @@ class Declarations:
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[QueueSpec, ...] = field(default=())
     bindings: tuple[Binding, ...] = ()
+    exchange_bindings: tuple[ExchangeBinding, ...] = ()
+
+    @property
+    def needs_settling(self) -> bool:
+        return any(queue.needs_settling for queue in self.queues)
 
 
 def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
@@ -76,45 +113,95 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
 
     born: number of the entry, kept in the queue (0: not kept, no agent).
     """
+    mark: dict[str, str | int | bool] = {BORN: born} if born else {}
     match wanted:
         case Topic():
-            return Declarations(exchanges=(Exchange(name=wanted.exchange),))
-        case Subscription(topic=topic):
             return Declarations(
-                exchanges=(Exchange(name=topic.exchange),),
-                queues=_queue_with_parking(wanted, born),
-                bindings=(Binding(exchange=topic.exchange, queue=wanted.amqp_queue),),
+                exchanges=(_DUE, Exchange(name=wanted.exchange)),
+                exchange_bindings=(_due_to(wanted),),
+            )
+        case Subscription(topic=topic):
+            queue = wanted.amqp_queue
+            return Declarations(
+                exchanges=(_DUE, Exchange(name=topic.exchange)),
+                queues=_queues(wanted, mark),
+                bindings=(
+                    Binding(exchange=topic.exchange, queue=queue),
+                    Binding(exchange=DUE, queue=queue, routing_key=queue),
+                ),
+                exchange_bindings=(_due_to(topic),),
             )
         case Queue():
             return Declarations(
-                exchanges=(Exchange(name=wanted.exchange),),
-                queues=_queue_with_parking(wanted, born),
+                exchanges=(_DUE, Exchange(name=wanted.exchange)),
+                queues=_queues(wanted, mark),
+                bindings=(Binding(exchange=wanted.exchange, queue=wanted.amqp_queue),),
+                exchange_bindings=(_due_to(wanted),),
+            )
+        case Delay():
+            return Declarations(
+                exchanges=(_DUE, Exchange(name=wanted.exchange)),
+                queues=(QueueSpec(name=wanted.amqp_queue, arguments=_delaying(wanted) | mark),),
                 bindings=(Binding(exchange=wanted.exchange, queue=wanted.amqp_queue),),
             )
 
 
-def _queue_with_parking(source: Source, born: int) -> tuple[QueueSpec, QueueSpec]:
-    """The queue and the one that keeps what reached the delivery limit.
+_DUE = Exchange(name=DUE, type="direct")
 
-    At-least-once dead-lettering needs the overflow policy reject-publish.
-    """
-    mark = {BORN: born} if born else {}
-    arguments: dict[str, str | int] = {
-        "x-queue-type": "quorum",
-        "x-delivery-limit": DELIVERY_LIMIT,
-        "x-overflow": "reject-publish",
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": source.parking_queue,
-        "x-dead-letter-strategy": "at-least-once",
-    }
+
+def _due_to(destination: Topic | Queue) -> ExchangeBinding:
+    exchange = destination.exchange
+    return ExchangeBinding(source=DUE, exchange=exchange, routing_key=exchange)
+
+
+def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
+    """The queue, and before it the one that keeps what was rejected or reached the delivery limit."""
+    own = dict[str, str | int | bool]()
+    if isinstance(source, Subscription):
+        if source.single_active:
+            own["x-single-active-consumer"] = True
+        if source.expires_s:
+            own["x-expires"] = source.expires_s * MS_PER_S
+    is_quorum = source.durability is Durability.FSYNC
+    kind = {"x-queue-type": "quorum" if is_quorum else "classic"}
+    if is_quorum:
+        own |= {"x-delivery-limit": DELIVERY_LIMIT, "x-overflow": "reject-publish"}
+    if "x-expires" in own:
+        return (QueueSpec(name=source.amqp_queue, arguments={**kind, **own, **mark}),)
+    own |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": source.parking_queue}
+    if is_quorum:
+        # It needs the overflow policy reject-publish.
+        own["x-dead-letter-strategy"] = "at-least-once"
     return (
-        QueueSpec(name=source.parking_queue, arguments={"x-queue-type": "quorum", **mark}),
-        QueueSpec(name=source.amqp_queue, arguments={**arguments, **mark}),
+        QueueSpec(name=source.parking_queue, arguments={**kind, **mark}),
+        QueueSpec(name=source.amqp_queue, arguments={**kind, **own, **mark}),
     )
 
 
+def _delaying(step: Delay) -> dict[str, str | int | bool]:
+    """One TTL for the whole queue: a TTL per message would wait behind the one before it.
+
+    Without a dead-letter routing key the message's own stays, which names its destination.
+    """
+    return {
+        "x-queue-type": "quorum",
+        "x-message-ttl": step.ms,
+        "x-overflow": "reject-publish",
+        "x-dead-letter-exchange": DUE,
+        "x-dead-letter-strategy": "at-least-once",
+    }
+
+
 def parse_wanted(text: str) -> Wanted:
-    """Read ``orders`` (a topic), ``orders/billing`` (a subscription) or ``queue:jobs``; str() of it back."""
+    """Read ``orders`` (a topic), ``orders/billing`` (a subscription), ``queue:jobs``, ``delay:60000``.
+
+    str() of it back. Raises NameInvalid.
+    """
+    if text.startswith(DELAY_PREFIX):
+        digits = text.removeprefix(DELAY_PREFIX)
+        if not (digits.isascii() and digits.isdigit() and str(int(digits[:12])) == digits):
+            raise NameInvalid(f"{text!r}: a delay is a whole number of milliseconds")
+        return Delay(int(digits))
     if "/" not in text:
         return parse_destination(text)
     topic, _, name = text.partition("/")
@@ -122,3 +209,91 @@ def parse_wanted(text: str) -> Wanted:
     if not isinstance(parsed, Topic):
         raise NameInvalid(f"{text!r}: only a topic has subscriptions")
     return Subscription(parsed, name)
+
+
+# ---------------------------------------------------------------------- options beside the name
+def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
+    """What is asked beside the name, without defaults; `with_options` reads it back."""
+    options = dict[str, str | int | bool]()
+    if wanted.durability is not Durability.FSYNC:
+        options["durability"] = wanted.durability.value
+    if isinstance(wanted, Subscription):
+        if wanted.single_active:
+            options["single_active"] = True
+        if wanted.expires_s:
+            options["expires_s"] = wanted.expires_s
+    return options
+
+
+def with_options(name: str, options: Options) -> Wanted:
+    """The wanted thing of this name with these options. Raises NameInvalid."""
+    wanted = parse_wanted(name)
+    for key, value in options.items():
+        kind = OPTION_KINDS.get(key)
+        if kind is None:
+            raise NameInvalid(
+                f"{name}: unknown option {key!r}; there are {', '.join(OPTION_KINDS)}"
+            )
+        if type(value) is not kind:
+            raise NameInvalid(f"{name}: {key} must be {kind.__name__}")
+    durability = _durability(name, options.get("durability", Durability.FSYNC.value))
+    others = {key: value for key, value in options.items() if key != "durability"}
+    match wanted:
+        case Subscription(topic=topic, name=own):
+            return Subscription(Topic(topic.name, durability), own, **others)  # type: ignore[arg-type]
+        case _ if others:
+            raise NameInvalid(f"{name}: only a subscription has {', '.join(others)}")
+        case Topic():
+            return Topic(wanted.name, durability)
+        case Queue():
+            return Queue(wanted.name, durability)
+        case Delay():
+            if options:
+                raise NameInvalid(f"{name}: a delay has no options")
+            return wanted
+
+
+def _durability(name: str, value: object) -> Durability:
+    try:
+        return Durability(value)
+    except ValueError:
+        allowed = ", ".join(each.value for each in Durability)
+        raise NameInvalid(f"{name}: durability {value!r}; there are {allowed}") from None
+
+
+def to_item(wanted: Wanted) -> str | dict[str, str | int | bool]:
+    """How it stands in a registration: its name, or an object when something else is asked too."""
+    options = options_of(wanted)
+    return {"name": str(wanted), **options} if options else str(wanted)
+
+
+def read_item(item: object) -> Wanted:
+    """Read what `to_item` wrote, or whoever else. Raises NameInvalid."""
+    if isinstance(item, str):
+        return parse_wanted(item)
+    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+        raise NameInvalid(f'{item!r}: a name, or an object such as {{"name": "queue:jobs"}}')
+    return with_options(item["name"], {key: item[key] for key in item if key != "name"})
+
+
+def differences(wanted: Wanted, options: Options) -> str:
+    """In what `wanted` differs from what exists under its name with these options; "" for nothing.
+
+    Both values stand in the text. Levels below fsync need the same queues, so they agree. What a
+    subscription does not ask for it takes as it is.
+    """
+    asked = options_of(wanted)
+    keys = list(asked) if isinstance(wanted, Subscription) else ["durability"]
+    default: Options = {
+        "durability": Durability.FSYNC.value,
+        "single_active": False,
+        "expires_s": 0,
+    }
+    told = []
+    for key in keys:
+        want, have = asked.get(key, default[key]), options.get(key, default[key])
+        if key == "durability" and (want == "fsync") == (have == "fsync"):
+            continue
+        if want != have:
+            told.append(f"{key} is wanted {want!r} and exists {have!r}".replace("'", ""))
+    return f"{wanted}: {', '.join(told)}" if told else ""

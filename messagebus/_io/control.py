@@ -12,7 +12,7 @@ from typing import Any
 
 from messagebus._io.link import Credentials, Link, dial
 from messagebus.broker import Broker
-from messagebus.errors import ChannelRefused, LinkLost, LoginRefused
+from messagebus.errors import CertificateRefused, ChannelRefused, LinkLost, LoginRefused
 from messagebus.topology import GATE, Declarations, QueueSpec
 
 __all__ = ["EVENT_EXCHANGE", "Control", "login_is_good", "port_refuses"]
@@ -67,6 +67,13 @@ class Control:
                 queue=binding.queue,
                 exchange=binding.exchange,
                 routing_key=binding.routing_key,
+            )
+        for onward in wanted.exchange_bindings:
+            await self._call(
+                "exchange_bind",
+                destination=onward.exchange,
+                source=onward.source,
+                routing_key=onward.routing_key,
             )
 
     async def audit(self, wanted: Declarations) -> str:
@@ -173,6 +180,8 @@ async def login_is_good(address: Broker, credentials: Credentials, *, timeout_ms
     """Log in and leave. Raises LinkLost when the broker cannot say."""
     try:
         link = await dial(address, credentials, timeout_ms=timeout_ms)
+    except CertificateRefused as fault:  # that is between the agent and its broker
+        raise LinkLost(fault.broker, fault.reason) from fault
     except LoginRefused:
         return False
     await link.close()

@@ -15,11 +15,18 @@ from pathlib import Path
 import httpx
 
 from messagebus._io.clock import now_ms
+from messagebus._io.https import http_client
 from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.core.backoff import backoff_ms
 from messagebus.core.listkeeper import Judgement, ListKeeper
-from messagebus.errors import ListError, ListInvalid, ListUnavailable
+from messagebus.errors import (
+    ConfigError,
+    ListError,
+    ListInvalid,
+    ListUnavailable,
+    MessageBusError,
+)
 
 __all__ = ["ListFollower", "fetch_list"]
 
@@ -116,14 +123,16 @@ class ListFollower:
 
     async def _follow(self) -> None:
         turn = 0
-        async with httpx.AsyncClient(transport=self._transport) as http:
-            while True:
-                url = self._bus.list_urls[turn % len(self._bus.list_urls)]
-                try:
-                    await self._fetch(http, url)
-                except ListError as fault:
-                    turn += 1
-                    await self._wait_after(fault)
+        while True:
+            url = self._bus.list_urls[turn % len(self._bus.list_urls)]
+            try:
+                # Anew after each fault, because certificates rotate.
+                async with http_client(self._bus, transport=self._transport) as http:
+                    while True:
+                        await self._fetch(http, url)
+            except (ListError, ConfigError) as fault:
+                turn += 1
+                await self._wait_after(fault)
 
     async def _fetch(self, http: httpx.AsyncClient, url: str) -> None:
         keeper, asked_ms = self.keeper, now_ms()
@@ -162,7 +171,7 @@ class ListFollower:
         self._on_list(found)
         self._applied = found.generation
 
-    async def _wait_after(self, fault: ListError) -> None:
+    async def _wait_after(self, fault: MessageBusError) -> None:
         keeper = self.keeper
         keeper.failed()
         if keeper.faults_in_a_row % WARN_EVERY == 1:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pika
@@ -19,8 +20,9 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
 from messagebus.broker import Broker
-from messagebus.errors import ChannelRefused, LinkError, LinkLost, LoginRefused
+from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
 from messagebus.secret import Secret
+from messagebus.tls import certificate_fault
 
 __all__ = ["TOO_LATE", "Credentials", "Link", "dial"]
 
@@ -37,13 +39,19 @@ TOO_LATE = "no answer in time"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who logs in where. heartbeat_s: 0 turns heartbeats off. client_id: shown by the broker."""
+    """Who logs in where. heartbeat_s: 0 turns heartbeats off. client_id: shown by the broker.
+
+    tls: None for plain TCP. tls_names: what the certificate at an address is for, where that is not
+    its host; sent as SNI.
+    """
 
     user: str
     password: Secret
     vhost: str = "/"
     heartbeat_s: int = 10
     client_id: str = "messagebus"
+    tls: ssl.SSLContext | None = None
+    tls_names: Mapping[Broker, str] = field(default_factory=dict)
 
 
 class Link:
@@ -201,7 +209,7 @@ class Link:
 async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) -> Link:
     """Connect, log in and open a channel, all within timeout_ms.
 
-    Raises LoginRefused (retrying does not help) or LinkLost.
+    Raises LoginRefused, CertificateRefused (retrying does not help) or LinkLost.
     """
     loop = asyncio.get_running_loop()
     opened: asyncio.Future[Channel] = loop.create_future()
@@ -241,14 +249,17 @@ async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) ->
 def _parameters(
     address: Broker, credentials: Credentials, timeout_ms: int
 ) -> pika.ConnectionParameters:
+    host = address.host.strip("[]")
+    tls = credentials.tls
     return pika.ConnectionParameters(
-        host=address.host.strip("[]"),
+        host=host,
         port=address.port,
         virtual_host=credentials.vhost,
         credentials=pika.PlainCredentials(credentials.user, credentials.password.reveal()),
         heartbeat=credentials.heartbeat_s,
         socket_timeout=timeout_ms / 1000,
         stack_timeout=timeout_ms / 1000,
+        ssl_options=tls and pika.SSLOptions(tls, credentials.tls_names.get(address, host)),
         client_properties={"product": "messagebus", "connection_name": credentials.client_id},
     )
 
@@ -283,6 +294,8 @@ def _own_name(connection: AsyncioConnection) -> str:
 
 
 def _translate(address: Broker, why: BaseException) -> LinkError:
+    if reason := certificate_fault(why):
+        return CertificateRefused(address.name, reason)
     why = _root(why)
     match why:
         case LinkError():

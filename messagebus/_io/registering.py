@@ -17,11 +17,13 @@ from urllib.parse import urljoin
 import httpx
 
 from messagebus._io.clock import now_ms
+from messagebus._io.https import http_client
 from messagebus._io.link import Credentials, Link, dial
 from messagebus.config import BusConfig
 from messagebus.core.backoff import backoff_ms
 from messagebus.destination import Destination, Topic
 from messagebus.errors import (
+    CertificateRefused,
     ChannelRefused,
     LinkLost,
     LoginRefused,
@@ -30,7 +32,16 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
-from messagebus.topology import Binding, Declarations, Exchange, QueueSpec, Wanted, declarations
+from messagebus.tls import certificate_fault
+from messagebus.topology import (
+    Binding,
+    Declarations,
+    Exchange,
+    ExchangeBinding,
+    QueueSpec,
+    Wanted,
+    declarations,
+)
 
 __all__ = ["Registration", "Topology", "credentials", "topology_for"]
 
@@ -79,13 +90,15 @@ def topology_for(bus: BusConfig) -> Topology:
 
 
 def credentials(bus: BusConfig) -> Credentials:
-    """As they are now: the password may rotate."""
+    """As they are now: user, password and certificates may rotate. Raises ConfigError."""
     return Credentials(
-        user=bus.user,
+        user=bus.current_user(),
         password=bus.current_password(),
         vhost=bus.vhost,
         heartbeat_s=bus.heartbeat_s,
         client_id=bus.client_id or "messagebus",
+        tls=bus.tls_files.client_context() if bus.tls else None,
+        tls_names={bus.address: bus.tls_server_name} if bus.tls_server_name else {},
     )
 
 
@@ -100,7 +113,9 @@ class Agents:
     ) -> Registration:
         until_ms, failures = now_ms() + timeout_ms, 0
         missing: Mapping[str, str] = {}
-        async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S, transport=self._transport) as http:
+        async with http_client(
+            self._bus, timeout=ANSWER_TIMEOUT_S, transport=self._transport
+        ) as http:
             while True:
                 url = self._bus.list_urls[failures % len(self._bus.list_urls)]
                 try:
@@ -109,6 +124,8 @@ class Agents:
                         return found
                     missing = found.missing
                 except (httpx.HTTPError, LinkLost) as fault:
+                    if reason := certificate_fault(fault):
+                        raise CertificateRefused(url, reason) from fault
                     missing = missing or {url: str(fault) or type(fault).__name__}
                 failures += 1
                 wait_ms = backoff_ms(
@@ -121,7 +138,7 @@ class Agents:
     async def _ask(
         self, http: httpx.AsyncClient, url: str, wanted: Sequence[Wanted]
     ) -> Registration:
-        who = httpx.BasicAuth(self._bus.user, self._bus.current_password().reveal())
+        who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
         answer = await http.post(
             url, json={"wanted": [str(each) for each in wanted], "alive": True}, auth=who
         )
@@ -195,6 +212,7 @@ class Alone:
             await asyncio.sleep(SETTLE_MS / 1000)
         for part in parts:
             await _bind(link, part.bindings)
+            await _bind_exchanges(link, part.exchange_bindings)
         for part in unsettled:
             await _mark_settled(link, part)
 
@@ -239,6 +257,16 @@ async def _bind(link: Link, bindings: Iterable[Binding]) -> None:
             "queue_bind",
             queue=binding.queue,
             exchange=binding.exchange,
+            routing_key=binding.routing_key,
+        )
+
+
+async def _bind_exchanges(link: Link, bindings: Iterable[ExchangeBinding]) -> None:
+    for binding in bindings:
+        await link.try_call(
+            "exchange_bind",
+            destination=binding.exchange,
+            source=binding.source,
             routing_key=binding.routing_key,
         )
 

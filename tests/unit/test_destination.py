@@ -7,14 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus.destination import (
+    DELAY_STEPS_MS,
+    EPHEMERAL_EXPIRES_S,
     NAME_BYTES_MAX,
+    Delay,
     Queue,
     Subscription,
     Topic,
     check_name,
+    delay_step,
     parse_destination,
 )
-from messagebus.errors import NameInvalid
+from messagebus.errors import MessageInvalid, NameInvalid
+from messagebus.outcome import Durability
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", fullmatch=True).filter(
     lambda name: not name.startswith(("amq.", "mb.", "jms.topic.", "jms.queue."))
@@ -97,3 +102,66 @@ def test_of_any_text_only_name_invalid_escapes(text: str) -> None:
         return
     assert parse_destination(str(destination)) == destination
     assert check_name("any", destination.name) == destination.name
+
+
+def test_the_name_alone_makes_two_of_them_the_same() -> None:
+    weak = Topic("orders", durability=Durability.NONE)
+    assert weak == Topic("orders")
+    assert len({weak, Topic("orders")}) == 1
+    assert Queue("jobs", durability=Durability.PAGE_CACHE) == Queue("jobs")
+    assert Subscription(weak, "b", single_active=True, expires_s=5) == Subscription(
+        Topic("orders"), "b"
+    )
+
+
+def test_durability_is_one_of_three_and_a_subscription_has_its_topics() -> None:
+    assert Topic("orders").durability is Queue("jobs").durability is Durability.FSYNC
+    assert Subscription(Topic("orders", Durability.NONE), "b").durability is Durability.NONE
+    for kind in (Topic, Queue):
+        with pytest.raises(NameInvalid, match=r"Durability\.FSYNC"):
+            kind("orders", durability="fsync")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("expires_s", [-1, 1.5, True, 2**32, "5"])
+def test_expiry_is_whole_seconds_that_a_broker_can_count(expires_s: object) -> None:
+    with pytest.raises(NameInvalid):
+        Subscription(Topic("orders"), "b", expires_s=expires_s)  # type: ignore[arg-type]
+
+
+def test_single_active_is_yes_or_no() -> None:
+    with pytest.raises(NameInvalid):
+        Subscription(Topic("orders"), "b", single_active=1)  # type: ignore[arg-type]
+
+
+def test_an_ephemeral_subscription_has_a_name_of_its_own_and_expires() -> None:
+    one, other = Subscription.ephemeral("orders"), Subscription.ephemeral(Topic("orders"))
+    assert one != other
+    assert one.topic == Topic("orders")
+    assert one.expires_s == EPHEMERAL_EXPIRES_S
+    assert Subscription.ephemeral("orders", expires_s=5).expires_s == 5
+    with pytest.raises(NameInvalid):
+        Subscription.ephemeral("queue:jobs")
+
+
+def test_the_ladder_goes_from_a_second_to_a_week() -> None:
+    assert DELAY_STEPS_MS[0] == 1_000
+    assert DELAY_STEPS_MS[-1] == 7 * 24 * 3_600_000
+    assert list(DELAY_STEPS_MS) == sorted(set(DELAY_STEPS_MS))
+
+
+@given(st.integers(0, DELAY_STEPS_MS[-1]))
+def test_a_delay_is_rounded_up_to_the_next_step(delay_ms: int) -> None:
+    step = delay_step(delay_ms)
+    assert step.ms == min(each for each in DELAY_STEPS_MS if each >= delay_ms)
+    assert str(step) == f"delay:{step.ms}"
+    assert step.exchange == step.amqp_queue == f"mb.delay/{step.ms}"
+
+
+def test_more_than_the_last_step_is_too_much() -> None:
+    with pytest.raises(MessageInvalid, match="7 days"):
+        delay_step(DELAY_STEPS_MS[-1] + 1)
+
+
+def test_only_steps_of_the_ladder_exist() -> None:
+    with pytest.raises(NameInvalid):
+        Delay(1_500)

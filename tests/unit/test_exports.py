@@ -13,6 +13,7 @@ import messagebus
 # Modules whose names are for other parts of this repository, or that have an import of their own.
 NOT_EXPORTED = {
     "messagebus.events": "columns of recorded events, for bench and spark",
+    "messagebus.tls": "certificates, for the agent and the kits too",
     "messagebus.topology": "what agents declare",
     "messagebus.testing": "imported by applications' tests by its own name",
 }
@@ -20,7 +21,13 @@ NOT_EXPORTED = {
 INSIDE = {
     "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX"},
     "messagebus.consumer": {"as_source", "fulfilled"},
-    "messagebus.destination": {"NAME_BYTES_MAX"},
+    "messagebus.destination": {
+        "DELAY_STEPS_MS",
+        "EPHEMERAL_EXPIRES_S",
+        "NAME_BYTES_MAX",
+        "Delay",
+        "delay_step",
+    },
     "messagebus.message": {"BODY_BYTES_MAX", "Header"},
     "messagebus.publisher": {"Payload", "as_message", "raise_unless_confirmed"},
 }

@@ -6,33 +6,71 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.destination import Queue, Subscription, Topic
+from messagebus.destination import DELAY_STEPS_MS, Delay, Queue, Subscription, Topic
 from messagebus.errors import NameInvalid
-from messagebus.topology import BORN, Binding, Exchange, declarations, parse_wanted
+from messagebus.outcome import Durability
+from messagebus.topology import (
+    BORN,
+    Binding,
+    Exchange,
+    ExchangeBinding,
+    Options,
+    Wanted,
+    declarations,
+    differences,
+    options_of,
+    parse_wanted,
+    read_item,
+    to_item,
+    with_options,
+)
 
 BILLING = Subscription(Topic("orders"), "billing")
+BAD_DELAYS = [
+    "delay:",
+    "delay:1500",
+    "delay:01000",
+    "delay:-1000",
+    "delay:1e3",
+    "delay:" + "9" * 40,
+]
+WEAK = [Durability.PAGE_CACHE, Durability.NONE]
+DUE = Exchange(name="mb.due", type="direct", durable=True)
+DUE_TO_ORDERS = ExchangeBinding(
+    source="mb.due", exchange="mb.topic/orders", routing_key="mb.topic/orders"
+)
 
 
-def test_a_topic_is_an_exchange() -> None:
+def test_a_topic_is_an_exchange_where_delayed_messages_come_out_too() -> None:
     wanted = declarations(Topic("orders"), born=3)
-    assert wanted.exchanges == (Exchange(name="mb.topic/orders", type="fanout", durable=True),)
+    own = Exchange(name="mb.topic/orders", type="fanout", durable=True)
+    assert wanted.exchanges == (DUE, own)
     assert (wanted.queues, wanted.bindings) == ((), ())
+    assert wanted.exchange_bindings == (DUE_TO_ORDERS,)
+    assert not wanted.needs_settling
 
 
 def test_a_subscription_is_a_bound_queue_with_its_parking() -> None:
     wanted = declarations(BILLING, born=3)
-    assert [exchange.name for exchange in wanted.exchanges] == ["mb.topic/orders"]
+    assert [exchange.name for exchange in wanted.exchanges] == ["mb.due", "mb.topic/orders"]
     assert [queue.name for queue in wanted.queues] == [
         "mb.park/orders/billing",
         "mb.sub/orders/billing",
     ]
-    assert wanted.bindings == (Binding(exchange="mb.topic/orders", queue="mb.sub/orders/billing"),)
+    queue = "mb.sub/orders/billing"
+    assert wanted.bindings == (
+        Binding(exchange="mb.topic/orders", queue=queue),
+        Binding(exchange="mb.due", queue=queue, routing_key=queue),
+    )
+    assert wanted.exchange_bindings == (DUE_TO_ORDERS,)
+    assert wanted.needs_settling
 
 
 def test_a_queue_is_bound_to_an_exchange_of_its_own() -> None:
     wanted = declarations(Queue("jobs"))
     assert wanted.bindings == (Binding(exchange="mb.queue/jobs", queue="mb.queue/jobs"),)
-    assert [exchange.name for exchange in wanted.exchanges] == ["mb.queue/jobs"]
+    assert [exchange.name for exchange in wanted.exchanges] == ["mb.due", "mb.queue/jobs"]
+    assert [each.routing_key for each in wanted.exchange_bindings] == ["mb.queue/jobs"]
 
 
 @pytest.mark.parametrize("wanted", [BILLING, Queue("jobs")])
@@ -57,21 +95,158 @@ def test_without_an_agent_there_is_no_number() -> None:
     assert all(BORN not in queue.arguments for queue in declarations(BILLING).queues)
 
 
-@pytest.mark.parametrize("wanted", [Topic("orders"), BILLING, Queue("jobs")])
-def test_what_is_written_is_read_again(wanted: Topic | Subscription | Queue) -> None:
+@pytest.mark.parametrize("durability", WEAK)
+def test_below_fsync_queues_are_classic_and_dead_letter_plainly(durability: Durability) -> None:
+    for source in (Queue("jobs", durability), Subscription(Topic("orders", durability), "billing")):
+        wanted = declarations(source, born=3)
+        parking, queue = wanted.queues
+        assert parking.arguments == {"x-queue-type": "classic", BORN: 3}
+        assert queue.arguments == {
+            "x-queue-type": "classic",
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": parking.name,
+            BORN: 3,
+        }
+        assert not wanted.needs_settling
+
+
+def test_single_active_is_an_argument_of_the_queue_and_not_of_its_parking() -> None:
+    parking, queue = declarations(Subscription(Topic("t"), "s", single_active=True)).queues
+    assert queue.arguments["x-single-active-consumer"] is True
+    assert "x-single-active-consumer" not in parking.arguments
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_an_expiring_subscription_leaves_nothing_behind(durability: Durability) -> None:
+    (queue,) = declarations(Subscription(Topic("t", durability), "s", expires_s=60)).queues
+    assert queue.arguments["x-expires"] == 60_000
+    assert "x-dead-letter-exchange" not in queue.arguments
+
+
+def test_a_delay_is_a_queue_that_lets_go_of_everything_in_time_and_by_name() -> None:
+    wanted = declarations(Delay(60_000), born=3)
+    (queue,) = wanted.queues
+    assert wanted.exchanges == (DUE, Exchange(name="mb.delay/60000"))
+    assert wanted.bindings == (Binding(exchange="mb.delay/60000", queue="mb.delay/60000"),)
+    assert queue.name == "mb.delay/60000"
+    assert queue.arguments == {
+        "x-queue-type": "quorum",
+        "x-message-ttl": 60_000,
+        "x-dead-letter-exchange": "mb.due",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        BORN: 3,
+    }
+
+
+@pytest.mark.parametrize("wanted", [Topic("orders"), BILLING, Queue("jobs"), Delay(1_000)])
+def test_what_is_written_is_read_again(wanted: Wanted) -> None:
     assert parse_wanted(str(wanted)) == wanted
 
 
-@pytest.mark.parametrize("text", ["orders/", "/billing", "a/b/c", "queue:jobs/x", "", "/"])
+@pytest.mark.parametrize(
+    "text", ["orders/", "/billing", "a/b/c", "queue:jobs/x", "", "/", *BAD_DELAYS]
+)
 def test_what_names_nothing_is_refused(text: str) -> None:
     with pytest.raises(NameInvalid):
         parse_wanted(text)
 
 
-@given(st.text("abj.:/queuetopicms-_ ", max_size=30))
+@given(st.text("abj.:/queuetopicms-_ dly01", max_size=30))
 def test_of_any_text_only_name_invalid_escapes(text: str) -> None:
     try:
         wanted = parse_wanted(text)
     except NameInvalid:
         return
     assert parse_wanted(str(wanted)) == wanted
+
+
+durabilities = st.sampled_from(Durability)
+everything = st.one_of(
+    st.builds(Topic, st.just("orders"), durabilities),
+    st.builds(Queue, st.just("jobs"), durabilities),
+    st.builds(
+        Subscription,
+        st.builds(Topic, st.just("orders"), durabilities),
+        st.just("billing"),
+        single_active=st.booleans(),
+        expires_s=st.integers(0, 4_294_967),
+    ),
+    st.builds(Delay, st.sampled_from(DELAY_STEPS_MS)),
+)
+
+
+@given(everything)
+def test_items_and_options_are_read_again_as_they_were_written(wanted: Wanted) -> None:
+    for read in (read_item(to_item(wanted)), with_options(str(wanted), options_of(wanted))):
+        assert read == wanted
+        assert declarations(read, born=1) == declarations(wanted, born=1)
+        assert options_of(read) == options_of(wanted)
+
+
+def test_an_item_is_a_name_unless_something_else_is_asked() -> None:
+    assert to_item(BILLING) == "orders/billing"
+    weak = Queue("jobs", Durability.PAGE_CACHE)
+    assert to_item(weak) == {"name": "queue:jobs", "durability": "page-cache"}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        7,
+        None,
+        {},
+        {"name": 7},
+        {"name": "queue:jobs", "durability": "paper"},
+        {"name": "queue:jobs", "durability": 1},
+        {"name": "queue:jobs", "single_active": True},
+        {"name": "orders", "expires_s": 5},
+        {"name": "orders/b", "expires_s": -1},
+        {"name": "orders/b", "expires_s": True},
+        {"name": "orders/b", "expires_s": 2**32},
+        {"name": "orders/b", "single_active": 1},
+        {"name": "orders/b", "colour": "red"},
+        {"name": "delay:1000", "durability": "none"},
+    ],
+)
+def test_an_item_that_makes_no_sense_is_refused(item: object) -> None:
+    with pytest.raises(NameInvalid):
+        read_item(item)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "told"),
+    [
+        (Queue("jobs"), {}, ""),
+        (
+            Queue("jobs"),
+            {"durability": "page-cache"},
+            "queue:jobs: durability is wanted fsync and exists page-cache",
+        ),
+        (
+            Queue("jobs", Durability.NONE),
+            {},
+            "queue:jobs: durability is wanted none and exists fsync",
+        ),
+        (Queue("jobs", Durability.NONE), {"durability": "page-cache"}, ""),
+        (
+            Topic("orders"),
+            {"durability": "none"},
+            "orders: durability is wanted fsync and exists none",
+        ),
+        (BILLING, {"durability": "none", "single_active": True, "expires_s": 5}, ""),
+        (
+            Subscription(Topic("orders"), "billing", single_active=True, expires_s=9),
+            {"expires_s": 5},
+            "orders/billing: single_active is wanted True and exists False,"
+            " expires_s is wanted 9 and exists 5",
+        ),
+    ],
+)
+def test_a_difference_names_both_values(wanted: Wanted, options: Options, told: str) -> None:
+    assert differences(wanted, options) == told
+
+
+@given(everything)
+def test_nothing_differs_from_itself(wanted: Wanted) -> None:
+    assert differences(wanted, options_of(wanted)) == ""

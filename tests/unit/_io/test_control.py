@@ -19,6 +19,12 @@ from messagebus.topology import declarations
 
 WANTED = declarations(Subscription(Topic("orders"), "a"), born=3)
 WHO = Credentials(user="admin", password=Secret("pw"))
+BOUND = [  # to the topic and to what is due; and the topic to what is due
+    ("queue_bind", "mb.sub/orders/a"),
+    ("queue_bind", "mb.sub/orders/a"),
+    ("exchange_bind", "mb.topic/orders"),
+]
+NAMES = ("queue", "exchange", "destination")
 
 
 class FakeLink:
@@ -37,7 +43,7 @@ class FakeLink:
     async def call(self, method: str, **arguments: Any) -> Any:
         if self.hangs:
             await asyncio.Event().wait()
-        name = str(arguments.get("queue") or arguments.get("exchange") or "")
+        name = str(next((arguments[k] for k in NAMES if arguments.get(k)), ""))
         passive = "?" if arguments.get("passive") else ""
         self.calls.append((method + passive, name))
         if code := self.refused.get((method, name)):
@@ -66,12 +72,14 @@ def control(link: FakeLink) -> Control:
 async def test_declaring_binds_nothing_yet(control: Control, link: FakeLink) -> None:
     await control.declare(WANTED)
     assert link.calls == [
+        ("exchange_declare", "mb.due"),
         ("exchange_declare", "mb.topic/orders"),
         ("queue_declare", "mb.park/orders/a"),
         ("queue_declare", "mb.sub/orders/a"),
     ]
+    link.calls.clear()
     await control.bind(WANTED)
-    assert link.calls[-1] == ("queue_bind", "mb.sub/orders/a")
+    assert link.calls == BOUND
 
 
 async def test_the_audit_only_looks_and_binds(control: Control, link: FakeLink) -> None:
@@ -79,7 +87,7 @@ async def test_the_audit_only_looks_and_binds(control: Control, link: FakeLink) 
     assert link.calls == [
         ("queue_declare?", "mb.park/orders/a"),
         ("queue_declare?", "mb.sub/orders/a"),
-        ("queue_bind", "mb.sub/orders/a"),
+        *BOUND,
     ]
 
 

@@ -310,7 +310,7 @@ async def test_a_new_queue_is_bound_only_when_it_is_settled(rig: Rig) -> None:
     assert rig.settler.calls == 0
     rig.want(entry("orders/a"))
     await rig.settled()
-    assert rig.broker.bound == [(SUBSCRIPTION, 1)]
+    assert set(rig.broker.bound) == {(SUBSCRIPTION, 1)}
 
 
 async def test_a_queue_that_vanished_is_bound_at_once(rig: Rig) -> None:

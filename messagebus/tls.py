@@ -1,0 +1,152 @@
+"""Certificates: whom we trust and who we are, as files that are read again when they change.
+
+For clients, agents and the operators' kits. Both ends verify each other: a client looks at the
+server's name, a server at the authority of the client's certificate. At least TLS 1.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from messagebus.errors import ConfigError
+
+__all__ = ["TlsFiles", "certificate_fault"]
+
+# Contexts of so many different sets of files are kept; making one from the system's authorities takes
+# some 20 ms, which is too long for a dial.
+CONTEXTS_KEPT = 16
+# An error that is its own cause, some layers deep, ends here.
+LAYERS_MAX = 50
+# What a server that asks for a certificate says when there is none, or none that it trusts.
+_REFUSED = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files. ca_file: authorities that are trusted, "" for the system's.
+
+    cert_file: our certificate, with those that lead to the authority; "" for none. key_file: its key,
+    not encrypted; "" when it stands in cert_file too.
+    """
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    def client_context(self) -> ssl.SSLContext:
+        """To verify a server and its name, and to show our certificate.
+
+        Raises ConfigError with every fault of the files. The same object as long as the files stay
+        as they are, so that new ones count from the next dial.
+        """
+        return _context(self, False, self._stamps())
+
+    def server_context(self) -> ssl.SSLContext:
+        """To show our certificate, and to ask for one of ca_file's authorities. Raises ConfigError."""
+        return _context(self, True, self._stamps())
+
+    def faults(self) -> list[str]:
+        """What is wrong with the files, one sentence each; empty when all is well."""
+        try:
+            self.client_context()
+        except ConfigError as fault:
+            return [str(fault)]
+        return []
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        """Changes when a file does. Raises ConfigError for one that cannot be read."""
+        named = {"ca": self.ca_file, "cert": self.cert_file, "key": self.key_file}
+        stamps, faults = [], []
+        for name, file in named.items():
+            if file:
+                try:
+                    with Path(file).open("rb") as opened:
+                        opened.read(1)
+                    stat = Path(file).stat()
+                    stamps.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+                except (OSError, ValueError) as fault:
+                    reason = getattr(fault, "strerror", None) or fault
+                    faults.append(f"tls_{name}_file {file}: {reason}")
+        if self.key_file and not self.cert_file:
+            faults.append("tls_key_file: without a tls_cert_file")
+        if faults:
+            raise ConfigError("; ".join(faults))
+        return tuple(stamps)
+
+
+@functools.lru_cache(maxsize=CONTEXTS_KEPT)
+def _context(files: TlsFiles, serves: bool, _stamps: object) -> ssl.SSLContext:
+    purpose = ssl.Purpose.CLIENT_AUTH if serves else ssl.Purpose.SERVER_AUTH
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    faults = []
+    if files.ca_file:
+        faults += _trust(context, files.ca_file)
+    else:
+        context.load_default_certs(purpose)
+    if serves:
+        context.verify_mode = ssl.CERT_REQUIRED
+    if files.cert_file:
+        faults += _show(context, files.cert_file, files.key_file)
+    elif serves:
+        faults.append("tls_cert_file: must be given")
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return context
+
+
+def _trust(context: ssl.SSLContext, ca_file: str) -> list[str]:
+    try:
+        context.load_verify_locations(cafile=ca_file)
+    except (OSError, ValueError):
+        return [f"tls_ca_file {ca_file}: no PEM certificate in it"]
+    # While authorities change, old and new stand side by side: one that is good will do.
+    ends = [str(each["notAfter"]) for each in context.get_ca_certs()]
+    if ends and all(ssl.cert_time_to_seconds(end) < time.time() for end in ends):
+        return [f"tls_ca_file {ca_file}: expired on {max(ends, key=ssl.cert_time_to_seconds)}"]
+    return []
+
+
+def _show(context: ssl.SSLContext, cert_file: str, key_file: str) -> list[str]:
+    try:
+        # With a password at hand OpenSSL does not ask for one on the terminal.
+        context.load_cert_chain(cert_file, key_file or None, password="")
+    except ssl.SSLError as fault:
+        if fault.reason == "KEY_VALUES_MISMATCH":
+            return [f"tls_key_file {key_file or cert_file}: not the key of {cert_file}"]
+        return [
+            f"tls_cert_file {cert_file}, tls_key_file {key_file or cert_file}:"
+            " a PEM certificate and its key, not encrypted, wanted"
+        ]
+    except (OSError, ValueError) as fault:
+        return [f"tls_cert_file {cert_file}: {fault}"]
+    return []
+
+
+def certificate_fault(fault: BaseException) -> str:
+    """Why one end did not trust the other's certificate; "" when an error is about something else."""
+    for each in _layers(fault):
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return f"its certificate is not good: {each.verify_message}"
+        if isinstance(each, ssl.SSLError) and _REFUSED.search(each.reason or ""):
+            said = str(each.reason).rpartition("ALERT_")[2].replace("_", " ").lower()
+            return f"it does not take our certificate: {said}"
+    return ""
+
+
+def _layers(fault: BaseException) -> Iterator[BaseException]:
+    """An error and all that is wrapped in it; libraries use causes, arguments and attributes for that."""
+    waiting, seen = [fault], 0
+    while waiting and seen < LAYERS_MAX:
+        each = waiting.pop()
+        seen += 1
+        yield each
+        inner = [*each.args, *getattr(each, "exceptions", ()), getattr(each, "exception", None)]
+        inner += [each.__cause__, each.__context__]
+        waiting += [layer for layer in inner if isinstance(layer, BaseException)]
