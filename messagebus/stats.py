@@ -17,12 +17,18 @@ class Status(enum.Enum):
     STOPPED = "stopped"
 
 
+RUNNING = Status.RUNNING
+"""Looked up once: an enum's members are found by a slow hook of its class."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStats:
     """One moment of a publisher; counts since its start.
 
-    confirmed, refused, unroutable, unknown: outcomes. retried: sends after the first of a message.
-    backlog: accepted and not sent. window: sent and not answered.
+    confirmed, refused, unroutable, unknown: outcomes; unconfirmed: sent where no confirm is wanted.
+    retried: sends after the first of a message. backlog: accepted and not sent. window: sent and not
+    answered; a batch counts once. settling: destinations that are registered and settled just now,
+    whose publishes wait.
     broker: the one that takes publishes now, "" when there is none or it does not say.
     dials: links tried. moves: links changed in good order. links_lost: links that ended by themselves.
     last_confirm_age_ms: since the last answer of a broker; None before the first.
@@ -33,9 +39,11 @@ class PublisherStats:
     refused: int
     unroutable: int
     unknown: int
+    unconfirmed: int
     retried: int
     backlog: int
     window: int
+    settling: int
     broker: str
     dials: int
     moves: int

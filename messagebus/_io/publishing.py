@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import functools
 import logging
 import random
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import pika.exceptions
 
@@ -24,19 +24,20 @@ from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.lanes import Lanes
 from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.properties import encode, encode_entry
 from messagebus._io.registering import credentials, topology_for
+from messagebus._io.sending import Sender
 from messagebus._io.tasks import Tasks
-from messagebus._io.wire import to_properties
+from messagebus._io.tickets import Shape, Ticket, Waiter, lane_name, message_ids, tell
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.outbox import Item, Outbox, Settled
+from messagebus.core.outbox import Entry, Item, Outbox
+from messagebus.core.packing import Packing
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
-from messagebus.destination import Destination
-from messagebus.errors import LinkError, LoginRefused, MessageBusError
+from messagebus.errors import LinkError, LoginRefused, MessageBusError, MessageInvalid
 from messagebus.message import Message
-from messagebus.outcome import Durability, Outcome, Published
 
-__all__ = ["PublishDriver", "Ticket"]
+__all__ = ["PublishDriver"]
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -48,18 +49,27 @@ RETIRE_MS = 10_000
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
+# How soon to look again whether the socket takes more: pika does not say when it does.
+BACKED_UP_S = 0.005
 
 
 @dataclass(slots=True)
 class Counters:
-    confirmed: int = 0
-    refused: int = 0
-    unroutable: int = 0
-    unknown: int = 0
+    """unconfirmed: sent, and no confirm was wanted."""
+
     unconfirmed: int = 0
-    retried: int = 0
     links_lost: int = 0
     last_confirm_ms: int = 0
+
+
+def _encode(shape: Shape, message: Message, message_id: str, *, alone: bool) -> bytes:
+    """The properties as they are now: the application may change its headers afterwards."""
+    try:
+        if alone:
+            return encode(message, message_id, int(time.time()), persistent=shape.confirms)
+        return encode_entry(message, message_id)
+    except Exception as fault:  # whatever an AMQP table cannot hold
+        raise MessageInvalid(f"cannot be encoded: {type(fault).__name__}: {fault}") from fault
 
 
 class PublishDriver:
@@ -88,8 +98,9 @@ class PublishDriver:
         self.fatal: LoginRefused | None = None
         self.connected = asyncio.Event()
         """Set when a link is open, or when there will never be one (`fatal`)."""
-        self._ids = MessageIds()
+        self._make_id = message_ids().__next__
         self._sender: Sender | None = None  # of the current link
+        self._unconfirmed: set[str] = set()  # lanes whose publishes nobody waits for
         self._follower = ListFollower(
             bus, subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
         )
@@ -107,6 +118,7 @@ class PublishDriver:
             leave=self.leave,
             on_login_refused=self._login_refused,
         )
+        self._known_lanes = self._lanes.known
         self._dials: dict[int, asyncio.Task[None]] = {}
         self._ever_listed: frozenset[str] = frozenset()
         self._last_fault = ""
@@ -144,7 +156,7 @@ class PublishDriver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await done
-        return sum(not item.settled for item in items)
+        return sum(item.end is None for item in items)
 
     # ------------------------------------------------------------------ accepting
     def submit(
@@ -160,18 +172,18 @@ class PublishDriver:
         message: None for nothing but a body. waiter: is told the end. Raises MessageInvalid for
         headers that were changed into something that cannot be carried.
         """
-        lane = shape.lane
-        if lane not in self._lanes.known:
+        if shape.lane not in self._known_lanes:
             self._open_lane(shape)
-        if message is None:
-            alone, properties, message_id = False, None, self._ids.make()
-        else:
-            alone = self._goes_alone(shape, message)
-            message_id = message.message_id or self._ids.make()
-            properties = _encode(shape, message, message_id, alone=alone)
         deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
-        ticket = Ticket(message_id, shape, body, properties, deadline_ms, waiter)
-        self.outbox.accept(ticket, alone=alone)
+        if message is None:
+            ticket = Ticket(self._make_id(), shape, body, None, deadline_ms, waiter)
+            self.outbox.accept(ticket)
+        else:
+            message_id = message.message_id or self._make_id()
+            alone = self._goes_alone(shape, message)
+            properties = _encode(shape, message, message_id, alone=alone)
+            ticket = Ticket(message_id, shape, body, properties, deadline_ms, waiter)
+            self.outbox.accept(ticket, alone=alone)
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
@@ -181,6 +193,8 @@ class PublishDriver:
         packing = self._packing(shape)
         if packing is not None:
             self.outbox.pack(shape.lane, packing)
+        if not shape.confirms:
+            self._unconfirmed.add(shape.lane)
         self._lanes.use(shape.address)
 
     def _packing(self, shape: Shape) -> Packing | None:
@@ -228,8 +242,15 @@ class PublishDriver:
         except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
             link.abort()  # it has just ended: they go out on the next one
             return
-        if any(not sender.confirms(entry) for entry in entries):
-            ...
+        if self._unconfirmed:
+            self._settle_unconfirmed(entries)
+
+    def _settle_unconfirmed(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.lane in self._unconfirmed:
+                settled = self.outbox.unconfirmed(entry)
+                self.counters.unconfirmed += len(settled)
+                self._tell(settled)
 
     # ------------------------------------------------------------------ answers
     def _login_refused(self, fault: LoginRefused) -> None:
@@ -237,37 +258,26 @@ class PublishDriver:
         self.connected.set()
 
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
+        """What this settles makes room; the pipe calls `_pump` after it."""
         self.counters.last_confirm_ms = now_ms()
-        self._settle(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
+        self._tell(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
         if link in self._retire_at_ms:
             self._hang_up_if_answered(link)
-        self._wake()
 
-    def _settle(self, settled: Iterable[Settled]) -> None:
-        settled_ns = time.monotonic_ns()
-        for each in settled:
-            ticket: Ticket = each.item.token
-            outcome = Outcome(each.outcome)
-            setattr(self.counters, each.outcome, getattr(self.counters, each.outcome) + 1)
-            ticket.on_done(
-                Published(
-                    message_id=each.item.message_id,
-                    outcome=outcome,
-                    durability=_durability(outcome),
-                    broker=ticket.broker,
-                    attempts=each.item.attempts,
-                    sent_ns=ticket.sent_ns,
-                    settled_ns=settled_ns,
-                    reason=each.reason,
-                )
-            )
-        self._wake()  # there may be room now
+    def _settle(self, settled: list[Item]) -> None:
+        """Tell who waits; what it was may have made room."""
+        if settled:
+            self._tell(settled)
+            self._wake()
+
+    def _tell(self, settled: list[Item]) -> None:
+        tell(cast(list[Ticket], settled), time.monotonic_ns())
         if self._flushes:
             self._tell_flushes()
 
     def _tell_flushes(self) -> None:
         for items, done in self._flushes:
-            while items and items[-1].settled:
+            while items and items[-1].end is not None:
                 items.pop()
             if not items and not done.done():
                 done.set_result(None)
@@ -292,9 +302,9 @@ class PublishDriver:
                 link = await dial_target(
                     self._target, credentials(self._bus), timeout_ms=timeout_ms
                 )
-                await link.confirm_select(
-                    lambda tag, multiple, ok: self._answered(number, tag, multiple, ok)
-                )
+                link.pipe.on_confirm = functools.partial(self._answered, number)
+                link.pipe.on_turn = self._pump
+                await link.confirm_select()
                 await self._lanes.verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
@@ -322,7 +332,7 @@ class PublishDriver:
         self._links[number] = link
         link.channel.add_on_return_callback(
             lambda _channel, method, properties, _body: self.outbox.returned(
-                number, method.exchange, properties.message_id
+                number, lane_name(method.exchange, method.routing_key), properties.message_id
             )
         )
         link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
@@ -338,6 +348,7 @@ class PublishDriver:
             if not new.broker or self._links[other].broker in ("", new.broker)
         ]
         self.outbox.link_opened(number, after=same)
+        self._sender = Sender(new.pipe)
         self._blocked = False
         for other in old:
             self._retire_at_ms.setdefault(other, now_ms() + RETIRE_MS)
@@ -411,6 +422,8 @@ class PublishDriver:
     def _tick(self) -> None:
         now = now_ms()
         self._settle(self.outbox.expire(now, f"deadline passed{self._last_fault}"))
+        if self.outbox.lingers_until_ms() is not None:
+            self._wake()
         self._leave_if_slow(now)
         for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
             self._hang_up(number)
@@ -441,14 +454,14 @@ class PublishDriver:
         self.route.leave(now)
 
     @property
+    def settling(self) -> int:
+        """Destinations that are being registered."""
+        return self._lanes.opening
+
+    @property
     def list_age_ms(self) -> int | None:
         return self._follower.keeper.age_ms(now_ms())
 
     @property
     def list_faults(self) -> int:
         return self._follower.keeper.faults
-
-
-def _durability(outcome: Outcome) -> Durability:
-    """Every queue that can confirm is a settled quorum queue: see `topology.Declarations`."""
-    return Durability.FSYNC if outcome is Outcome.CONFIRMED else Durability.NONE

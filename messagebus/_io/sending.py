@@ -37,14 +37,14 @@ class Sender:
         if stamp_s != self._stamp_s:
             self._stamp_s = stamp_s
             self._alike.clear()
-        out = self._pipe.out
+        out, sent = self._pipe.out, (broker, sent_ns)
         shape: Shape | None = None
         alike: Alike | None = None
         for ticket in entries:
             if type(ticket) is not Ticket:
-                self._send_batch(ticket, broker, sent_ns)
+                self._send_batch(ticket, sent)
                 continue
-            ticket.broker, ticket.sent_ns = broker, sent_ns
+            ticket.sent = sent
             if ticket.properties is not None:
                 self._frames_for(ticket.shape).add(out, ticket.properties, ticket.body)
                 continue
@@ -52,12 +52,12 @@ class Sender:
                 shape, alike = ticket.shape, self._alike_for(ticket.shape)
             alike.add(out, ticket.message_id.encode(), ticket.body)
 
-    def _send_batch(self, batch: Item | Batch[Item], broker: str, sent_ns: int) -> None:
+    def _send_batch(self, batch: Item | Batch[Item], sent: tuple[str, int]) -> None:
         assert isinstance(batch, Batch)
         parts: list[bytes] = []
         for ticket in batch.items:
             assert isinstance(ticket, Ticket)
-            ticket.broker, ticket.sent_ns = broker, sent_ns
+            ticket.sent = sent
             if ticket.properties is None:
                 content_type = ticket.shape.content_type
                 shape = self._entries.get(content_type)

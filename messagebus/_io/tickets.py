@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,13 +14,16 @@ from messagebus.destination import Delay, Destination, parse_destination
 from messagebus.message import BINARY
 from messagebus.outcome import Durability, Outcome, Published
 
-__all__ = ["Address", "Many", "MessageIds", "Shape", "Shapes", "Ticket", "Waiter", "lane_name"]
+__all__ = ["Address", "Many", "Shape", "Shapes", "Ticket", "Waiter", "lane_name", "message_ids", "tell"]
 
+NEVER_SENT = ("", 0)
 # Far more than an application has kinds of messages; then they are made anew.
 SHAPES_MAX = 10_000
 # Half the cost of the class's own constructor, which checks its arguments by name.
 _published = functools.partial(tuple.__new__, Published)
+# Looked up once: an enum's members are found by a slow hook of its class, 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+_NONE = Durability.NONE
 
 
 class Waiter(Protocol):
@@ -49,6 +53,11 @@ class Address:
     @property
     def routing_key(self) -> str:
         return self.destination.exchange if self.delay else ""
+
+    @property
+    def wanted(self) -> list[Destination | Delay]:
+        """What must exist before anything is published there."""
+        return [self.destination, *([self.delay] if self.delay else [])]
 
     @property
     def lane(self) -> str:
@@ -93,9 +102,12 @@ class Shapes:
 
 
 class Ticket(Item):
-    """properties: encoded; None for one that is nothing but a body of the shape's content type."""
+    """properties: encoded; None for one that is nothing but a body of the shape's content type.
 
-    __slots__ = ("body", "broker", "properties", "published", "sent_ns", "shape", "waiter")
+    sent: which broker it was sent to last, and when. waiter: whom to tell; once told, the end.
+    """
+
+    __slots__ = ("body", "properties", "sent", "shape", "waiter")
 
     def __init__(
         self,
@@ -107,33 +119,42 @@ class Ticket(Item):
         waiter: Waiter | None,
     ) -> None:
         # Written out, not through Item: one call less for each message.
-        self.message_id, self.lane = message_id, shape.lane
-        self.size, self.deadline_ms = len(body), deadline_ms
-        self.attempts = self.sent_ms = self.sent_ns = 0
-        self.outcome = self.reason = self.broker = ""
-        self.shape, self.body = shape, body
-        self.properties, self.waiter = properties, waiter
-        self.published: Published | None = None
+        self.message_id = message_id
+        self.lane = shape.lane
+        self.size = len(body)
+        self.deadline_ms = deadline_ms
+        self.attempts = 0
+        self.end = None
+        self.shape = shape
+        self.body = body
+        self.properties = properties
+        self.sent = NEVER_SENT
+        self.waiter: Waiter | Published | None = waiter
 
-    def tell(self, settled_ns: int) -> None:
-        """It is settled: whoever waits is told, once."""
-        if self.waiter is None:
-            return
-        outcome = self.outcome
-        self.published = published = _published(
+
+def tell(settled: list[Ticket], settled_ns: int) -> None:
+    """They are settled: whoever waits for one is told, once."""
+    for ticket in settled:
+        waiter, end = ticket.waiter, ticket.end
+        if waiter is None or end is None:
+            continue
+        outcome, reason = end
+        broker, sent_ns = ticket.sent
+        shape = ticket.shape
+        ticket.waiter = published = _published(
             (
-                self.message_id,
+                ticket.message_id,
                 _OUTCOMES[outcome],
-                self.shape.durability if outcome == CONFIRMED else Durability.NONE,
-                self.broker,
-                self.attempts,
-                self.sent_ns,
+                shape.durability if outcome == CONFIRMED else _NONE,
+                broker,
+                ticket.attempts,
+                sent_ns,
                 settled_ns,
-                self.reason,
+                reason,
             )
         )
-        if not self.waiter.done():
-            self.waiter.set_result(published)
+        if not waiter.done():
+            waiter.set_result(published)
 
 
 class Many:
@@ -161,15 +182,17 @@ class Many:
 
     def results(self) -> list[Published]:
         """In the order in which they were added."""
-        return [ticket.published for ticket in self.tickets if ticket.published is not None]
+        return [ticket.waiter for ticket in self.tickets if isinstance(ticket.waiter, Published)]
 
 
-class MessageIds:
-    """32 hex digits each: ten random bytes for the process, six that count."""
+def message_ids() -> Iterator[str]:
+    """32 hex digits each: ten random bytes for the process, six that count.
 
-    def __init__(self) -> None:
-        self._prefix = secrets.token_hex(10)
-        self._numbers = itertools.count(1)
-
-    def make(self) -> str:
-        return f"{self._prefix}{next(self._numbers):012x}"
+    The last three digits come from a table: 0.06 us an id instead of 0.28 for formatting a number.
+    """
+    prefix = secrets.token_hex(10)
+    last = [f"{number:03x}" for number in range(16**3)]
+    for number in itertools.count():
+        first = f"{prefix}{number:09x}"
+        for digits in last:
+            yield first + digits

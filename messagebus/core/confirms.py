@@ -4,12 +4,12 @@ Decides what an answer means; sends nothing. The broker counts publishes of a ch
 answers with tags: one, or all up to one (``multiple``), where 0 means all so far. A message that no
 queue took is returned first and acked after, so a return only marks it.
 
-Every item handed to `add` comes back exactly once: from `answered` or from `abandon`.
+Every item that `fill` takes comes back exactly once: from `answered` or from `abandon`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -38,23 +38,32 @@ class ConfirmWindow(Generic[ItemT]):
         self._last_tag = 0
         self._lowest = 1  # no tag below it is open, so `multiple` costs no search
         self._open: dict[int, ItemT] = {}
+        self._sent: deque[tuple[int, int]] = deque()  # the last tag of each `fill`, and when
         self._returned: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def has_room(self, size: int) -> bool:
-        """Whether a message of that many bytes may be sent now."""
-        if len(self._open) >= self._messages_max:
-            return False
-        return self._bytes + size <= self._bytes_max or not self._open
+    def fill(self, queue: deque[ItemT], now_ms: int) -> list[ItemT]:
+        """Take what there is room for off the queue, in order: it is sent now.
 
-    def add(self, item: ItemT) -> int:
-        """The item is sent now; returns its tag, counted as the broker counts."""
-        self._last_tag += 1
-        self._open[self._last_tag] = item
-        self._bytes += item.size
-        return self._last_tag
+        Tags count as the broker counts.
+        """
+        taken: list[ItemT] = []
+        is_open, tag, held = self._open, self._last_tag, self._bytes
+        room = self._messages_max - len(is_open)
+        while queue and len(taken) < room:
+            size = queue[0].size
+            if held + size > self._bytes_max and is_open:
+                break
+            tag += 1
+            held += size
+            item = is_open[tag] = queue.popleft()
+            taken.append(item)
+        if taken:
+            self._last_tag, self._bytes = tag, held
+            self._sent.append((tag, now_ms))
+        return taken
 
     def returned(self, lane: str, message_id: str) -> None:
         """The broker sent this message back; its ack follows.
@@ -80,8 +89,7 @@ class ConfirmWindow(Generic[ItemT]):
             if item is not None:
                 self._bytes -= item.size
                 answered.append(item)
-        while self._lowest not in self._open and self._lowest <= self._last_tag:
-            self._lowest += 1
+        self._forget_answered()
         return self._part(answered) if self._returned else (answered, [])
 
     def _part(self, answered: list[ItemT]) -> tuple[list[ItemT], list[ItemT]]:
@@ -101,15 +109,20 @@ class ConfirmWindow(Generic[ItemT]):
         left = list(self._open.values())
         self._open.clear()
         self._returned.clear()
+        self._sent.clear()
         self._bytes = 0
         self._lowest = self._last_tag + 1
         return left
 
-    def oldest(self) -> ItemT | None:
-        """The publish that has waited longest."""
+    def _forget_answered(self) -> None:
         while self._lowest not in self._open and self._lowest <= self._last_tag:
             self._lowest += 1
-        return self._open.get(self._lowest)
+        while self._sent and self._sent[0][0] < self._lowest:
+            self._sent.popleft()
+
+    def oldest_ms(self) -> int | None:
+        """When the publish was sent that has waited longest; None when nothing is open."""
+        return self._sent[0][1] if self._sent else None
 
     def items(self) -> Iterable[ItemT]:
         """Everything open, oldest first."""

@@ -19,37 +19,41 @@ answer, so that tags stay counted as the broker counts them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from messagebus.core.confirms import ConfirmWindow
 from messagebus.core.packing import Batch, Packing
 
-__all__ = ["CONFIRMED", "REFUSED", "UNKNOWN", "UNROUTABLE", "Entry", "Item", "Outbox"]
+__all__ = ["CONFIRMED", "REFUSED", "UNKNOWN", "UNROUTABLE", "End", "Entry", "Item", "Outbox"]
 
 CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN = "confirmed", "refused", "unroutable", "unknown"
 
 
-class Item:
-    """One publish. lane: its destination. outcome: "" until it is settled, then it never changes."""
+class End(NamedTuple):
+    """How a publish ended. outcome: confirmed, refused, unroutable or unknown."""
 
-    __slots__ = (
-        "attempts",
-        "deadline_ms",
-        "lane",
-        "message_id",
-        "outcome",
-        "reason",
-        "sent_ms",
-        "size",
-    )
+    outcome: str
+    reason: str = ""
+
+
+NO_DEADLINE_MS = 1 << 62
+END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE)
+END_REFUSED = End(REFUSED, "the broker refused it")
+
+
+class Item:
+    """One publish. lane: its destination. end: None until it is settled, then it never changes."""
+
+    __slots__ = ("attempts", "deadline_ms", "end", "lane", "message_id", "size")
 
     def __init__(self, message_id: str, lane: str, size: int, deadline_ms: int) -> None:
         self.message_id, self.lane = message_id, lane
         self.size, self.deadline_ms = size, deadline_ms
-        self.attempts = self.sent_ms = 0
-        self.outcome = self.reason = ""
+        self.attempts = 0
+        self.end: End | None = None
 
 
 Entry = Item | Batch[Item]
@@ -81,18 +85,22 @@ class Outbox:
         self._window, self._window_bytes_max = window, window_bytes_max
         self._attempts_max, self._retry_unknown = attempts_max, retry_unknown
         self._backlog: deque[Entry] = deque()
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
         self._lingering: dict[str, Batch[Item]] = {}
         self.waiting = 0
         """Accepted and not sent."""
         self.waiting_bytes = 0
         """Their bodies' bytes."""
+        self.retried = 0
+        """Messages put back because their link ended, in all."""
+        self.ended = dict.fromkeys((CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN), 0)
+        """Settled so far, by outcome."""
         self._windows: dict[int, ConfirmWindow[Entry]] = {}
         self._current: int | None = None
         self._after: set[int] = set()  # send nothing before these links are answered
         # No deadline lies before this. Recomputed only when it has passed: at most once per length of
         # a deadline while all is well, because by then its item has been settled long ago.
-        self._earliest_ms: int | None = None
+        self._earliest_ms = NO_DEADLINE_MS
 
     # ------------------------------------------------------------------ questions
     @property
@@ -109,8 +117,8 @@ class Outbox:
     def unanswered_ms(self, now_ms: int) -> int:
         """How long the oldest publish of the current link has waited for its answer."""
         window = self._windows.get(self._current) if self._current is not None else None
-        oldest = window.oldest() if window else None
-        return now_ms - oldest.sent_ms if oldest else 0
+        oldest_ms = window.oldest_ms() if window else None
+        return 0 if oldest_ms is None else now_ms - oldest_ms
 
     def is_answered(self, link: int) -> bool:
         """Whether nothing is open on this link: it can be hung up without an unknown outcome."""
@@ -127,25 +135,21 @@ class Outbox:
     # ------------------------------------------------------------------ accepting
     def pack(self, lane: str, packing: Packing) -> None:
         """Items of this lane travel in batches from now on."""
-        self._lanes.setdefault(lane, _Lane()).packing = packing
+        self._lanes[lane].packing = packing
 
     def accept(self, item: Item, *, alone: bool = False) -> None:
         """Take a publish. The caller has asked has_room, or does not want a bound.
 
         alone: it does not go into a batch, because the broker must see what it carries.
         """
-        lane = self._lanes.get(item.lane)
-        if lane is None:
-            lane = self._lanes[item.lane] = _Lane()
-        if lane.packing is not None:
-            self._pack(lane, lane.packing, item, alone)
-        elif lane.is_open:
-            self._backlog.append(item)
+        lane = self._lanes[item.lane]
+        if lane.packing is None:
+            (self._backlog if lane.is_open else lane.held).append(item)
         else:
-            lane.held.append(item)
+            self._pack(lane, lane.packing, item, alone)
         self.waiting += 1
         self.waiting_bytes += item.size
-        if self._earliest_ms is None or item.deadline_ms < self._earliest_ms:
+        if item.deadline_ms < self._earliest_ms:
             self._earliest_ms = item.deadline_ms
 
     def _pack(self, lane: _Lane, packing: Packing, item: Item, alone: bool) -> None:
@@ -181,27 +185,27 @@ class Outbox:
 
     def open_lane(self, lane: str) -> None:
         """The destination may be published to from now on."""
-        state = self._lanes.setdefault(lane, _Lane())
+        state = self._lanes[lane]
         state.is_open = True
         self._backlog.extend(state.held)
         state.held.clear()
 
     def close_lane(self, lane: str) -> None:
         """Publishes of this destination wait from now on until open_lane."""
-        state = self._lanes.setdefault(lane, _Lane())
+        state = self._lanes[lane]
         state.is_open = False
         state.held.extend(entry for entry in self._backlog if entry.lane == lane)
         self._backlog = deque(entry for entry in self._backlog if entry.lane != lane)
 
     def refuse_lane(self, lane: str, reason: str) -> list[Item]:
         """The destination cannot be published to: settle what waits for it."""
-        state = self._lanes.setdefault(lane, _Lane())
+        state = self._lanes[lane]
         self._close_batch(state)
         items = [item for entry in state.held for item in _items(entry)]
         state.held.clear()
         for item in items:
             self._waits_no_more(item)
-        return [self._give_up(item, reason) for item in items]
+        return self._give_up(items, reason)
 
     # ------------------------------------------------------------------ links
     def link_opened(self, link: int, *, after: Iterable[int]) -> None:
@@ -225,12 +229,12 @@ class Outbox:
             return []
         lost: list[Item] = []
         for entry in reversed(window.abandon()):
-            left = [item for item in _items(entry) if not item.outcome]
+            left = [item for item in _items(entry) if item.end is None]
             again = [item for item in left if self._may_retry(item, now_ms)]
             if again:
                 self._put_back(entry, again)
             lost += [item for item in reversed(left) if not self._may_retry(item, now_ms)]
-        return [_settled(item, UNKNOWN, "the link ended") for item in reversed(lost)]
+        return self._settle(reversed(lost), End(UNKNOWN, "the link ended"))
 
     def _put_back(self, entry: Entry, again: list[Item]) -> None:
         if isinstance(entry, Batch):
@@ -238,6 +242,7 @@ class Outbox:
         self._queue(self._lanes[entry.lane]).appendleft(entry)
         self.waiting += len(again)
         self.waiting_bytes += entry.size
+        self.retried += len(again)
 
     def take(self, now_ms: int) -> list[Entry]:
         """What to send now on the current link, in order, all of it."""
@@ -248,28 +253,24 @@ class Outbox:
             if self._after:
                 return []
         window = self._windows.get(self._current) if self._current is not None else None
-        taken: list[Entry] = []
-        backlog = self._backlog
-        while window is not None and backlog and window.has_room(backlog[0].size):
-            entry = backlog.popleft()
-            entry.sent_ms = now_ms
-            if isinstance(entry, Item):
+        if window is None or not self._backlog:
+            return []
+        taken = window.fill(self._backlog, now_ms)
+        for entry in taken:
+            if isinstance(entry, Batch):
+                self._batch_sent(entry)
+            else:
                 entry.attempts += 1
                 self.waiting -= 1
-            else:
-                self._send_batch(entry, now_ms)
             self.waiting_bytes -= entry.size
-            window.add(entry)
-            taken.append(entry)
         return taken
 
-    def _send_batch(self, batch: Batch[Item], now_ms: int) -> None:
+    def _batch_sent(self, batch: Batch[Item]) -> None:
         lane = self._lanes[batch.lane]
         if lane.filling is batch:
             lane.filling = None
         for item in batch.items:
             item.attempts += 1
-            item.sent_ms = now_ms
         self.waiting -= len(batch.items)
 
     def _end_lingering(self, now_ms: int) -> None:
@@ -280,13 +281,9 @@ class Outbox:
             if batch.due_ms <= now_ms:
                 self._close_batch(lane)
 
-    def refuse(self, item: Item, reason: str) -> Item:
-        """What was just taken cannot be sent. Its tag is counted: the link must be hung up now."""
-        return _settled(item, REFUSED, reason)
-
     def unconfirmed(self, entry: Entry) -> list[Item]:
         """Nobody waits for the answer to what was just sent. Settles it; its tag stays counted."""
-        return [_settled(item, UNKNOWN, "no confirm is waited for") for item in _items(entry)]
+        return self._settle([entry], End(UNKNOWN, "no confirm is waited for"))
 
     def returned(self, link: int, lane: str, message_id: str) -> None:
         """The broker sent this message back on this link; its ack follows."""
@@ -299,31 +296,25 @@ class Outbox:
         if window is None:
             return []
         answered, unroutable = window.answered(tag, multiple=multiple)
-        settled: list[Item] = []
-        outcome, reason = (CONFIRMED, "") if ok else (REFUSED, "the broker refused it")
-        for entry in answered:
-            for item in (entry,) if isinstance(entry, Item) else entry.items:
-                if not item.outcome:
-                    item.outcome, item.reason = outcome, reason
-                    settled.append(item)
-        for entry in unroutable:
-            settled += [_settled(i, UNROUTABLE, "") for i in _items(entry) if not i.outcome]
-        return settled
+        settled = self._settle(answered, END_CONFIRMED if ok else END_REFUSED)
+        return settled + self._settle(unroutable, END_UNROUTABLE) if unroutable else settled
 
     # ------------------------------------------------------------------ deadlines and the end
     def expire(self, now_ms: int, reason: str = "deadline passed") -> list[Item]:
         """Settle what has passed its deadline: refused when it was never sent, else unknown."""
-        if self._earliest_ms is None or now_ms < self._earliest_ms:
+        if now_ms < self._earliest_ms:
             return []
         late = [item for item in self.unsettled() if item.deadline_ms <= now_ms]
-        settled = [self._give_up(item, reason) for item in late]
+        settled = self._give_up(late, reason)
         self._forget_settled()
-        self._earliest_ms = min((item.deadline_ms for item in self.unsettled()), default=None)
+        self._earliest_ms = min(
+            (item.deadline_ms for item in self.unsettled()), default=NO_DEADLINE_MS
+        )
         return settled
 
     def give_up(self, reason: str) -> list[Item]:
         """The publisher stops: settle everything."""
-        settled = [self._give_up(item, reason) for item in list(self.unsettled())]
+        settled = self._give_up(list(self.unsettled()), reason)
         self._forget_settled()
         return settled
 
@@ -342,7 +333,7 @@ class Outbox:
             for place in places
             for entry in place
             for item in _items(entry)
-            if not item.outcome
+            if item.end is None
         )
 
     def _forget_settled(self) -> None:
@@ -358,9 +349,9 @@ class Outbox:
     def _still_waits(self, entry: Entry) -> bool:
         """Whether anything of it is left; what is not is counted out."""
         items = _items(entry)
-        left = [item for item in items if not item.outcome]
+        left = [item for item in items if item.end is None]
         for item in items:
-            if item.outcome:
+            if item.end is not None:
                 self._waits_no_more(item)
         if isinstance(entry, Batch):
             if left:
@@ -373,15 +364,27 @@ class Outbox:
         self.waiting -= 1
         self.waiting_bytes -= item.size
 
-    def _give_up(self, item: Item, reason: str) -> Item:
-        return _settled(item, UNKNOWN if item.attempts else REFUSED, reason)
+    def _give_up(self, items: list[Item], reason: str) -> list[Item]:
+        refused, unknown = End(REFUSED, reason), End(UNKNOWN, reason)
+        for item in items:
+            self._settle([item], unknown if item.attempts else refused)
+        return items
+
+    def _settle(self, entries: Iterable[Entry], end: End) -> list[Item]:
+        """What is settled by this: all that was not before."""
+        settled: list[Item] = []
+        for entry in entries:
+            if isinstance(entry, Batch):
+                left = [item for item in entry.items if item.end is None]
+                for item in left:
+                    item.end = end
+                settled += left
+            elif entry.end is None:
+                entry.end = end
+                settled.append(entry)
+        self.ended[end.outcome] += len(settled)
+        return settled
 
 
 def _items(entry: Entry) -> list[Item]:
     return entry.items if isinstance(entry, Batch) else [entry]
-
-
-def _settled(item: Item, outcome: str, reason: str) -> Item:
-    assert not item.outcome
-    item.outcome, item.reason = outcome, reason
-    return item

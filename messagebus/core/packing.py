@@ -32,12 +32,11 @@ PackedT = TypeVar("PackedT", bound=Packed)
 class Batch(Generic[PackedT]):
     """One publish of several items. message_id: its own on the wire, that of its first item."""
 
-    __slots__ = ("due_ms", "items", "lane", "message_id", "sent_ms", "size")
+    __slots__ = ("due_ms", "items", "lane", "message_id", "size")
 
     def __init__(self, first: PackedT) -> None:
         self.items = [first]
         self.lane, self.message_id, self.size = first.lane, first.message_id, first.size
-        self.sent_ms = 0
         self.due_ms: int | None = None
 
     def has_room(self, item: PackedT, packing: Packing) -> bool:

@@ -15,9 +15,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from messagebus._io.clock import now_ms
-from messagebus._io.publishing import Counters, Ticket
+from messagebus._io.publishing import Counters
+from messagebus._io.tickets import Ticket
 from messagebus.config import PublisherConfig
-from messagebus.core.outbox import Item, Outbox, Settled
+from messagebus.core.outbox import Item, Outbox
 from messagebus.destination import Topic
 from messagebus.errors import MessageInvalid
 from messagebus.message import Message
@@ -137,7 +138,7 @@ class MemoryPublishDriver:
         if not self._brokers.publish(self.route.broker, ticket.destination, message):
             self.outbox.returned(self.route.dials, item.lane, item.message_id)
 
-    def _settle(self, settled: Iterable[Settled]) -> None:
+    def _settle(self, settled: Iterable[Item]) -> None:
         for each in settled:
             ticket: Ticket = each.item.token
             outcome = Outcome(each.outcome)
