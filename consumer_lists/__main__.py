@@ -103,7 +103,9 @@ def show_command(source: Source, as_json: bool) -> None:
     asked = source.cluster().nodes if source.file is None else ()
     serving, (known, silent) = nodes.served(asked), nodes.clients(asked)
     if as_json:
-        click.echo(json.dumps(show.plain(ours, serving, known, silent), indent=2))
+        tls = any(node.tls for node in asked)
+        told = show.plain(ours, serving, known, silent, tls=tls)
+        click.echo(json.dumps(told, indent=2))
         return
     click.echo(ours.render(), nl=False)
     if asked:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from messagebus.errors import ConfigError
+from messagebus.tls import TlsFiles
 
 __all__ = ["DEFAULT_PATH", "ENV_PATH", "Cluster", "Node", "load", "parse"]
 
@@ -22,11 +23,19 @@ DEFAULT_PATH = ".local/inventory.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node. agent: HTTP address ``host:port``. list_file: where its agent reads the list."""
+    """One node. agent: HTTP address ``host:port``. list_file: where its agent reads the list.
+
+    tls: what the agent is asked with; None for plain HTTP.
+    """
 
     name: str
     agent: str
     list_file: Path
+    tls: TlsFiles | None = None
+
+    @property
+    def agent_url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.agent}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +60,30 @@ def load(path: str | Path) -> Cluster:
 def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
     """Take the keys that matter here; base: folder that relative paths start from."""
     try:
+        tls = _tls(values["tls"], base) if "tls" in values else None
         nodes = tuple(
             Node(
                 name=_text(each, "name"),
                 agent=_text(each, "agent"),
                 list_file=base / _text(each, "node_list_file"),
+                tls=tls,
             )
             for each in values.get("brokers", [])
         )
         return Cluster(
-            name=_text(values, "cluster"), list_file=base / _text(values, "list_file"), nodes=nodes
+            name=_text(values, "cluster"),
+            list_file=base / _text(values, "list_file"),
+            nodes=nodes,
         )
     except (KeyError, TypeError, AttributeError) as fault:
         raise ConfigError(f"inventory: {fault}; see `python -m lb check`") from fault
+
+
+def _tls(table: Mapping[str, Any], base: Path) -> TlsFiles:
+    ca_file, cert_file, key_file = (
+        str(base / _text(table, key)) for key in ("ca_file", "cert_file", "key_file")
+    )
+    return TlsFiles(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
 
 
 def _text(table: Mapping[str, Any], key: str) -> str:

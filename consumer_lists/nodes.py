@@ -15,6 +15,7 @@ import httpx
 from consumer_lists.cluster import Node
 from messagebus.broker import BrokerList
 from messagebus.errors import ListInvalid
+from messagebus.tls import TlsFiles
 
 __all__ = ["Client", "Served", "ask_all", "clients", "served"]
 
@@ -112,7 +113,12 @@ def _read_clients(answer: Any) -> Iterable[Client]:
 
 
 def _get(node: Node, path: str) -> httpx.Response:
-    answer = httpx.get(f"http://{node.agent}{path}", timeout=ANSWER_WITHIN_S, trust_env=False)
+    answer = httpx.get(
+        f"{node.agent_url}{path}",
+        timeout=ANSWER_WITHIN_S,
+        trust_env=False,
+        verify=(node.tls or TlsFiles()).client_context(),
+    )
     if answer.is_error:
         said = " ".join(answer.text.split())[:200]
         raise httpx.HTTPStatusError(

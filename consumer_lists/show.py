@@ -18,13 +18,20 @@ def plain(
     serving: Iterable[Served],
     clients: Iterable[Client],
     silent: Mapping[str, str],
+    *,
+    tls: bool = False,
 ) -> dict[str, Any]:
-    """For programs. silent: node name -> why its clients are not known."""
+    """For programs. silent: node name -> why its clients are not known. tls: agents speak https."""
+    begin = "https://" if tls else "http://"
     return {
         "cluster": ours.cluster,
         "generation": ours.generation,
         "brokers": [
-            {"broker": entry.broker.name, "draining": entry.draining, "agent": entry.agent_url}
+            {
+                "broker": entry.broker.name,
+                "draining": entry.draining,
+                "agent": begin + entry.agent_address,
+            }
             for entry in ours
         ],
         "nodes": [

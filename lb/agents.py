@@ -50,11 +50,12 @@ def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
     headers = {"Authorization": f"Bearer {_token(inventory).reveal()}"}
     try:
         answer = httpx.post(
-            f"http://{node.agent}/drain",
+            f"{inventory.agent_url(node)}/drain",
             json={"draining": draining},
             headers=headers,
             timeout=AGENT_WITHIN_S,
             trust_env=False,
+            verify=inventory.certificates(),
         )
     except httpx.HTTPError as fault:
         raise AgentRefused(
@@ -86,15 +87,20 @@ def _reason(
         where = f"HAProxy does not show it on {inventory.balancer.socket}"
     else:
         where = f"HAProxy says {now.verdict} (check: {now.check}; agent: {now.agent})"
-    if wanted == "ready" and (said := _health(node)):
+    if wanted == "ready" and (said := _health(inventory, node)):
         where += f"; the agent's reason: {said}"
     return f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}"
 
 
-def _health(node: Node) -> str:
+def _health(inventory: Inventory, node: Node) -> str:
     """Why an agent calls its broker not ready; "" when it does not say."""
     try:
-        answer = httpx.get(f"http://{node.agent}/health", timeout=AGENT_WITHIN_S, trust_env=False)
+        answer = httpx.get(
+            f"{inventory.agent_url(node)}/health",
+            timeout=AGENT_WITHIN_S,
+            trust_env=False,
+            verify=inventory.certificates(),
+        )
         reason = answer.json()["reason"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import ssl
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,19 @@ from lb.timers import Timers
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 
-__all__ = ["DEFAULT_PATH", "ENV_PATH", "Address", "Balancer", "Inventory", "Node", "load", "parse"]
+__all__ = [
+    "DEFAULT_PATH",
+    "ENV_PATH",
+    "Address",
+    "Balancer",
+    "Inventory",
+    "Node",
+    "Tls",
+    "load",
+    "parse",
+]
 
 ENV_PATH = "MESSAGEBUS_INVENTORY"
 DEFAULT_PATH = ".local/inventory.toml"
@@ -28,6 +40,7 @@ SESSIONS_MAX = 8_000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _USER = re.compile(r"[!-~]{1,128}")
 
 
@@ -84,8 +97,33 @@ class Balancer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Brokers and agents speak TLS, and want to see certificates.
+
+    ca_file, cert_file, key_file: what operators trust, and who they are.
+    server_name: stands in the certificate of every broker and agent, beside its own host.
+    check_cert_file: certificate and key of HAProxy's checks, in one file; on its host, as ca_file.
+    """
+
+    ca_file: Path
+    cert_file: Path
+    key_file: Path
+    server_name: str
+    check_cert_file: Path
+
+    @property
+    def files(self) -> TlsFiles:
+        return TlsFiles(
+            ca_file=str(self.ca_file), cert_file=str(self.cert_file), key_file=str(self.key_file)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """One cluster. brokers: in the order of the file, names and addresses unique; may be empty."""
+    """One cluster. brokers: in the order of the file, names and addresses unique; may be empty.
+
+    tls: None where brokers and agents speak plain TCP and HTTP.
+    """
 
     cluster: str
     list_file: Path
@@ -95,6 +133,14 @@ class Inventory:
     supervisor: Literal["local", "systemd"]
     balancer: Balancer
     brokers: tuple[Node, ...]
+    tls: Tls | None = None
+
+    def agent_url(self, node: Node) -> str:
+        return f"{'https' if self.tls else 'http'}://{node.agent}"
+
+    def certificates(self) -> ssl.SSLContext:
+        """To ask agents with. Raises ConfigError when the files are missing or wrong."""
+        return (self.tls.files if self.tls else TlsFiles()).client_context()
 
     def find(self, name: str) -> Node:
         """The broker of this name or ``host:port``. Raises ConfigError naming the nearest."""
@@ -137,6 +183,7 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
         supervisor="systemd" if top.choice("supervisor", "local", "systemd") else "local",
         balancer=_read_balancer(balancer),
         brokers=tuple(_read_node(each) for each in top.tables("brokers")),
+        tls=_read_tls(top.table("tls")) if "tls" in values else None,
     )
     top.nothing_else()
     faults += _clashes(inventory.brokers)
@@ -170,6 +217,18 @@ def _read_balancer(table: _Table) -> Balancer:
     table.nothing_else()
     timers.nothing_else()
     return balancer
+
+
+def _read_tls(table: _Table) -> Tls:
+    tls = Tls(
+        ca_file=table.path("ca_file"),
+        cert_file=table.path("cert_file"),
+        key_file=table.path("key_file"),
+        server_name=table.text("server_name", _HOST_NAME),
+        check_cert_file=table.path("check_cert_file"),
+    )
+    table.nothing_else()
+    return tls
 
 
 def _read_node(table: _Table) -> Node:

@@ -51,6 +51,7 @@ def render(inventory: Inventory) -> str:
         balancer=balancer,
         timers=balancer.timers,
         brokers=inventory.brokers,
+        tls=inventory.tls,
         backend=BROKERS,
         weight=WEIGHT,
         gate_steps=gate_check.steps(balancer.probe_user, balancer.probe_password),

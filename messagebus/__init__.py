@@ -15,7 +15,17 @@ from messagebus.destination import (
     Topic,
     parse_destination,
 )
-from messagebus.directory import Registration, brokers, declare
+from messagebus.directory import (
+    PurgedMessages,
+    Registration,
+    SubscriptionCount,
+    SubscriptionCounts,
+    brokers,
+    count_subscriptions,
+    declare,
+    delete_subscriptions,
+    purge_subscriptions,
+)
 from messagebus.errors import (
     AlreadySettled,
     BacklogFull,
@@ -85,6 +95,7 @@ __all__ = [
     "Publisher",
     "PublisherConfig",
     "PublisherStats",
+    "PurgedMessages",
     "Queue",
     "Receipt",
     "Refused",
@@ -95,6 +106,8 @@ __all__ = [
     "Status",
     "Stopped",
     "Subscription",
+    "SubscriptionCount",
+    "SubscriptionCounts",
     "Topic",
     "TopologyError",
     "TopologyMismatch",
@@ -102,8 +115,11 @@ __all__ = [
     "Unroutable",
     "WrongPayload",
     "brokers",
+    "count_subscriptions",
     "declare",
+    "delete_subscriptions",
     "parse_destination",
+    "purge_subscriptions",
 ]
 
 # The library says nothing unless the application listens.

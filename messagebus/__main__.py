@@ -1,4 +1,4 @@
-"""The command `messagebus`: publish, consume, declare, brokers, agent.
+"""The command `messagebus`: publish, consume, declare, brokers, subscriptions, agent.
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
 MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE). Errors are one line on standard error.
@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -28,6 +29,7 @@ from messagebus.errors import ConfigError, MessageBusError, MessageInvalid, Name
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 from messagebus.outcome import Outcome, Published
 from messagebus.publisher import Publisher
+from messagebus.secret import Secret
 
 __all__ = ["main"]
 
@@ -35,7 +37,13 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 PUBLISH_STOP_S = 30.0
 # How often a consumer that waits looks whether it is to stop.
 RECEIVE_STEP_S = 0.2
-CLUSTER_SETTINGS = ("MESSAGEBUS_LOCAL_DIR", "MESSAGEBUS_INVENTORY", "MESSAGEBUS_TEST_TIME_FACTOR")
+TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
+CLUSTER_SETTINGS = (
+    "MESSAGEBUS_LOCAL_DIR",
+    "MESSAGEBUS_INVENTORY",
+    "MESSAGEBUS_TEST_TIME_FACTOR",
+    TOKEN_SETTING,
+)
 
 
 def main() -> NoReturn:
@@ -230,7 +238,7 @@ def _as_json(delivery: Delivery) -> bytes:
     return json.dumps(told | body, ensure_ascii=False, default=str).encode()
 
 
-# ---------------------------------------------------------------------- declare, brokers, agent
+# ---------------------------------------------------------------------- declare, brokers
 @cli.command()
 @click.argument("wanted", nargs=-1, required=True)
 @click.option("--timeout-s", type=click.FloatRange(min=0.1), default=directory.DECLARE_TIMEOUT_S)
@@ -256,10 +264,13 @@ def brokers(as_json: bool) -> int:
     Example:
       messagebus brokers --json
     """
-    found = directory.brokers(_bus())
+    bus = _bus()
+    found = directory.brokers(bus)
     if as_json:
+        begin = "https://" if bus.tls else "http://"
         rows = [
-            {"broker": e.broker.name, "draining": e.draining, "agent": e.agent_url} for e in found
+            {"broker": e.broker.name, "draining": e.draining, "agent": begin + e.agent_address}
+            for e in found
         ]
         told = {"cluster": found.cluster, "generation": found.generation, "brokers": rows}
         click.echo(json.dumps(told, indent=2))
@@ -270,6 +281,143 @@ def brokers(as_json: bool) -> int:
     return 0
 
 
+# ---------------------------------------------------------------------- subscriptions
+@cli.group()
+def subscriptions() -> None:
+    """List, delete or purge subscriptions and queues, on all brokers.
+
+    \b
+    Example:
+      messagebus subscriptions list
+      messagebus subscriptions delete orders/billing --token-file /etc/messagebus/token
+    """
+
+
+_as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_token_option = click.option(
+    "--token-file",
+    envvar=TOKEN_SETTING,
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"File with the operators' token; {TOKEN_SETTING}.",
+)
+_names_argument = click.argument("names", nargs=-1, required=True)
+
+
+@subscriptions.command("list")
+@_as_json_option
+def list_subscriptions(as_json: bool) -> int:
+    """Print what waits in each subscription and queue, on each broker.
+
+    READY messages wait, UNACKED are delivered and not answered ("?": the broker does not say; may be
+    some seconds old). Exit code 1 when a broker does not answer.
+
+    \b
+    Example:
+      messagebus subscriptions list --json
+    """
+    found = directory.count_subscriptions(_bus())
+    if as_json:
+        rows = [asdict(each) for each in found.counts]
+        told = {"subscriptions": rows, "unanswered": dict(found.unanswered)}
+        click.echo(json.dumps(told, indent=2))
+    else:
+        widths = [
+            max([len(title), *(len(getattr(each, title.lower())) for each in found.counts)])
+            for title in ("NAME", "BROKER")
+        ]
+        click.echo(_row(widths, "NAME", "BROKER", "READY", "UNACKED", "CONSUMERS"))
+        for each in found.counts:
+            unacked = "?" if each.unacked is None else each.unacked
+            click.echo(_row(widths, each.name, each.broker, each.ready, unacked, each.consumers))
+    return _tell_unanswered(found.unanswered)
+
+
+def _row(widths: list[int], name: str, broker: str, *figures: object) -> str:
+    return f"{name:<{widths[0]}}  {broker:<{widths[1]}}" + "".join(f"{f!s:>11}" for f in figures)
+
+
+@subscriptions.command("delete")
+@_names_argument
+@_token_option
+@_yes_option
+@_as_json_option
+def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
+    """Delete NAMES (TOPIC/SUBSCRIPTION or queue:NAME) on all brokers, with all that waits in them.
+
+    A broker that is down deletes them when it is back, before it takes publishes; it is named, and the
+    exit code is 1. So is one whose agent does not answer: ask again.
+
+    \b
+    Example:
+      messagebus subscriptions delete orders/billing --token-file /etc/messagebus/token --yes
+    """
+    token = _token(token_file)
+    _confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
+    done = directory.delete_subscriptions(_bus(), names, token=token)
+    later = dict.fromkeys(done.later, "deletes it when it is back")
+    if as_json:
+        told = {"held": done.held, "later": done.later, "missing": dict(done.missing)}
+        click.echo(json.dumps({"complete": done.complete, **told}, indent=2))
+    elif done.held:
+        click.echo(f"deleted {' '.join(names)} on {', '.join(done.held)}")
+    return _tell_unanswered(later | dict(done.missing))
+
+
+@subscriptions.command("purge")
+@_names_argument
+@_token_option
+@_yes_option
+@_as_json_option
+def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
+    """Drop what waits in NAMES now, on all brokers; what is delivered and not answered stays.
+
+    A broker that does not answer is named, keeps its messages, and the exit code is 1.
+
+    \b
+    Example:
+      messagebus subscriptions purge orders/billing queue:jobs --token-file /etc/messagebus/token --yes
+    """
+    token = _token(token_file)
+    _confirm(f"Drop all that waits in {', '.join(names)} on all brokers?", yes)
+    done = directory.purge_subscriptions(_bus(), names, token=token)
+    if as_json:
+        told = {"dropped": {b: dict(each) for b, each in done.dropped.items()}}
+        click.echo(json.dumps({**told, "unanswered": dict(done.unanswered)}, indent=2))
+    else:
+        for broker, counts in sorted(done.dropped.items()):
+            for name, count in counts.items():
+                click.echo(f"dropped {count} of {name} on {broker}")
+    return _tell_unanswered(done.unanswered)
+
+
+def _token(path: Path) -> Secret:
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise click.UsageError(f"--token-file {path}: {fault}") from fault
+    if not text:
+        raise click.UsageError(f"--token-file {path}: empty")
+    return Secret(text)
+
+
+def _confirm(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to be asked: --yes")
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was done")
+
+
+def _tell_unanswered(unanswered: Mapping[str, str]) -> int:
+    for broker, why in sorted(unanswered.items()):
+        click.echo(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
+    return EXIT_FAILED if unanswered else 0
+
+
+# ---------------------------------------------------------------------- agent
 @cli.command()
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def agent(config: Path) -> int:

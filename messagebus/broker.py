@@ -59,8 +59,13 @@ class ListedBroker:
     agent_port: int = AGENT_PORT
 
     @property
+    def agent_address(self) -> str:
+        return f"{self.broker.host}:{self.agent_port}"
+
+    @property
     def agent_url(self) -> str:
-        return f"http://{self.broker.host}:{self.agent_port}"
+        """Where TLS is off; a list does not say whether it is on."""
+        return f"http://{self.agent_address}"
 
     def render(self) -> str:
         agent = f" agent={self.agent_port}" if self.agent_port != AGENT_PORT else ""

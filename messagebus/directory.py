@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from messagebus._io import subscriptions
 from messagebus._io.following import fetch_list
 from messagebus._io.https import http_client
 from messagebus._io.registering import Registration, topology_for
+from messagebus._io.subscriptions import PurgedMessages, SubscriptionCount, SubscriptionCounts
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
-from messagebus.errors import ListError, ListUnavailable
+from messagebus.destination import Queue, Source, Subscription
+from messagebus.errors import ConfigError, ListError, ListUnavailable, NameInvalid
+from messagebus.secret import Secret
 from messagebus.topology import Wanted, parse_wanted
 
-__all__ = ["Registration", "brokers", "declare"]
+__all__ = [
+    "PurgedMessages",
+    "Registration",
+    "SubscriptionCount",
+    "SubscriptionCounts",
+    "brokers",
+    "count_subscriptions",
+    "declare",
+    "delete_subscriptions",
+    "purge_subscriptions",
+]
 
 DECLARE_TIMEOUT_S = 30.0
 
@@ -35,6 +49,53 @@ def brokers(bus: BusConfig) -> BrokerList:
     if not bus.list_urls:
         return BrokerList(listed=(ListedBroker(broker=bus.address),))
     return asyncio.run(_fetch(bus))
+
+
+def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
+    """What waits in every subscription and queue, on every broker of the list, as the agents say.
+
+    Raises ConfigError without list addresses, ListError without a list, LoginRefused.
+    """
+    _needs_agents(bus)
+    return asyncio.run(subscriptions.count(bus, brokers(bus)))
+
+
+def delete_subscriptions(
+    bus: BusConfig, names: Iterable[str | Source], *, token: Secret
+) -> Registration:
+    """Delete subscriptions and queues on all brokers, with everything that waits in them.
+
+    token: the operators'. A broker in `later` deletes them when it is back, before it takes publishes;
+    for one in `missing` ask again. Raises ConfigError, NameInvalid, TopologyError when one of them
+    never was or no majority of agents answers, LoginRefused.
+    """
+    _needs_agents(bus)
+    return asyncio.run(subscriptions.delete(bus, _source_names(names), token=token))
+
+
+def purge_subscriptions(
+    bus: BusConfig, names: Iterable[str | Source], *, token: Secret
+) -> PurgedMessages:
+    """Drop what waits in subscriptions and queues now, on every broker of the list that answers.
+
+    What is delivered and not yet answered stays. token: the operators'. Raises as count_subscriptions,
+    and NameInvalid.
+    """
+    _needs_agents(bus)
+    return asyncio.run(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
+
+
+def _needs_agents(bus: BusConfig) -> None:
+    if not bus.list_urls:
+        raise ConfigError("list_urls: must be given, because the agents know the subscriptions")
+
+
+def _source_names(names: Iterable[str | Source]) -> list[str]:
+    wanted = [parse_wanted(each) if isinstance(each, str) else each for each in names]
+    for each in wanted:
+        if not isinstance(each, Subscription | Queue):
+            raise NameInvalid(f"{each}: a subscription is TOPIC/NAME, a queue is queue:NAME")
+    return [str(each) for each in wanted]
 
 
 async def _fetch(bus: BusConfig) -> BrokerList:

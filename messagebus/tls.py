@@ -24,7 +24,9 @@ CONTEXTS_KEPT = 16
 # An error that is its own cause, some layers deep, ends here.
 LAYERS_MAX = 50
 # What a server that asks for a certificate says when there is none, or none that it trusts.
-_REFUSED = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED)")
+_REFUSED = re.compile(
+    r"\[SSL: \w*ALERT_(\w*(?:CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED)\w*)\]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +136,8 @@ def certificate_fault(fault: BaseException) -> str:
     for each in _layers(fault):
         if isinstance(each, ssl.SSLCertVerificationError):
             return f"its certificate is not good: {each.verify_message}"
-        if isinstance(each, ssl.SSLError) and _REFUSED.search(each.reason or ""):
-            said = str(each.reason).rpartition("ALERT_")[2].replace("_", " ").lower()
+        if refused := _REFUSED.search(str(each)):  # pika keeps the text alone
+            said = refused[1].replace("_", " ").lower()
             return f"it does not take our certificate: {said}"
     return ""
 

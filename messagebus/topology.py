@@ -17,6 +17,7 @@ __all__ = [
     "BORN",
     "DUE",
     "GATE",
+    "OPTION_KINDS",
     "Binding",
     "Declarations",
     "Exchange",

@@ -6,6 +6,7 @@ NoAnswer with its name, never left out in silence.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -106,7 +107,14 @@ class View:
             return list(pool.map(lambda node: (node.name, self._agent(node, path)), self.nodes))
 
     def _agent(self, node: Node, path: str, *, fine: tuple[int, ...] = (200,)) -> httpx.Response:
-        return _ask(f"agent of {node.name}", "GET", f"http://{node.agent}{path}", fine=fine)
+        inventory = self.inventory
+        return _ask(
+            f"agent of {node.name}",
+            "GET",
+            f"{inventory.agent_url(node)}{path}",
+            fine=fine,
+            verify=inventory.certificates(),
+        )
 
     # Brokers.
 
@@ -194,6 +202,7 @@ def _ask(
     json: object = None,
     auth: tuple[str, Secret] | None = None,
     fine: tuple[int, ...] = (200,),
+    verify: ssl.SSLContext | bool = True,
 ) -> httpx.Response:
     try:
         answer = httpx.request(
@@ -203,6 +212,7 @@ def _ask(
             auth=(auth[0], auth[1].reveal()) if auth else None,
             timeout=TIMEOUT_S,
             trust_env=False,
+            verify=verify,
         )
     except httpx.HTTPError as fault:
         raise NoAnswer(f"{who} does not answer ({type(fault).__name__})") from fault

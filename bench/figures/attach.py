@@ -21,7 +21,7 @@ TIMES = 5
 START_S = 60.0
 WITHIN_S = 60.0
 GOAL_S = 2.0
-REPEAT = "python -m bench figures --only attach"
+REPEAT = "python -m bench figures way.attach"
 
 
 def attach_figures(cluster: LocalCluster, say: Callable[[str], None]) -> Iterator[Figure]:

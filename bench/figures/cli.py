@@ -6,81 +6,105 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from bench.errors import BenchError
-from bench.figures.attach import attach_figures
 from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.figures.form import Figure, Results, figures_table
-from bench.figures.kill import kill_figures
-from bench.figures.memory import memory_figures
-from bench.figures.publish import publish_figures
+from bench.figures.groups import GROUPS, chosen
+from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
 from bench.readme import update
-from ops.local.cluster import LocalCluster
+from bench.systems.turn import best_loop
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["figures", "readme"]
 
 RESULTS = CHECKOUT / "bench" / "results"
-BROKERS = 3
-# Publishing first: on empty brokers. Killing last.
-GROUPS = ("publish", "memory", "attach", "kill")
+NAMES = ", ".join(group.name for group in GROUPS)
 
 
-@click.command(epilog="Example: python -m bench figures --only publish --name my-machine-publish")
-@click.option("--only", type=click.Choice(GROUPS), multiple=True, help="These alone.")
-@click.option("--name", help="Of the results file; default: the time.")
+@click.command(
+    epilog="Example: python -m bench figures client.publish --repeat 5 --name my-machine"
+)
+@click.argument("groups", nargs=-1)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=DEFAULT_REPEAT,
+    show_default=True,
+    help="Repetitions of what is measured by turns.",
+)
+@click.option("--quick", is_flag=True, help="A tenth of everything: shows that it works.")
+@click.option(
+    "--name",
+    help="Of the results file; figures that are there already are replaced. Default: time.",
+)
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
-def figures(only: tuple[str, ...], name: str | None, folder: Path | None, network: str) -> None:
-    """Measure the figures of the project on a local cluster of 3 brokers.
+def figures(
+    groups: tuple[str, ...],
+    repeat: int,
+    quick: bool,
+    name: str | None,
+    folder: Path | None,
+    network: str,
+) -> None:
+    """Measure the figures of the project, all or those of GROUPS, on a local cluster of its own.
 
-    Prints a table and keeps it as bench/results/NAME.json. A machine that does other things
-    meanwhile measures those too: the load before and after is in the file. Exit code 1: a goal was
-    not met.
+    GROUPS are names, such as client.publish, or what several begin with, such as way.
+
+    Prints a table and keeps it as bench/results/NAME.json, after each group. A machine that does
+    other things meanwhile measures those too: the load before and after is in the file. Exit code 1:
+    a goal was not met.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
+    wanted = chosen(groups)
     folder = (folder or Path(tempfile.mkdtemp(prefix="messagebus-figures-"))).resolve()
-    environment = describe()
-    cluster = LocalCluster(folder / "cluster", BROKERS, network=network, say=console.print)
+    name = name or time.strftime("%Y-%m-%d-%H%M%S")
+    scene = Scene(folder, console.print, repeat=repeat, quick=quick)
     found: list[Figure] = []
-    try:
-        with console.status("a cluster of 3 brokers starts"):
-            cluster.up()
-        for figure in _measure(only or GROUPS, cluster, folder, console.print):
-            found.append(figure)
-    finally:
-        cluster.down(wipe=True)
-    environment["load_after"] = load_average()
-    results = Results(
-        name=name or time.strftime("%Y-%m-%d-%H%M%S"),
-        environment=environment,
-        figures=tuple(found),
-    )
+    with Stage(folder, network, console.print).open() as stage:
+        for group in wanted:
+            console.print(f"measuring {group.name}: {group.path}")
+            measured, environment = _measure(group, stage, scene)
+            found += measured
+            path = keep(RESULTS / f"{name}.json", group.name, measured, environment)
     console.print(figures_table(found))
-    console.print(f"results: {os.path.relpath(results.save(RESULTS))}")
+    console.print(f"results: {os.path.relpath(path)}")
     shutil.rmtree(folder, ignore_errors=True)
     if missed := [figure.id for figure in found if figure.met is False]:
         raise BenchError(f"goals not met: {', '.join(missed)}")
 
 
-def _measure(
-    groups: tuple[str, ...], cluster: LocalCluster, folder: Path, say: Callable[[str], None]
-) -> Iterator[Figure]:
-    measures: dict[str, Callable[[], Iterator[Figure]]] = {
-        "publish": lambda: publish_figures(cluster, say),
-        "memory": lambda: memory_figures(cluster, folder / "memory", say),
-        "attach": lambda: attach_figures(cluster, say),
-        "kill": lambda: kill_figures(cluster, folder / "kill", say),
+def _measure(group: Group, stage: Stage, scene: Scene) -> tuple[list[Figure], dict[str, object]]:
+    """The figures of one group, and on what they were measured."""
+    environment: dict[str, object] = {
+        **describe(),
+        "loop": best_loop(),
+        "path": group.path,
+        "quick": scene.quick,
     }
-    for group in GROUPS:
-        if group in groups:
-            say(f"measuring {group}")
-            yield from measures[group]()
+    measured = list(group.measure(stage.scene(group, scene)))
+    return measured, {**environment, "load_after": load_average()}
+
+
+def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, object]) -> Path:
+    """Put the figures of a group into a file of results, in place of those that it has by that id.
+
+    The file's environment is that of its newest group, and under ``groups`` that of each.
+    """
+    known = Results.load(path) if path.exists() else None
+    replaced = {figure.id for figure in figures}
+    kept = [each for each in known.figures if each.id not in replaced] if known else []
+    groups = known.environment.get("groups", {}) if known else {}
+    return Results(
+        name=path.stem,
+        environment={**environment, "groups": {**groups, group: environment}},
+        figures=(*kept, *figures),
+    ).save(path.parent)
 
 
 @click.command(epilog="Example: python -m bench readme")

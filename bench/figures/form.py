@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,27 @@ from rich.text import Text
 from bench.errors import InputInvalid
 from bench.manifest import write_atomically
 
-__all__ = ["Figure", "Results", "at_least", "below", "figures_table", "markdown", "plain"]
+__all__ = [
+    "Figure",
+    "Goal",
+    "Results",
+    "at_least",
+    "at_most",
+    "below",
+    "figures_table",
+    "markdown",
+    "median_of",
+    "no_goal",
+    "plain",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """id: ``way.publish.ratio``. what: in words. goal: "" and met: None where nothing is promised."""
+    """id: ``way.publish.ratio``. what: in words. goal: "" and met: None where nothing is promised.
+
+    samples: of each repetition, in order, where the value is their median or their worst.
+    """
 
     id: str
     what: str
@@ -34,6 +50,17 @@ class Figure:
     repeat: str
     goal: str = ""
     met: bool | None = None
+    samples: tuple[float, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Without samples where there are none."""
+        found = dataclasses.asdict(self)
+        return found if self.samples else {k: v for k, v in found.items() if k != "samples"}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Figure:
+        """Raises TypeError for what is no figure."""
+        return cls(**{"what": "", **found, "samples": tuple(found.get("samples", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +74,7 @@ class Results:
     def save(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
-        figures = [dataclasses.asdict(figure) for figure in self.figures]
+        figures = [figure.as_json() for figure in self.figures]
         as_json = {"environment": self.environment, "figures": figures}
         write_atomically(path, json.dumps(as_json, indent=1) + "\n")
         return path
@@ -57,12 +84,43 @@ class Results:
         """Raises InputInvalid for a file that is no results."""
         try:
             found = json.loads(path.read_text())
-            figures = tuple(Figure(**{"what": "", **figure}) for figure in found["figures"])
+            figures = tuple(Figure.from_json(figure) for figure in found["figures"])
             return cls(name=path.stem, environment=dict(found["environment"]), figures=figures)
         except OSError as fault:
             raise InputInvalid(f"{path}: cannot read: {fault.strerror}") from fault
         except (ValueError, KeyError, TypeError) as fault:
             raise InputInvalid(f"{path}: not a file of results: {fault}") from fault
+
+
+Goal = Callable[[float], dict[str, Any]]
+"""Makes the fields goal and met of a value."""
+
+
+def no_goal(_value: float) -> dict[str, Any]:
+    """Of a figure that is printed and promises nothing."""
+    return {}
+
+
+def median_of(
+    samples: Sequence[float],
+    *,
+    id: str,
+    what: str,
+    unit: str,
+    repeat: str,
+    goal: Goal = no_goal,
+) -> Figure:
+    """The median of what each repetition gave."""
+    value = statistics.median(samples)
+    return Figure(
+        id=id,
+        what=what,
+        value=value,
+        unit=unit,
+        repeat=repeat,
+        samples=tuple(samples),
+        **goal(value),
+    )
 
 
 def at_least(goal: float, value: float, unit: str = "") -> dict[str, Any]:
@@ -73,6 +131,11 @@ def at_least(goal: float, value: float, unit: str = "") -> dict[str, Any]:
 def below(goal: float, value: float, unit: str = "") -> dict[str, Any]:
     """Fields goal and met of a figure that must be lower."""
     return {"goal": f"< {plain(goal)}{' ' if unit else ''}{unit}", "met": value < goal}
+
+
+def at_most(goal: float, value: float, unit: str = "") -> dict[str, Any]:
+    """Fields goal and met of a figure that must not be higher."""
+    return {"goal": f"<= {plain(goal)}{' ' if unit else ''}{unit}", "met": value <= goal}
 
 
 def plain(value: float) -> str:
@@ -87,9 +150,16 @@ def figures_table(figures: Iterable[Figure]) -> Table:
     for column in ("figure", "value", "goal", "met"):
         table.add_column(column, justify="right" if column == "value" else "left", no_wrap=True)
     for figure in figures:
-        value = f"{plain(figure.value)} {figure.unit}".rstrip()
-        table.add_row(figure.id, value, figure.goal, _met(figure))
+        table.add_row(figure.id, _value(figure), figure.goal, _met(figure))
     return table
+
+
+def _value(figure: Figure) -> str:
+    """With the range of its samples."""
+    value = f"{plain(figure.value)} {figure.unit}".rstrip()
+    if len(figure.samples) < 2:
+        return value
+    return f"{value} ({plain(min(figure.samples))} to {plain(max(figure.samples))})"
 
 
 def _met(figure: Figure) -> Text:
@@ -108,7 +178,6 @@ def markdown(results: Sequence[Results]) -> str:
     for name in sorted(newest):
         figure, file = newest[name]
         goal = figure.goal + ("" if figure.met is not False else " (**not met**)")
-        value = f"{plain(figure.value)} {figure.unit}".rstrip()
         what = f"{figure.what} (`{name}`)"
-        lines.append(f"| {what} | {value} | {goal} | `{figure.repeat}` → `{file}.json` |")
+        lines.append(f"| {what} | {_value(figure)} | {goal} | `{figure.repeat}` → `{file}.json` |")
     return "\n".join(lines)

@@ -35,7 +35,7 @@ GOAL_PUBLISHER_S = 1.0
 # kill (way.kill.consumer_gap_before_s); half a second would be the kill.
 GOAL_CONSUMER_S = 0.5
 S = 1_000_000_000
-REPEAT = "python -m bench figures --only kill"
+REPEAT = "python -m bench figures way.kill"
 
 
 def kill_figures(

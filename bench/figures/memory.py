@@ -31,7 +31,7 @@ REST_WITHIN_S = 90.0
 GOAL_REST_MB = 60.0
 GOAL_REST_CPU_PERCENT = 1.0
 MB = 1e6
-REPEAT = "python -m bench figures --only memory"
+REPEAT = "python -m bench figures way.memory"
 
 
 def memory_figures(

@@ -30,7 +30,7 @@ PEERS_PER_TURN = 1_500
 WARM_UP = 500
 TURNS = 5
 GOAL_RATIO = 8.0
-REPEAT = "python -m bench figures --only publish"
+REPEAT = "python -m bench figures way.publish"
 
 
 @dataclass(frozen=True, slots=True)

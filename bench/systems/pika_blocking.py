@@ -5,18 +5,31 @@ Every publish is persistent and mandatory and waits for its confirm, as pika doc
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Self
 
 import pika
 
+from bench.systems.turn import Stopwatch, Task, Turn, message_id
 from messagebus import BusConfig, Topic
 
-__all__ = ["PikaBlocking"]
+__all__ = ["PikaBlocking", "run"]
+
+
+def run(task: Task) -> Turn:
+    body = os.urandom(task.body_bytes)
+    with PikaBlocking(task.bus, task.source.topic) as client:
+        for _ in range(task.warm_up):
+            client.publish(body)
+        watch = Stopwatch()
+        for _ in range(task.messages):
+            client.publish(body)
+        return watch.turn(task.messages)
 
 
 class PikaBlocking:
-    """One connection through the balancer, one message at a time."""
+    """One connection to the address of the bus, one message at a time."""
 
     def __init__(self, bus: BusConfig, topic: Topic) -> None:
         credentials = pika.PlainCredentials(bus.user, bus.current_password().reveal())
@@ -27,13 +40,13 @@ class PikaBlocking:
         self._connection = pika.BlockingConnection(parameters)
         self._channel = self._connection.channel()
         self._channel.confirm_delivery()
-        self._properties = pika.BasicProperties(delivery_mode=2)
+        self._published = 0
 
     def publish(self, body: bytes) -> None:
         """Returns when the broker has confirmed; raises pika's errors otherwise."""
-        self._channel.basic_publish(
-            self._exchange, "", body, properties=self._properties, mandatory=True
-        )
+        self._published += 1
+        properties = pika.BasicProperties(delivery_mode=2, message_id=message_id(self._published))
+        self._channel.basic_publish(self._exchange, "", body, properties, mandatory=True)
 
     def __enter__(self) -> Self:
         return self

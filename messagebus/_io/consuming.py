@@ -338,7 +338,9 @@ class ConsumeDriver:
         if isinstance(fault, LoginRefused):
             self._login_refused(fault)
         if self._members.states.get(broker) is State.DIALING:
-            self._members.lost(broker, now_ms(), random.random())
+            # A certificate that is not taken locks no account.
+            refused = type(fault) is LoginRefused
+            self._members.lost(broker, now_ms(), random.random(), refused=refused)
 
     def _arrived(
         self, broker: str, epoch: int, method: Any, properties: pika.BasicProperties, body: bytes

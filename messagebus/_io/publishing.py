@@ -325,7 +325,9 @@ class PublishDriver:
             self.fatal = fault
             self.connected.set()
         self._last_fault = f"; last fault: {fault}"
-        self.route.lost(number, now_ms(), random.random())
+        # A certificate that is not taken locks no account.
+        refused = type(fault) is LoginRefused
+        self.route.lost(number, now_ms(), random.random(), refused=refused)
         self._arm()
 
     def _opened(self, number: int, link: Link) -> None:

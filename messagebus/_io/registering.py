@@ -17,11 +17,12 @@ from urllib.parse import urljoin
 import httpx
 
 from messagebus._io.clock import now_ms
+from messagebus._io.control import mismatch_text
 from messagebus._io.https import http_client
 from messagebus._io.link import Credentials, Link, dial
 from messagebus.config import BusConfig
 from messagebus.core.backoff import backoff_ms
-from messagebus.destination import Destination, Topic
+from messagebus.destination import Delay, Destination, Subscription, Topic
 from messagebus.errors import (
     CertificateRefused,
     ChannelRefused,
@@ -32,6 +33,7 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
+from messagebus.outcome import Durability
 from messagebus.tls import certificate_fault
 from messagebus.topology import (
     Binding,
@@ -41,9 +43,10 @@ from messagebus.topology import (
     QueueSpec,
     Wanted,
     declarations,
+    to_item,
 )
 
-__all__ = ["Registration", "Topology", "credentials", "topology_for"]
+__all__ = ["Registration", "Topology", "credentials", "read_registration", "topology_for"]
 
 log = logging.getLogger("messagebus.topology")
 
@@ -81,8 +84,8 @@ class Topology(Protocol):
         LoginRefused or NameInvalid.
         """
 
-    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
-        """Make sure that these can be published to on this link. Raises LinkError."""
+    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
+        """Make sure that these can be published to on this link. Raises LinkError, TopologyMismatch."""
 
 
 def topology_for(bus: BusConfig) -> Topology:
@@ -140,24 +143,37 @@ class Agents:
     ) -> Registration:
         who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
         answer = await http.post(
-            url, json={"wanted": [str(each) for each in wanted], "alive": True}, auth=who
+            url, json={"wanted": [to_item(each) for each in wanted], "alive": True}, auth=who
         )
         match answer.status_code:
             case 200:
-                return _read_registration(url, answer)
+                return read_registration(url, answer)
             case 401 | 403:
                 raise LoginRefused(url, "user or password refused by the agent")
+            case 409 if told := _mismatch_told(answer):
+                raise TopologyMismatch(told)
             case 400:
                 raise NameInvalid(answer.text.strip()[:300])
             case _:
                 raise LinkLost(url, f"HTTP {answer.status_code} {answer.text.strip()[:200]}")
 
-    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         for destination in destinations:
             await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
 
 
-def _read_registration(url: str, answer: httpx.Response) -> Registration:
+def _mismatch_told(answer: httpx.Response) -> str:
+    """Why asking again does not help, "" when it may."""
+    try:
+        told = answer.json()
+    except ValueError:
+        return ""
+    is_mismatch = isinstance(told, dict) and told.get("mismatch") is True
+    return str(told.get("error", "")) if is_mismatch else ""
+
+
+def read_registration(url: str, answer: httpx.Response) -> Registration:
+    """An agent's answer to a registration. Raises LinkLost unless it is one."""
     try:
         told = answer.json()
         return Registration(
@@ -192,18 +208,26 @@ class Alone:
             missing = {self._bus.broker: f"not settled within {timeout_ms} ms"}
             raise RegistrationIncomplete(", ".join(map(str, wanted)), missing) from None
         except ChannelRefused as fault:
-            if fault.code == PRECONDITION_FAILED:
-                raise TopologyMismatch(str(fault)) from fault
             raise TopologyError(str(fault)) from fault
         finally:
             await link.close()
         return Registration(True, held=(link.broker or link.address.name,))
 
     async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:
-        parts = [declarations(each) for each in wanted]
+        try:
+            for each in wanted:
+                await _claim_level(link, each)
+            await self._declare_settled(link, [declarations(each) for each in wanted])
+        except ChannelRefused as fault:
+            if fault.code == PRECONDITION_FAILED:
+                told = f"on {self._bus.broker}: {mismatch_text(fault.reason)}"
+                raise TopologyMismatch(told) from fault
+            raise
+
+    async def _declare_settled(self, link: Link, parts: Sequence[Declarations]) -> None:
         for part in parts:
             await _declare(link, part)
-        unsettled = [part for part in parts if part.queues and not await _is_settled(link, part)]
+        unsettled = [p for p in parts if p.needs_settling and not await _is_settled(link, p)]
         if unsettled:
             # One more declaration makes the broker write the names of those before it.
             await _declare_queue(
@@ -216,17 +240,37 @@ class Alone:
         for part in unsettled:
             await _mark_settled(link, part)
 
-    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         for destination in destinations:
             try:
-                await _declare_exchange(link, Exchange(name=destination.exchange))
+                await self._bring_about(link, [destination])
             except ChannelRefused as fault:
+                # A user who may not configure: somebody else did it for him.
                 if fault.code != ACCESS_REFUSED:
                     raise
                 await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
-            if not isinstance(destination, Topic):
-                # A queue has no subscriber who would declare it.
-                await self._bring_about(link, [destination])
+
+
+async def _claim_level(link: Link, wanted: Wanted) -> None:
+    """Have the broker remember how durable a topic is, by the type of an exchange that nobody uses.
+
+    A topic itself leaves no trace of it, and a subscription may not be weaker than its topic.
+    """
+    topic = wanted.topic if isinstance(wanted, Subscription) else wanted
+    if not isinstance(topic, Topic):
+        return
+    is_weak = topic.durability is not Durability.FSYNC
+    if isinstance(wanted, Subscription) and not is_weak:
+        return
+    kind = "direct" if is_weak else "fanout"
+    try:
+        await _declare_exchange(link, Exchange(name=f"mb.durability/{topic}", type=kind))
+    except ChannelRefused as fault:
+        if fault.code != PRECONDITION_FAILED:
+            raise
+        exists = "fsync" if is_weak else "less than fsync"
+        told = f"{wanted}: durability is wanted {topic.durability.value} and exists {exists}"
+        raise TopologyMismatch(told) from fault
 
 
 async def _declare(link: Link, part: Declarations) -> None:

@@ -13,11 +13,14 @@ from typing import Any, Self
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 
 __all__ = ["AgentConfig"]
 
 EPMD_PORT = 4369
-_OPTIONAL = ("management", "data_dir", "node_name", "cookie_file", "erl_call")
+_TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+_OPTIONAL = ("management", "data_dir", "node_name", "cookie_file", "erl_call", *_TLS_FILES)
+_NOT_TEXT = {"epmd_port": int, "tls": bool}
 _ADDRESSES = ("broker", "http", "check", "management")
 
 
@@ -32,6 +35,8 @@ class AgentConfig:
     queues of an earlier life of the same name are seen).
     node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
     takes seconds. data_dir: the broker's data folder, whose file system is synced.
+    tls: the broker is dialled, the other agents are asked and requests are served with TLS; who asks
+    shows a certificate. tls_ca_file, tls_cert_file, tls_key_file: as `messagebus.tls.TlsFiles`.
     """
 
     broker: str
@@ -48,18 +53,36 @@ class AgentConfig:
     epmd_port: int = EPMD_PORT
     cookie_file: str = ""
     erl_call: str = ""
+    tls: bool = False
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
 
     def __post_init__(self) -> None:
         faults = [
             f"{field.name}: must be given"
             for field in dataclasses.fields(self)
-            if field.name not in (*_OPTIONAL, "epmd_port") and not getattr(self, field.name)
+            if field.name not in (*_OPTIONAL, *_NOT_TEXT) and not getattr(self, field.name)
         ]
         if not 1 <= self.epmd_port <= 65_535:
             faults.append(f"epmd_port {self.epmd_port}: 1 to 65535")
         faults += [fault for key in _ADDRESSES if (fault := self._address_fault(key))]
+        faults += self._tls_faults()
         if faults:
             raise ConfigError("; ".join(faults))
+
+    def _tls_faults(self) -> list[str]:
+        if not self.tls:
+            given = [key for key in _TLS_FILES if getattr(self, key)]
+            return [f"{key}: without effect while tls is off" for key in given]
+        faults = self.tls_files.faults()
+        return faults if self.tls_cert_file else [*faults, "tls_cert_file: must be given"]
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        return TlsFiles(
+            ca_file=self.tls_ca_file, cert_file=self.tls_cert_file, key_file=self.tls_key_file
+        )
 
     @property
     def address(self) -> Broker:
@@ -78,14 +101,14 @@ class AgentConfig:
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Take settings by field name. Raises ConfigError for an unknown key or a wrong type."""
         known = {field.name for field in dataclasses.fields(cls)}
-        wanted = {key: int if key == "epmd_port" else str for key in known}
+        wanted = {key: _NOT_TEXT.get(key, str) for key in known}
         faults = [_unknown(key, known) for key in values if key not in known]
         faults += [
             f"{key}: {wanted[key].__name__} wanted, not {type(value).__name__}"
             for key, value in values.items()
             if key in known and type(value) is not wanted[key]
         ]
-        required = known - {*_OPTIONAL, "epmd_port"}
+        required = known - {*_OPTIONAL, *_NOT_TEXT}
         faults += [f"{key}: must be given" for key in sorted(required - values.keys())]
         if faults:
             raise ConfigError("; ".join(faults))
@@ -106,6 +129,7 @@ class AgentConfig:
             "token_file",
             "data_dir",
             "cookie_file",
+            *_TLS_FILES,
         ):
             if isinstance(value := values.get(key), str) and value:
                 values[key] = str(folder / value)

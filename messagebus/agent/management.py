@@ -50,6 +50,18 @@ class Management:
         except (ValueError, KeyError, TypeError) as fault:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
 
+    async def unacked(self) -> dict[str, int]:
+        """Deliveries not answered yet, by queue; up to a statistics interval (5 s) old."""
+        answer = await self._get("/api/queues/%2F?columns=name,messages_unacknowledged")
+        try:
+            return {
+                queue["name"]: int(queue["messages_unacknowledged"])
+                for queue in answer.json()
+                if "messages_unacknowledged" in queue
+            }
+        except (ValueError, KeyError, TypeError) as fault:
+            raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
+
     async def alarm(self) -> str:
         """The alarm of this broker in words, "" for none."""
         answer = await self._get("/api/health/checks/local-alarms", may_be=503)

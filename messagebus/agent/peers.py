@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -17,8 +17,11 @@ from messagebus.agent.store import entry_from_json, snapshot_from_json, snapshot
 from messagebus.broker import ListedBroker
 from messagebus.core.register import Entry, Snapshot
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 
 __all__ = ["Heard", "Peers", "Told"]
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 0.5
 PULL_TIMEOUT_S = 1.0
@@ -53,14 +56,28 @@ class Told:
 
 
 class Peers:
-    """The other agents. me: broker name of this one. transport: another way to them, for tests."""
+    """The other agents. me: broker name of this one. transport: another way to them, for tests.
 
-    def __init__(self, me: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    tls: they serve https, and want to see our certificate.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self._me = me
+        self._begin = "https://" if tls else "http://"
         timeout = httpx.Timeout(PULL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
         self._client = httpx.AsyncClient(
-            timeout=timeout, limits=limits, trust_env=False, transport=transport
+            timeout=timeout,
+            limits=limits,
+            trust_env=False,
+            transport=transport,
+            verify=(tls or TlsFiles()).client_context(),
         )
         self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
         self.pulls = 0
@@ -110,6 +127,61 @@ class Peers:
             if told is not None
         }
 
+    async def mismatch(
+        self, peers: Iterable[ListedBroker], items: Sequence[object], *, token: Secret
+    ) -> dict[str, str]:
+        """What of these items exists otherwise on whose broker, in words, "" for nothing.
+
+        Who does not answer in time is left out.
+        """
+
+        def read(answer: httpx.Response) -> str:
+            return str(answer.json()["mismatch"])
+
+        return await self._ask_all(
+            peers, read, "POST", "/topology/try", token=token, json={"wanted": list(items)}
+        )
+
+    async def unused(self, peers: Iterable[ListedBroker]) -> dict[str, dict[str, float | None]]:
+        """For how many seconds nobody used each expiring subscription, as each agent knows it."""
+
+        def read(answer: httpx.Response) -> dict[str, float | None]:
+            told: dict[str, Any] = answer.json()["unused_s"]
+            return {name: None if s is None else float(s) for name, s in told.items()}
+
+        return await self._ask_all(peers, read, "GET", "/unused")
+
+    async def _ask_all(
+        self,
+        peers: Iterable[ListedBroker],
+        read: Callable[[httpx.Response], T],
+        method: str,
+        path: str,
+        *,
+        token: Secret | None = None,
+        json: Any = None,
+    ) -> dict[str, T]:
+        """One request to each; what `read` makes of the answers of 200, by broker name."""
+        headers = {"Authorization": f"Bearer {token.reveal()}"} if token else {}
+
+        async def ask(peer: ListedBroker) -> tuple[str, T] | None:
+            try:
+                async with asyncio.timeout(PULL_TIMEOUT_S):
+                    answer = await self._client.request(
+                        method,
+                        f"{self._begin}{peer.agent_address}{path}",
+                        headers=headers,
+                        json=json,
+                    )
+                if answer.status_code == httpx.codes.OK:
+                    return peer.broker.name, read(answer)
+            except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
+                pass
+            return None
+
+        answers = await asyncio.gather(*(ask(peer) for peer in self._without_me(peers)))
+        return dict(answer for answer in answers if answer is not None)
+
     async def close(self) -> None:
         await self._client.aclose()
 
@@ -117,7 +189,7 @@ class Peers:
         return [peer for peer in listed if peer.broker.name != self._me]
 
     async def _pull_one(self, peer: ListedBroker) -> Heard | None:
-        url = f"{peer.agent_url}/topology"
+        url = f"{self._begin}{peer.agent_address}/topology"
         etag, known = self._last.get(url, ("", None))
         asked_at_ms = time.time_ns() // 1_000_000
         self.pulls += 1
@@ -150,7 +222,7 @@ class Peers:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._client.post(
-                    f"{peer.agent_url}/topology/merge",
+                    f"{self._begin}{peer.agent_address}/topology/merge",
                     json=body,
                     headers={"Authorization": f"Bearer {token.reveal()}"},
                     timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),

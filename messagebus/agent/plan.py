@@ -12,9 +12,18 @@ from dataclasses import dataclass
 
 from messagebus.core.register import Entry
 from messagebus.destination import Subscription, Topic
-from messagebus.topology import Declarations, Wanted, declarations, parse_wanted
+from messagebus.topology import Declarations, Wanted, declarations, parse_wanted, with_options
 
-__all__ = ["Declare", "DeleteExchange", "DeleteQueue", "Step", "needs_births", "plan", "wanted_of"]
+__all__ = [
+    "Declare",
+    "DeleteExchange",
+    "DeleteQueue",
+    "Step",
+    "expires_s_of",
+    "needs_births",
+    "plan",
+    "wanted_of",
+]
 
 Births = Mapping[str, int | None]
 """Queues that are on the broker -> their `mb-born`, None for a queue without it."""
@@ -41,7 +50,12 @@ Step = DeleteQueue | DeleteExchange | Declare
 
 def wanted_of(entry: Entry) -> Declarations:
     """All that an entry needs, born with its number."""
-    return declarations(parse_wanted(entry.wanted), born=entry.number)
+    return declarations(with_options(entry.wanted, dict(entry.options)), born=entry.number)
+
+
+def expires_s_of(entry: Entry) -> int:
+    """After how many seconds without use it may be deleted, 0 for never."""
+    return int(dict(entry.options).get("expires_s", 0)) if entry.alive else 0
 
 
 def needs_births(entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], floor: int) -> bool:

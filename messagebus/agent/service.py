@@ -24,6 +24,8 @@ from messagebus._io.link import Credentials
 from messagebus._io.settle import Settler
 from messagebus.agent.clients import Clients
 from messagebus.agent.config import AgentConfig, read_secret
+from messagebus.agent.counting import Counting
+from messagebus.agent.expiry import Expiry
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Login
 from messagebus.agent.management import Management, ManagementUnavailable
@@ -38,6 +40,7 @@ from messagebus.core.gate import Condition, Verdict, VerdictKind, verdict
 from messagebus.core.register import Register
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 
 __all__ = ["Service"]
 
@@ -69,7 +72,8 @@ class Service:
         self.lists = ListFile(config.list_file)
         self.clients = Clients()
         self._management = Management(config)
-        self._peers = Peers(config.address.name)
+        self._tls = config.tls_files if config.tls else None
+        self._peers = Peers(config.address.name, tls=self._tls)
         self.upkeep = Upkeep(
             config,
             register,
@@ -77,6 +81,8 @@ class Service:
             management=self._management,
             on_new_life=lambda: self.topology.pull_soon(),
             on_report=self._report_due.set,
+            on_used=lambda name: self.expiry.used(name),
+            on_gone=lambda name: self.expiry.gone(name),
         )
         self._load_report()
         self.topology = Topology(
@@ -87,6 +93,14 @@ class Service:
             lists=self.lists,
             upkeep=self.upkeep,
             token=lambda: config.token,
+        )
+        self.expiry = Expiry(
+            me=config.address.name,
+            upkeep=self.upkeep,
+            topology=self.topology,
+            peers=self._peers,
+            lists=self.lists,
+            clients=self._subscriptions_of_clients,
         )
 
     async def run(self) -> None:
@@ -104,7 +118,9 @@ class Service:
             loop.add_signal_handler(number, stopping.set)
         if self.lists.look():
             self.topology.list_changed()
-        server = _Server(uvicorn.Config(self._application(), **_UVICORN))
+        server = _Server(
+            uvicorn.Config(self._application(), **_UVICORN, **_tls_settings(self._tls))
+        )
         checks = await asyncio.start_server(self._answer_check, sock=check)
         log.info(
             "agent serves broker=%s http=%s check=%s", config.broker, config.http, config.check
@@ -115,6 +131,7 @@ class Service:
             self.lists.watch(self.topology.list_changed),
             self.topology.run(),
             self.upkeep.run(),
+            self.expiry.run(),
             self._watch_alarms(),
             self._write_reports(),
             self._tell_verdicts(),
@@ -218,6 +235,8 @@ class Service:
                 topology=self.topology,
                 upkeep=self.upkeep,
                 login=Login(token=lambda: config.token, try_login=self._try_login),
+                counting=Counting(self.upkeep, self._management),
+                unused_s=self.expiry.unused_s,
                 metrics=Metrics(config.address.name, self._figures),
                 verdict=self.verdict,
                 is_draining=lambda: self._draining,
@@ -226,8 +245,16 @@ class Service:
             )
         )
 
+    def _subscriptions_of_clients(self) -> list[tuple[str, float]]:
+        return [(c.subscription, c.age_ms / 1000) for c in self.clients.living(_now_ms())]
+
     async def _try_login(self, user: str, password: Secret) -> bool:
-        credentials = Credentials(user=user, password=password, client_id="agent checks a login")
+        credentials = Credentials(
+            user=user,
+            password=password,
+            client_id="agent checks a login",
+            tls=self._tls.client_context() if self._tls else None,
+        )
         return await login_is_good(self._config.address, credentials, timeout_ms=LOGIN_TIMEOUT_MS)
 
     def _figures(self) -> list[Figure]:
@@ -255,6 +282,7 @@ class Service:
             Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
             Figure("settles_slow", "Settled by waiting.", upkeep.settles_slow, True),
             Figure("queues_revived", "Dead after a boot.", upkeep.queues_revived, True),
+            Figure("expired", "Expired subscriptions deleted.", self.expiry.deleted, True),
             Figure("changes", "Changes coordinated here.", topology.changes, True),
             Figure("changes_incomplete", "Of them.", topology.changes_incomplete, True),
             Figure("pulls", "Questions to peers.", self._peers.pulls, True),
@@ -275,6 +303,13 @@ _UVICORN: dict[str, Any] = {
     "timeout_keep_alive": 75,
     "timeout_graceful_shutdown": STOP_TIMEOUT_S,
 }
+
+
+def _tls_settings(files: TlsFiles | None) -> dict[str, Any]:
+    """Of uvicorn: who asks shows a certificate of our authority."""
+    if files is None:
+        return {}
+    return {"ssl_context_factory": lambda _config, _default: files.server_context()}
 
 
 class _Server(uvicorn.Server):

@@ -16,7 +16,7 @@ from typing import Any
 
 from messagebus.core.register import Entry, Snapshot
 from messagebus.errors import ConfigError
-from messagebus.topology import parse_wanted
+from messagebus.topology import OPTION_KINDS, with_options
 
 __all__ = [
     "Store",
@@ -132,6 +132,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "alive": entry.alive,
         "tomb": entry.tomb,
         "changed_at_ms": entry.changed_at_ms,
+        **dict(entry.options),
     }
 
 
@@ -150,8 +151,9 @@ def entry_from_json(value: Any) -> Entry:
     for key, kind in kinds.items():
         if type(value.get(key)) is not kind:
             raise ValueError(f"entry: {key} must be {kind.__name__}")
-    parse_wanted(value["wanted"])
-    return Entry(**{key: value[key] for key in kinds})
+    options = {key: value[key] for key in sorted(OPTION_KINDS) if key in value}
+    with_options(value["wanted"], options)
+    return Entry(**{key: value[key] for key in kinds}, options=tuple(options.items()))
 
 
 def snapshot_from_json(value: Any) -> Snapshot:

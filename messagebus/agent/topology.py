@@ -11,19 +11,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from messagebus._io.control import port_refuses
+from messagebus.agent.agreement import resolve
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.peers import Heard, Peers, Told
 from messagebus.agent.store import Store
 from messagebus.agent.upkeep import Upkeep
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.core.register import Entry, Register, Snapshot
+from messagebus.core.register import Entry, Options, Register, Snapshot
 from messagebus.core.registration import Answer, Completion, Reply, completion
-from messagebus.errors import TopologyError
+from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.secret import Secret
+from messagebus.topology import to_item, with_options
 
 __all__ = ["NoMajority", "Topology"]
 
@@ -133,7 +135,7 @@ class Topology:
 
     async def told(self, snapshot: Snapshot) -> Reply:
         """A peer changed entries: take them, store them, bring them about, answer for them."""
-        names = [entry.wanted for entry in snapshot.entries]
+        names = [entry.wanted for entry in snapshot.entries if entry.alive]
         if not self.register.told(snapshot):
             return Reply(answer=Answer.NO, reason="its map is too old, or not intact")
         await self._store_map()
@@ -146,10 +148,18 @@ class Topology:
 
     # Changing.
 
-    async def change(self, names: Sequence[str], *, alive: bool) -> Completion:
+    async def change(
+        self,
+        names: Sequence[str],
+        *,
+        alive: bool,
+        options: Mapping[str, Options] | None = None,
+    ) -> Completion:
         """Create or delete names on every broker.
 
-        Raises NoMajority, or TopologyError when another change has been under way for too long.
+        options: what is asked beside a name, as `messagebus.topology.options_of` has it. Raises
+        NoMajority, TopologyMismatch when one of them exists with other options or something of its
+        name on a broker, or TopologyError when another change has been under way for too long.
         """
         try:
             async with asyncio.timeout(CHANGE_WAIT_S):
@@ -157,7 +167,7 @@ class Topology:
         except TimeoutError:
             raise TopologyError("other changes are under way here") from None
         try:
-            judged = await self._change(names, alive)
+            judged = await self._change(names, alive, options or {})
         finally:
             self._changing.release()
         self.changes += 1
@@ -171,29 +181,37 @@ class Topology:
         )
         return judged
 
-    async def _change(self, names: Sequence[str], alive: bool) -> Completion:
+    async def _change(
+        self, names: Sequence[str], alive: bool, options: Mapping[str, Options]
+    ) -> Completion:
+        asked = {name: options.get(name, {}) for name in names}
         judged = Completion(complete=False, held=(), later=(), missing={})
         for _round in range(CHANGE_ROUNDS):
             current = self._lists.current
             if current is None:
                 raise NoMajority("no consumer list: nobody knows who the agents are")
-            judged = await self._one_round(current, names, alive)
-            if self._lists.current == current and self._stands(names, alive):
+            judged = await self._one_round(current, asked, alive)
+            if self._lists.current == current and self._stands(asked, alive):
                 return judged
         why = "the list or the entry changed in every round"
         return Completion(complete=False, held=(), later=(), missing={self._me: why})
 
-    def _stands(self, names: Sequence[str], alive: bool) -> bool:
+    def _stands(self, asked: Mapping[str, Options], alive: bool) -> bool:
         """Whether no concurrent change of another agent has won."""
         entries = self.register.entries
-        return all(name in entries and entries[name].alive == alive for name in names)
+        stands = all(name in entries and entries[name].alive == alive for name in asked)
+        return stands and not (alive and resolve(entries, asked)[1])
 
     async def _one_round(
-        self, current: BrokerList, names: Sequence[str], alive: bool
+        self, current: BrokerList, asked: Mapping[str, Options], alive: bool
     ) -> Completion:
+        names = list(asked)
         heard = await self._pull(current.listed)
         intact = [name for name, answer in heard.items() if answer.snapshot.intact]
-        entries = self.register.change(names, alive=alive, answered=intact, now_ms=_now_ms())
+        options = await self._agreed(current, asked, heard) if alive else asked
+        entries = self.register.change(
+            names, alive=alive, answered=intact, now_ms=_now_ms(), options=options
+        )
         if entries is None:
             raise NoMajority(
                 f"no majority: {len(intact)} of {len(current.names)} agents answered"
@@ -202,7 +220,7 @@ class Topology:
         await self._store_map()
         self._upkeep.wake()
         mine, told = await asyncio.gather(
-            self._upkeep.answer(names),
+            self._upkeep.answer(names if alive else ()),
             self._peers.push(
                 current.listed,
                 entries,
@@ -218,6 +236,31 @@ class Topology:
         # Only now, with the change stored: a broker that boots after its refusal reads it.
         replies |= dict(await asyncio.gather(*(_probed(broker) for broker in silent)))
         return completion(current.names, {**replies, self._me: mine})
+
+    async def _agreed(
+        self, current: BrokerList, asked: Mapping[str, Options], answering: Mapping[str, Heard]
+    ) -> Mapping[str, Options]:
+        """What the names are to live with. Raises TopologyMismatch before anything is changed.
+
+        What is new to the map is looked for on the brokers: somebody may have declared it by hand.
+        """
+        taken, against = resolve(self.register.entries, asked)
+        if against:
+            raise TopologyMismatch("; ".join(against.values()))
+        entries = self.register.entries
+        new = [name for name in taken if name not in entries or not entries[name].alive]
+        wanted = [with_options(name, taken[name]) for name in new]
+        peers = [peer for peer in current.listed if peer.broker.name in answering]
+        if wanted:
+            mine, theirs = await asyncio.gather(
+                self._upkeep.mismatch(wanted),
+                self._peers.mismatch(peers, [to_item(w) for w in wanted], token=self._token()),
+            )
+            found = {name: text for name, text in {self._me: mine, **theirs}.items() if text}
+            if found:
+                where = "; ".join(f"on {broker}: {text}" for broker, text in found.items())
+                raise TopologyMismatch(where)
+        return taken
 
     def _take(self, told: Told) -> None:
         """A concurrent change of another agent may come back with an answer."""

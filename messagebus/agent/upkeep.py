@@ -17,11 +17,11 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from messagebus._io.control import Control, port_refuses
+from messagebus._io.control import Control, mismatch_text, port_refuses
 from messagebus._io.link import Credentials
 from messagebus._io.settle import SLOW_S, Settler
 from messagebus.agent.config import AgentConfig
@@ -31,6 +31,7 @@ from messagebus.agent.plan import (
     DeleteExchange,
     DeleteQueue,
     Step,
+    expires_s_of,
     needs_births,
     plan,
     wanted_of,
@@ -39,7 +40,7 @@ from messagebus.core.gate import Condition, may_open
 from messagebus.core.register import Entry, Register
 from messagebus.core.registration import Answer, Reply
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
-from messagebus.topology import Declarations
+from messagebus.topology import Declarations, Wanted, declarations
 
 __all__ = ["Loss", "Upkeep"]
 
@@ -103,6 +104,8 @@ class Upkeep:
 
     on_new_life: called when the broker came up without a gate: read a majority again.
     on_report: called when `held` or `losses` changed, to store them.
+    on_used, on_gone: called with the name of an expiring subscription when a client asks for it, or
+    its queue is new; and when its queue or a binding may be gone, which need be no loss.
     """
 
     def __init__(
@@ -114,6 +117,8 @@ class Upkeep:
         management: Management,
         on_new_life: Callable[[], None],
         on_report: Callable[[], None],
+        on_used: Callable[[str], None] = lambda _name: None,
+        on_gone: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._config = config
         self._register = register
@@ -121,6 +126,7 @@ class Upkeep:
         self._management = management
         self._on_new_life = on_new_life
         self._on_report = on_report
+        self._on_used, self._on_gone = on_used, on_gone
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._linked = asyncio.Event()
@@ -194,18 +200,112 @@ class Upkeep:
 
     async def answer(self, names: Iterable[str]) -> Reply:
         """What to say to whoever registers these names, after the map was stored."""
-        stored = self._register.intact
+        names, stored = list(names), self._register.intact
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 async with asyncio.timeout(await self._patience_s()):
                     await self._linked.wait()
-                await self.bring_about()
+                await self._renew(names)
+                await self._bring_these_about(names)
             return Reply(answer=Answer.HELD, stored=stored)
         except (LinkError, TopologyError, TimeoutError, ManagementUnavailable) as fault:
             self.wake()
             kind = Answer.LATER if await self._is_shut() else Answer.NO
             reason = "; ".join(self.refused_reasons(names)) or str(fault) or "broker is too slow"
             return Reply(answer=kind, stored=stored, reason=reason)
+
+    async def _bring_these_about(self, names: Sequence[str]) -> None:
+        """Something else that the broker refuses is not held against these names."""
+        try:
+            await self.bring_about()
+        except NotBroughtAbout:
+            entries = self._register.entries
+            if not names or any(self._brought.get(n) != entries.get(n) for n in names):
+                raise
+
+    async def _renew(self, names: Iterable[str]) -> None:
+        """Somebody is going to use these: one that expired is made again, without being called a loss."""
+        for name in names:
+            entry = self._brought.get(name)
+            if entry is None or not expires_s_of(entry):
+                continue
+            self._on_used(name)
+            if await self.use_of(name) is None:
+                await self.make_again(name)
+
+    # Expiring subscriptions.
+
+    def expiring(self) -> dict[str, int]:
+        """Names of what expires and was brought about -> after how many seconds without use."""
+        return {
+            n: expires_s for n, entry in self._brought.items() if (expires_s := expires_s_of(entry))
+        }
+
+    async def use_of(self, name: str) -> int | None:
+        """How many consumers an expiring subscription has here; None when its queue is not there.
+
+        Raises LinkError.
+        """
+        control, entry = self._open_control(), self._brought.get(name)
+        if entry is None:
+            raise LinkLost(self._config.broker, f"{name} is not there yet")
+        wanted = wanted_of(entry)
+        found = await control.counts(wanted.queues[-1].name)
+        if found is not None and not self.events_proven:
+            await control.bind(wanted)
+        return None if found is None else found[1]
+
+    async def make_again(self, name: str, *, lost: bool = False) -> None:
+        """Have an expiring subscription made again. lost: it was in use, so its messages are a loss."""
+        async with self._lock:
+            entry = self._brought.get(name)
+            if entry is None:
+                return
+            if lost:
+                self._note_loss(entry, "queue", wanted_of(entry).queues[-1].name, "expiry")
+            else:
+                del self._brought[name]
+                self._brought_version = 0
+        self.wake()
+
+    # What is on the broker.
+
+    async def mismatch(self, wanted: Iterable[Wanted]) -> str:
+        """What of these exists otherwise on the broker, by hand of somebody; "" for nothing.
+
+        Also "" when it cannot be said now: then the answer to the registration says it.
+        """
+        try:
+            async with asyncio.timeout(LINK_WAIT_S):
+                # First the map as it is: it may have deletions that are not done.
+                await self.bring_about()
+        except (LinkError, TopologyError, TimeoutError, ManagementUnavailable):
+            pass
+        control = self._control
+        try:
+            if control is not None and control.is_open:
+                async with asyncio.timeout(LINK_WAIT_S):
+                    told = [await control.mismatch(declarations(each)) for each in wanted]
+                return "; ".join(text for text in told if text)
+        except (LinkError, TimeoutError) as fault:
+            log.info("no look broker=%s reason=%s", self._config.broker, fault)
+        return ""
+
+    async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
+        """Messages ready and consumers by name of the queue, None where there is none. Raises LinkError."""
+        control = self._open_control()
+        return {queue: await control.counts(queue) for queue in queues}
+
+    async def purge(self, queues: Iterable[str]) -> dict[str, int | None]:
+        """Drop what is ready in these; how many by name. Raises LinkError."""
+        control = self._open_control()
+        return {queue: await control.purge(queue) for queue in queues}
+
+    def _open_control(self) -> Control:
+        control = self._control
+        if control is None or not control.is_open:
+            raise LinkLost(self._config.broker, "no link to the broker")
+        return control
 
     async def _patience_s(self) -> float:
         """A broker that refuses connections is not waited for."""
@@ -290,6 +390,7 @@ class Upkeep:
             user=self._config.user,
             password=self._config.password,
             client_id=f"agent {self._config.broker}",
+            tls=self._config.tls_files.client_context() if self._config.tls else None,
         )
         return await Control.dial(self._config.address, credentials, timeout_ms=DIAL_TIMEOUT_MS)
 
@@ -354,9 +455,7 @@ class Upkeep:
         Raises LinkError, NotBroughtAbout or ManagementUnavailable; `run` tries again.
         """
         async with self._lock:
-            control = self._control
-            if control is None or not control.is_open:
-                raise LinkLost(self._config.broker, "no link to the broker")
+            control = self._open_control()
             for _ in range(BRING_ROUNDS):
                 if self._brought_version == self._register.version:
                     break
@@ -384,12 +483,19 @@ class Upkeep:
         lost, self._vanished = self._vanished, set()
         steps = plan(tried, brought=self._brought, births=births, floor=floor)
         for step in steps:
-            await self._perform(control, step)
-            if isinstance(step, Declare) and step.entry.wanted in lost:
+            if not await self._perform(control, step):
+                assert isinstance(step, Declare)
+                del tried[step.entry.wanted]
+            elif isinstance(step, Declare) and step.entry.wanted in lost:
                 # Publishes go on without it: what it gets from now on is lost only by a kill.
                 await control.bind(step.declarations)
-        declared = [step.declarations for step in steps if isinstance(step, Declare)]
-        if any(each.queues for each in declared):
+        declared = [
+            step.declarations
+            for step in steps
+            if isinstance(step, Declare) and step.entry.wanted in tried
+        ]
+        # Definitions of classic queues are on disk when they are answered.
+        if any(each.needs_settling for each in declared):
             await self._settle(control)
         # Only now: a confirm promises that the message survives, so no unsettled queue may give one.
         for each in declared:
@@ -406,7 +512,8 @@ class Upkeep:
         self._note_repairs()
         self._note_held(entries)
 
-    async def _perform(self, control: Control, step: Step) -> None:
+    async def _perform(self, control: Control, step: Step) -> bool:
+        """Returns False when the broker refused a declaration again."""
         match step:
             case DeleteQueue(name):
                 self._own_deletions.add(name)
@@ -419,22 +526,30 @@ class Upkeep:
                 await control.delete_exchange(name)
             case Declare(entry):
                 self._note_declaring(step.declarations)
-                await self._declare(control, step)
+                if not await self._declare(control, step):
+                    return False
+                if expires_s_of(entry):
+                    self._on_used(entry.wanted)
                 for queue in step.declarations.queues:
                     if self._births is not None:
                         self._births.setdefault(queue.name, entry.number)
+        return True
 
-    async def _declare(self, control: Control, step: Declare) -> None:
+    async def _declare(self, control: Control, step: Declare) -> bool:
+        """The first refusal costs the link, the next ones nothing: those return False."""
+        name = step.entry.wanted
+        again = name in self._refused
         try:
-            await control.declare(step.declarations)
+            await control.declare(step.declarations, aside=again)
         except ChannelRefused as refused:
-            self._refused[step.entry.wanted] = _Refused(
-                step.entry, refused.reason, time.monotonic() + REFUSED_RETRY_S
-            )
-            log.warning(
-                "declaration refused wanted=%s reason=%s", step.entry.wanted, refused.reason
-            )
-            raise
+            reason = mismatch_text(refused.reason)
+            self._refused[name] = _Refused(step.entry, reason, time.monotonic() + REFUSED_RETRY_S)
+            if not again:
+                log.warning("declaration refused wanted=%s reason=%s", name, reason)
+                raise
+            return False
+        self._refused.pop(name, None)
+        return True
 
     def _is_refused(self, entry: Entry) -> bool:
         refused = self._refused.get(entry.wanted)
@@ -470,7 +585,8 @@ class Upkeep:
                     return
 
     def _next_for_audit(self) -> list[str]:
-        alive = sorted(name for name, entry in self._brought.items() if entry.alive)
+        # Whether what expires is there is looked at by `Expiry`.
+        alive = sorted(n for n, e in self._brought.items() if e.alive and not expires_s_of(e))
         if not self.events_proven:
             return alive
         if not self._audit_queue:
@@ -493,7 +609,11 @@ class Upkeep:
         if self._is_repaired_since(name, deleted_at_ms):
             return
         for entry in list(self._brought.values()):
-            if entry.alive and _is_part(what, name, headers, wanted_of(entry)):
+            if not entry.alive or not _is_part(what, name, headers, wanted_of(entry)):
+                continue
+            if expires_s_of(entry):
+                self._on_gone(entry.wanted)
+            else:
                 self._note_loss(entry, what, name, "event")
 
     def _is_repaired_since(self, name: str, deleted_at_ms: int) -> bool:
@@ -513,7 +633,7 @@ class Upkeep:
             return
         for name, number in list(self.held.items()):
             entry = self._register.entries.get(name)
-            if entry is None or not entry.alive or entry.number != number:
+            if entry is None or not entry.alive or entry.number != number or expires_s_of(entry):
                 continue
             for queue in wanted_of(entry).queues:
                 if queue.name not in self._births:
@@ -578,7 +698,9 @@ def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarati
             return any(exchange.name == name for exchange in wanted.exchanges)
         case _:
             source = headers.get("source_name", "")
-            return any(b.queue == name and b.exchange == source for b in wanted.bindings)
+            bound = [(b.queue, b.exchange) for b in wanted.bindings]
+            bound += [(b.exchange, b.source) for b in wanted.exchange_bindings]
+            return (name, source) in bound
 
 
 def _now_ms() -> int:

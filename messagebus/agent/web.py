@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,17 +19,21 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from messagebus.agent.clients import Clients
+from messagebus.agent.counting import Counting
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Admission, Login
 from messagebus.agent.metrics import Metrics
+from messagebus.agent.plan import expires_s_of
 from messagebus.agent.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority, Topology
 from messagebus.agent.upkeep import Upkeep
 from messagebus.core.gate import Verdict, VerdictKind
-from messagebus.errors import NameInvalid, TopologyError
-from messagebus.topology import parse_wanted
+from messagebus.errors import LinkError, NameInvalid, TopologyError, TopologyMismatch
+from messagebus.topology import Wanted, options_of, read_item
 
 __all__ = ["WAIT_S_MAX", "Parts", "application"]
+
+log = logging.getLogger("messagebus.agent")
 
 WAIT_S_MAX = 60.0
 # 10,000 consumers on a single agent; one more is told to ask another.
@@ -45,7 +50,7 @@ class Parts:
     """What the interface speaks for.
 
     verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
-    started: marks this process in ETags.
+    unused_s: for how long nobody used each expiring subscription. started: marks this process in ETags.
     """
 
     broker: str
@@ -54,6 +59,8 @@ class Parts:
     topology: Topology
     upkeep: Upkeep
     login: Login
+    counting: Counting
+    unused_s: Callable[[], Mapping[str, float | None]]
     metrics: Metrics
     verdict: Callable[[], Verdict]
     is_draining: Callable[[], bool]
@@ -74,6 +81,10 @@ def application(parts: Parts) -> Starlette:
         Route("/topology", web.topology, methods=["GET"]),
         Route("/topology", web.change, methods=["POST"]),
         Route("/topology/merge", web.merge, methods=["POST"]),
+        Route("/topology/try", web.try_out, methods=["POST"]),
+        Route("/unused", web.unused, methods=["GET"]),
+        Route("/subscriptions", web.subscriptions, methods=["GET"]),
+        Route("/subscriptions/purge", web.purge, methods=["POST"]),
         Route("/settled", web.settled, methods=["GET"]),
         Route("/health", web.health, methods=["GET"]),
         Route("/live", web.live, methods=["GET"]),
@@ -184,13 +195,18 @@ class _Web:
         if refusal := await self._refusal(request):
             return refusal
         body = await _json(request)
-        names, alive = _wanted_names(body.get("wanted")), body.get("alive", True)
+        wanted, alive = _wanted(body.get("wanted")), body.get("alive", True)
         if type(alive) is not bool:
             raise BadRequest("alive: true or false")
+        if not alive and (refusal := self._may_not_delete(request, wanted)):
+            return refusal
+        options = {name: options_of(each) for name, each in wanted.items()}
         try:
-            judged = await self._parts.topology.change(names, alive=alive)
+            judged = await self._parts.topology.change(list(wanted), alive=alive, options=options)
         except NoMajority as refused:
             return _error(409, str(refused))
+        except TopologyMismatch as refused:
+            return JSONResponse({"error": str(refused), "mismatch": True}, 409)
         except TopologyError as fault:
             return _error(503, str(fault))
         return JSONResponse(
@@ -201,6 +217,55 @@ class _Web:
                 "missing": dict(judged.missing),
             }
         )
+
+    def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
+        """An application may delete what would expire; all else is for operators."""
+        entries = self._parts.topology.register.entries
+        if all(name in entries and expires_s_of(entries[name]) for name in names):
+            return None
+        return self._operators_only(request)
+
+    async def try_out(self, request: Request) -> Response:
+        """What of these exists otherwise on the broker; nothing is made."""
+        if refusal := self._operators_only(request):
+            return refusal
+        wanted = _wanted((await _json(request)).get("wanted"))
+        return JSONResponse({"mismatch": await self._parts.upkeep.mismatch(wanted.values())})
+
+    async def unused(self, _request: Request) -> Response:
+        return JSONResponse({"unused_s": self._parts.unused_s()})
+
+    # Subscriptions and queues of the own broker.
+
+    async def subscriptions(self, request: Request) -> Response:
+        if refusal := await self._refusal(request):
+            return refusal
+        entries = self._parts.topology.register.entries
+        try:
+            counts = await self._parts.counting.counts(entries)
+        except LinkError as fault:
+            return _error(503, str(fault))
+        return JSONResponse(
+            {
+                "broker": self._parts.broker,
+                "subscriptions": {
+                    name: {**asdict(count), **dict(entries[name].options)}
+                    for name, count in counts.items()
+                },
+            }
+        )
+
+    async def purge(self, request: Request) -> Response:
+        if refusal := self._operators_only(request):
+            return refusal
+        wanted = _wanted((await _json(request)).get("wanted"))
+        entries = self._parts.topology.register.entries
+        try:
+            purged = await self._parts.counting.purge(entries, wanted)
+        except LinkError as fault:
+            return _error(503, str(fault))
+        log.info("purged broker=%s purged=%s", self._parts.broker, purged)
+        return JSONResponse({"broker": self._parts.broker, "purged": purged})
 
     async def merge(self, request: Request) -> Response:
         if refusal := self._operators_only(request):
@@ -309,16 +374,21 @@ async def _json(request: Request) -> dict[str, Any]:
     return value
 
 
-def _wanted_names(value: Any) -> list[str]:
-    """Names in their one spelling, without doubles, in the order given."""
-    if not isinstance(value, list) or not value or not all(isinstance(n, str) for n in value):
+def _wanted(value: Any) -> dict[str, Wanted]:
+    """What is wanted by its name in the one spelling, without doubles, in the order given."""
+    if not isinstance(value, list) or not value:
         raise BadRequest('wanted: a list of names such as "orders", "orders/billing", "queue:jobs"')
     if len(value) > NAMES_MAX:
         raise BadRequest(f"wanted: at most {NAMES_MAX} names at once")
+    wanted = dict[str, Wanted]()
     try:
-        return list(dict.fromkeys(str(parse_wanted(name)) for name in value))
+        for item in map(read_item, value):
+            options = options_of(wanted.setdefault(str(item), item))
+            if options != options_of(item):
+                raise BadRequest(f"wanted: {item} twice, with different options")
     except NameInvalid as fault:
         raise BadRequest(str(fault)) from fault
+    return wanted
 
 
 def _whole(text: str, key: str) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["backoff_ms"]
+__all__ = ["REFUSED_FIRST_MS", "REFUSED_MAX_MS", "backoff_ms"]
+
+# A refused login is tried again, because passwords rotate, but slowly: an account may be locked after
+# some tries. The first wait is short, as a file may be written a moment after the broker's change.
+REFUSED_FIRST_MS, REFUSED_MAX_MS = 1_000, 30_000
 
 
 def backoff_ms(failures: int, *, first_ms: int, max_ms: int, share: float) -> int:

@@ -22,7 +22,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from messagebus.core.backoff import backoff_ms
+from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 
 __all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State"]
 
@@ -64,6 +64,7 @@ class _Member:
     state: State
     due_ms: int
     failures: int = 0
+    refusals: int = 0
 
 
 class Membership:
@@ -126,20 +127,26 @@ class Membership:
         member = self._members.get(broker)
         assert member is not None
         assert member.state is State.DIALING
-        member.state, member.failures = State.OPEN, 0
+        member.state, member.failures, member.refusals = State.OPEN, 0, 0
 
-    def lost(self, broker: str, now_ms: int, share: float) -> None:
-        """A dial failed or a link ended."""
+    def lost(self, broker: str, now_ms: int, share: float, *, refused: bool = False) -> None:
+        """A dial failed or a link ended. refused: user or password were not taken."""
         member = self._members.get(broker)
         if member is None:
             return
         if broker not in self._listed:
             del self._members[broker]
             return
-        member.failures += 1
-        wait_ms = backoff_ms(
-            member.failures, first_ms=self._first_ms, max_ms=self._max_ms, share=share
-        )
+        if refused:
+            member.refusals += 1
+            wait_ms = backoff_ms(
+                member.refusals, first_ms=REFUSED_FIRST_MS, max_ms=REFUSED_MAX_MS, share=share
+            )
+        else:
+            member.failures += 1
+            wait_ms = backoff_ms(
+                member.failures, first_ms=self._first_ms, max_ms=self._max_ms, share=share
+            )
         member.state, member.due_ms = State.WAITING, now_ms + wait_ms
 
     def drained(self, broker: str, now_ms: int) -> list[Action]:

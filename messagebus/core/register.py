@@ -24,12 +24,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["AWAY_MS", "TOMB_KEPT_MS", "Entry", "Register", "Snapshot", "majority"]
+__all__ = ["AWAY_MS", "TOMB_KEPT_MS", "Entry", "Options", "Register", "Snapshot", "majority"]
 
 # An agent that had no contact with a majority for a week starts again from the others' map.
 AWAY_MS = 7 * 24 * 3600 * 1000
 # Twice as long, so that whoever may still be merged has seen the tombstone.
 TOMB_KEPT_MS = 2 * AWAY_MS
+
+Options = Mapping[str, str | int | bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class Entry:
     origin: broker name of the agent that made the change; decides between equal numbers.
     tomb: number of the last deletion, 0 for none; queues born before it belong to an earlier life.
     changed_at_ms: wall clock of the change.
+    options: what was asked beside the name, as it began to live; pairs in the order of their keys.
     """
 
     wanted: str
@@ -49,6 +52,7 @@ class Entry:
     alive: bool
     tomb: int
     changed_at_ms: int
+    options: tuple[tuple[str, str | int | bool], ...] = ()
 
     @property
     def rank(self) -> tuple[int, str, bool]:
@@ -162,16 +166,23 @@ class Register:
         return True
 
     def change(
-        self, names: Iterable[str], *, alive: bool, answered: Iterable[str], now_ms: int
+        self,
+        names: Iterable[str],
+        *,
+        alive: bool,
+        answered: Iterable[str],
+        now_ms: int,
+        options: Mapping[str, Options] | None = None,
     ) -> tuple[Entry, ...] | None:
         """Create or delete names. Returns their entries in the order of names.
 
         answered: peers whose maps were merged for this change; None is returned unless they are a
-        majority. What lives already gets no new number.
+        majority. What lives already gets no new number and keeps its options.
         """
         if not self._is_majority(answered):
             return None
-        return tuple(self._changed(name, alive, now_ms) for name in names)
+        asked = options or {}
+        return tuple(self._changed(name, alive, now_ms, asked.get(name, {})) for name in names)
 
     def forget_tombs(self) -> None:
         """Drop tombstones that every map that may still be merged has seen."""
@@ -186,7 +197,7 @@ class Register:
             self._floor = max(self._floor, self._entries.pop(name).number)
             self.version += 1
 
-    def _changed(self, name: str, alive: bool, now_ms: int) -> Entry:
+    def _changed(self, name: str, alive: bool, now_ms: int, options: Options) -> Entry:
         old = self._entries.get(name)
         if old is not None and old.alive and alive:
             return old
@@ -201,6 +212,7 @@ class Register:
             alive=alive,
             tomb=tomb,
             changed_at_ms=now_ms,
+            options=tuple(sorted(options.items())) if alive else (),
         )
         self._entries[name] = entry
         self.version += 1

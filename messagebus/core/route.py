@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from messagebus.core.backoff import backoff_ms
+from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 
 __all__ = ["Action", "Adopt", "Dial", "HangUp", "Route"]
 
@@ -69,6 +69,7 @@ class Route:
     dials: int = 0
     _dialing: dict[int, int] = field(default_factory=dict)  # link -> when a second dial is due
     _failures: int = 0
+    _refusals: int = 0
     _due_ms: int = 0
     _renew_at_ms: int = 0
     _leaving: str | None = None
@@ -106,6 +107,7 @@ class Route:
         self.moves += self.current is not None
         self.current, self.broker = link, broker
         self._leaving, self._failures, self._move_tries, self._due_ms = None, 0, 0, 0
+        self._refusals = 0
         self._stay_until_ms = now_ms
         # Within 20 % at random, so that publishers started together do not renew together.
         self._renew_at_ms = now_ms + int(self.lifetime_ms * (0.8 + 0.4 * share))
@@ -118,11 +120,17 @@ class Route:
             self._leaving, self._move_tries = None, 0
             self._stay_until_ms = now_ms + STAY_MS
 
-    def lost(self, link: int, now_ms: int, share: float) -> None:
-        """A dial failed, or the current link ended."""
+    def lost(self, link: int, now_ms: int, share: float, *, refused: bool = False) -> None:
+        """A dial failed, or the current link ended. refused: user or password were not taken."""
         if self._dialing.pop(link, None) is not None:
-            self._failures += 1
-            self._due_ms = now_ms + self._wait_ms(self._failures, share)
+            if refused:
+                self._refusals += 1
+                self._due_ms = now_ms + backoff_ms(
+                    self._refusals, first_ms=REFUSED_FIRST_MS, max_ms=REFUSED_MAX_MS, share=share
+                )
+            else:
+                self._failures += 1
+                self._due_ms = now_ms + self._wait_ms(self._failures, share)
         elif link == self.current:
             self.current, self.broker, self._leaving = None, "", None
             self._due_ms = now_ms

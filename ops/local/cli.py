@@ -56,12 +56,16 @@ def local() -> None:
 @click.option("--brokers", type=click.IntRange(1, 99), help=f"Default {DEFAULT_BROKERS}.")
 @click.option("--network", help=f"First three numbers of all addresses; default {DEFAULT_NETWORK}.")
 @click.option("--port-offset", type=click.IntRange(0, 30_000), help="Move all ports by this.")
-def up(dir: Path, brokers: int | None, network: str | None, port_offset: int | None) -> None:
+@click.option("--tls", is_flag=True, help="A new cluster whose brokers and agents speak TLS alone.")
+def up(
+    dir: Path, brokers: int | None, network: str | None, port_offset: int | None, tls: bool
+) -> None:
     """Start what does not run yet, and wait until all brokers take publishes.
 
     \b
     Example:
       python -m ops local up --brokers 3
+      python -m ops local up --tls --dir /tmp/with-tls
     """
     console = Console(stderr=True)
     with console.status("starting the local cluster") as shown:
@@ -70,6 +74,7 @@ def up(dir: Path, brokers: int | None, network: str | None, port_offset: int | N
             brokers or DEFAULT_BROKERS,
             network=network or DEFAULT_NETWORK,
             port_offset=port_offset,
+            tls=tls,
             say=lambda line: console.print(line, highlight=False),
             show=shown.update,
         )

@@ -31,9 +31,11 @@ from lb.runtime import servers
 from messagebus.agent import genesis
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.secret import Secret
+from messagebus.tls import TlsFiles
 from ops.errors import LocalFault
 from ops.local import files, ports, preflight, process, secrets
-from ops.local.layout import BALANCER, DEFAULT_NETWORK, EPMD, Layout, NodeLayout
+from ops.local.certificates import CA, issue_missing
+from ops.local.layout import BALANCER, DEFAULT_NETWORK, EPMD, SERVER_NAME, Layout, NodeLayout
 from ops.local.parts import AGENT_SUFFIX, Part, agent_part, part, part_names
 from ops.local.process import Process
 
@@ -55,6 +57,7 @@ class LocalCluster:
 
     dir: made by `up` where it is missing. brokers: of a cluster that does not exist yet.
     port_offset: moves all ports; None takes the first offset whose ports are free.
+    tls: of a cluster that does not exist yet; see `Layout.tls`.
     say: gets one line for whatever a person should know. show: what is waited for at the moment.
     """
 
@@ -65,6 +68,7 @@ class LocalCluster:
         *,
         network: str = DEFAULT_NETWORK,
         port_offset: int | None = None,
+        tls: bool = False,
         say: Callable[[str], None] = lambda line: None,
         show: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -72,6 +76,7 @@ class LocalCluster:
         self._brokers = brokers
         self._network = network
         self._port_offset = port_offset
+        self._tls = tls
         self._say = say
         self._show = show
 
@@ -85,6 +90,8 @@ class LocalCluster:
         with self._lock():
             known = self._known()
             layout = known or self._new_layout()
+            if self._tls and not layout.tls:
+                raise LocalFault(f"the cluster in {self.dir} has no TLS; take another folder")
             if known and not self._stopped_parts(known):
                 self._say(f"already running in {self.dir}")
                 self.wait_ready()
@@ -218,7 +225,7 @@ class LocalCluster:
 
     @property
     def list_url(self) -> str:
-        return f"http://{self.layout.list_address}/consumer-list"
+        return f"{self.layout.scheme}://{self.layout.list_address}/consumer-list"
 
     @property
     def inventory(self) -> Path:
@@ -240,12 +247,22 @@ class LocalCluster:
 
     def client_env(self) -> dict[str, str]:
         """What a client's process needs in its environment."""
-        return {
+        layout = self.layout
+        env = {
             "MESSAGEBUS_BROKER": self.broker,
             "MESSAGEBUS_LIST_URL": self.list_url,
             "MESSAGEBUS_USER": "bus",
-            "MESSAGEBUS_PASSWORD_FILE": str(self.layout.secret(secrets.BUS)),
+            "MESSAGEBUS_PASSWORD_FILE": str(layout.secret(secrets.BUS)),
         }
+        if layout.tls:
+            env |= {
+                "MESSAGEBUS_TLS": "true",
+                "MESSAGEBUS_TLS_CA_FILE": str(layout.tls_file(CA)),
+                "MESSAGEBUS_TLS_CERT_FILE": str(layout.tls_file(f"{files.CLIENT}.pem")),
+                "MESSAGEBUS_TLS_KEY_FILE": str(layout.tls_file(f"{files.CLIENT}.key")),
+                "MESSAGEBUS_TLS_SERVER_NAME": SERVER_NAME,
+            }
+        return env
 
     def management(self, name: str) -> httpx.Client:
         """A client of this broker's management API, as admin; close it after use."""
@@ -305,12 +322,15 @@ class LocalCluster:
 
     def _not_ready(self, nodes: list[NodeLayout]) -> list[str]:
         """Each broker that takes no publishes, with the reason."""
+        layout = self.layout
         silent = [
-            f"{node.name} ({verdict})" for node in nodes if (verdict := _verdict(node)) != "ready"
+            f"{node.name} ({verdict})"
+            for node in nodes
+            if (verdict := _verdict(layout, node)) != "ready"
         ]
         if silent:
             return silent
-        states = _balancer_states(self.layout)
+        states = _balancer_states(layout)
         return [
             f"{node.name} (haproxy: {states.get(node.name, 'silent')})"
             for node in nodes
@@ -323,11 +343,13 @@ class LocalCluster:
 
     def _new_layout(self) -> Layout:
         numbers = tuple(range(1, self._brokers + 1))
-        return Layout(dir=self.dir, network=self._network, numbers=numbers)
+        return Layout(dir=self.dir, network=self._network, numbers=numbers, tls=self._tls)
 
     def _write_files(self, layout: Layout) -> None:
         """Everything that the parts read. State and secrets are kept, the rest is written anew."""
         secrets.ensure(layout.secrets_dir)
+        if layout.tls:
+            _write_certificates(layout)
         for folder in (layout.haproxy_dir, layout.run_dir, layout.list_file.parent):
             folder.mkdir(parents=True, exist_ok=True)
         for node in layout.nodes:
@@ -412,7 +434,7 @@ class LocalCluster:
 
     def _wipe(self) -> None:
         """Remove what we made; a folder that holds something else is left with that."""
-        for name in ("nodes", "run", "haproxy", "secrets", "consumer_lists"):
+        for name in ("nodes", "run", "haproxy", "secrets", "tls", "consumer_lists"):
             shutil.rmtree(self.dir / name, ignore_errors=True)
         for name in ("inventory.toml", "cluster.json", "lock"):
             (self.dir / name).unlink(missing_ok=True)
@@ -426,11 +448,11 @@ class LocalCluster:
             **self._part_status(part(self.layout, node.name)),
             "address": node.broker,
             "management": f"http://{node.management}",
-            "agent": f"http://{node.agent}",
+            "agent": f"{self.layout.scheme}://{node.agent}",
             "check": node.check,
             "agent_pid": agent.pid if agent else None,
             "agent_state": self._state(part(self.layout, agent_part(node.name))),
-            "verdict": _verdict(node),
+            "verdict": _verdict(self.layout, node),
             "listed": entry is not None,
             "draining": entry is not None and entry.draining,
         }
@@ -485,7 +507,7 @@ def _write_node(layout: Layout, node: NodeLayout) -> None:
     cookie = secrets.read(layout.secret(secrets.COOKIE)).reveal()
     secrets.write(node.home / ".erlang.cookie", cookie, mode=0o400)
     secrets.write(node.dir / "definitions.json", files.definitions(node, passwords))
-    (node.dir / "advanced.config").write_text(files.broker_config(node))
+    (node.dir / "advanced.config").write_text(files.broker_config(layout, node))
     (node.dir / "enabled_plugins").write_text(files.PLUGINS)
     (node.dir / "agent.toml").write_text(files.agent_toml(layout, node))
 
@@ -506,10 +528,37 @@ def _answers(address: tuple[str, int]) -> bool:
         return False
 
 
-def _verdict(node: NodeLayout) -> str:
+def _write_certificates(layout: Layout) -> None:
+    """Every node's is good for its own address, and for the name that clients of the balancer know."""
+    wanted: dict[str, tuple[str, ...]] = {
+        node.name: (node.host, SERVER_NAME) for node in layout.nodes
+    }
+    for name in (files.CLIENT, files.OPERATOR, files.PROBE_CERTIFICATE):
+        wanted[name] = ()
+    issue_missing(layout.tls_dir, wanted)
+    both = [layout.tls_file(f"{files.PROBE_CERTIFICATE}.{end}") for end in ("pem", "key")]
+    secrets.write(layout.tls_file(files.CHECK_PEM), "".join(file.read_text() for file in both))
+
+
+def _operator(layout: Layout) -> TlsFiles:
+    if not layout.tls:
+        return TlsFiles()
+    return TlsFiles(
+        ca_file=str(layout.tls_file(CA)),
+        cert_file=str(layout.tls_file(f"{files.OPERATOR}.pem")),
+        key_file=str(layout.tls_file(f"{files.OPERATOR}.key")),
+    )
+
+
+def _verdict(layout: Layout, node: NodeLayout) -> str:
     """What the node's agent says: ready, drain or down; silent when it does not answer."""
     try:
-        answer = httpx.get(f"http://{node.agent}/health", timeout=PROBE_S, trust_env=False)
+        answer = httpx.get(
+            f"{layout.scheme}://{node.agent}/health",
+            timeout=PROBE_S,
+            trust_env=False,
+            verify=_operator(layout).client_context(),
+        )
         return str(answer.json()["verdict"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return "silent"

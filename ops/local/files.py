@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from messagebus.secret import Secret
-from ops.local.layout import Layout, NodeLayout
+from ops.local.certificates import CA
+from ops.local.layout import SERVER_NAME, Layout, NodeLayout
 from ops.local.secrets import ADMIN, PROBE, TOKEN, password_hash
 
 __all__ = [
+    "CHECK_PEM",
+    "CLIENT",
     "DISK_FREE_LIMIT_BYTES",
+    "OPERATOR",
     "PLUGINS",
+    "PROBE_CERTIFICATE",
     "agent_toml",
     "broker_config",
     "definitions",
@@ -36,7 +41,7 @@ _USERS = {
     "bus": (
         "monitoring",
         "^$",
-        r"^(mb\.(topic|queue)/.*|amq\.default)$",
+        r"^(mb\.(topic|queue|delay)/.*|amq\.default)$",
         r"^mb\.(sub|queue|park)/.*",
     ),
     # HAProxy's check logs in and asks for the gate; that needs no right at all.
@@ -44,7 +49,13 @@ _USERS = {
 }
 
 
-def broker_config(node: NodeLayout) -> str:
+CLIENT, OPERATOR, PROBE_CERTIFICATE = "client", "operator", "probe"
+"""Names of the certificates that are no node's."""
+# HAProxy wants the certificate and its key in one file.
+CHECK_PEM = "probe-both.pem"
+
+
+def broker_config(layout: Layout, node: NodeLayout) -> str:
     """RabbitMQ's settings as Erlang terms.
 
     Not rabbitmq.conf: translating that costs a node one to two seconds of its boot.
@@ -53,7 +64,7 @@ def broker_config(node: NodeLayout) -> str:
     return f"""%% Written by `python -m ops local`; changes are lost.
 [
  {{rabbit, [
-   {{tcp_listeners, [{{{_erlang(node.host)}, {node.amqp_port}}}]}},
+   {_listeners(layout, node)},
    {{load_definitions, {_erlang(node.dir / "definitions.json")}}},
    {{disk_free_limit, {DISK_FREE_LIMIT_BYTES}}},
    {{vm_memory_high_watermark, {MEMORY_SHARE}}},
@@ -68,6 +79,22 @@ def broker_config(node: NodeLayout) -> str:
    {{sample_retention_policies, [{retention}]}}]}}
 ].
 """
+
+
+def _listeners(layout: Layout, node: NodeLayout) -> str:
+    """With TLS there is no plain port beside it: what is not there needs no guard."""
+    listener = f"{{{_erlang(node.host)}, {node.amqp_port}}}"
+    if not layout.tls:
+        return f"{{tcp_listeners, [{listener}]}}"
+    return f"""{{tcp_listeners, []}},
+   {{ssl_listeners, [{listener}]}},
+   {{ssl_options, [
+     {{cacertfile, {_erlang(layout.tls_file(CA))}}},
+     {{certfile, {_erlang(layout.tls_file(node.name + ".pem"))}}},
+     {{keyfile, {_erlang(layout.tls_file(node.name + ".key"))}}},
+     {{verify, verify_peer}},
+     {{fail_if_no_peer_cert, true}},
+     {{versions, ['tlsv1.3', 'tlsv1.2']}}]}}"""
 
 
 def definitions(node: NodeLayout, passwords: Mapping[str, Secret]) -> str:
@@ -115,8 +142,18 @@ def agent_toml(layout: Layout, node: NodeLayout) -> str:
             "node_name": node.node_name,
             "epmd_port": layout.epmd_port,
             "cookie_file": node.home / ".erlang.cookie",
+            **(_agent_tls(layout, node) if layout.tls else {}),
         }
     )
+
+
+def _agent_tls(layout: Layout, node: NodeLayout) -> dict[str, object]:
+    return {
+        "tls": True,
+        "tls_ca_file": layout.tls_file(CA),
+        "tls_cert_file": layout.tls_file(f"{node.name}.pem"),
+        "tls_key_file": layout.tls_file(f"{node.name}.key"),
+    }
 
 
 def inventory_toml(layout: Layout) -> str:
@@ -151,6 +188,15 @@ def inventory_toml(layout: Layout) -> str:
             }
         ),
     ]
+    if layout.tls:
+        certificates = {
+            "ca_file": here(layout.tls_file(CA)),
+            "cert_file": here(layout.tls_file(f"{OPERATOR}.pem")),
+            "key_file": here(layout.tls_file(f"{OPERATOR}.key")),
+            "server_name": SERVER_NAME,
+            "check_cert_file": here(layout.tls_file(CHECK_PEM)),
+        }
+        parts.append("[tls]\n" + _toml(certificates))
     for node in layout.nodes:
         entry = {
             "name": node.name,
@@ -167,7 +213,7 @@ def inventory_toml(layout: Layout) -> str:
 def _toml(values: Mapping[str, object]) -> str:
     # A JSON string is a TOML basic string.
     return "".join(
-        f"{key} = {value if isinstance(value, int) else json.dumps(str(value))}\n"
+        f"{key} = {json.dumps(value if isinstance(value, int) else str(value))}\n"
         for key, value in values.items()
     )
 

@@ -16,7 +16,15 @@ from typing import Any
 
 from ops.errors import LocalFault
 
-__all__ = ["BALANCER", "DEFAULT_NETWORK", "EPMD", "Layout", "NodeLayout", "node_number"]
+__all__ = [
+    "BALANCER",
+    "DEFAULT_NETWORK",
+    "EPMD",
+    "SERVER_NAME",
+    "Layout",
+    "NodeLayout",
+    "node_number",
+]
 
 DEFAULT_NETWORK = "127.0.0"
 BALANCER = "haproxy"
@@ -27,6 +35,9 @@ MANAGEMENT_PORT = 15672
 AGENT_PORT = 8081
 CHECK_PORT = 8082
 STATS_PORT = 8404
+
+# What the certificates of brokers and agents are for, beside their own addresses.
+SERVER_NAME = "bus.test"
 
 # 127.0.0.10 is HAProxy, 127.0.0.11 is mb1; the last address of a network is .254.
 BALANCER_HOST = 10
@@ -113,7 +124,10 @@ class NodeLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A local cluster. dir: absolute. numbers: of its nodes, ascending; 1 is mb1."""
+    """A local cluster. dir: absolute. numbers: of its nodes, ascending; 1 is mb1.
+
+    tls: brokers and agents speak TLS alone, and want to see certificates.
+    """
 
     dir: Path
     numbers: tuple[int, ...]
@@ -121,6 +135,7 @@ class Layout:
     offset: int = 0
     block: int = 0
     cluster: str = "local"
+    tls: bool = False
 
     def __post_init__(self) -> None:
         if not _NETWORK.fullmatch(self.network) or any(
@@ -200,6 +215,19 @@ class Layout:
         return self.secrets_dir / name
 
     @property
+    def tls_dir(self) -> Path:
+        return self.dir / "tls"
+
+    def tls_file(self, name: str) -> Path:
+        """Of the folder of certificates: ``ca.pem``; NAME.pem and NAME.key of mb1, client, ..."""
+        return self.tls_dir / name
+
+    @property
+    def scheme(self) -> str:
+        """What agents speak."""
+        return "https" if self.tls else "http"
+
+    @property
     def run_dir(self) -> Path:
         return self.dir / "run"
 
@@ -235,6 +263,7 @@ class Layout:
             "offset": self.offset,
             "block": self.block,
             "numbers": list(self.numbers),
+            "tls": self.tls,
         }
         return json.dumps(state, indent=2) + "\n"
 

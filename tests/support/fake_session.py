@@ -311,7 +311,7 @@ class Channel:
         """Answer what was published since the last time, as `Manners.confirms` says."""
         first, last = self._confirmed + 1, self._published
         how = self.rabbit.manners.confirms
-        if not self._confirms or last < first or how == "never":
+        if not self._confirms or self._closing or last < first or how == "never":
             return
         self._confirmed = last
         if how == "multiple":

@@ -140,6 +140,7 @@ def test_agents_own_the_topology_where_there_is_a_list() -> None:
 
 def test_credentials_say_who_we_are(tmp_path: Any) -> None:
     file = tmp_path / "password"
+    file.write_text("zero")
     bus = BusConfig(user="u", password_file=str(file), vhost="v", heartbeat_s=7, client_id="me")
     for password in ("one", "two"):  # it may rotate
         file.write_text(password + "\n")

@@ -9,6 +9,7 @@ import pytest
 
 from messagebus.agent.config import AgentConfig
 from messagebus.errors import ConfigError
+from ops.local.certificates import issue_missing
 
 GOOD: dict[str, Any] = {
     "broker": "127.0.0.11:5672",
@@ -20,6 +21,7 @@ GOOD: dict[str, Any] = {
     "state_dir": "state",
     "token_file": "token",
 }
+CERTIFICATES = {"ca": "ca.pem", "cert": "mb1.pem", "key": "mb1.key"}
 
 
 def test_what_must_be_given_is_enough() -> None:
@@ -74,3 +76,26 @@ def test_an_absent_or_empty_secret_is_named(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(" \n")
     with pytest.raises(ConfigError, match="empty"):
         _ = config.token
+
+
+def test_certificates_are_checked_with_the_rest(tmp_path: Path) -> None:
+    issue_missing(tmp_path, {"mb1": ("127.0.0.11",)})
+    files = {f"tls_{end}_file": str(tmp_path / name) for end, name in CERTIFICATES.items()}
+    assert AgentConfig.from_mapping({**GOOD, "tls": True, **files}).tls_files.faults() == []
+    for wrong, told in (
+        ({"tls": True}, "tls_cert_file: must be given"),
+        ({**files}, "tls_ca_file: without effect while tls is off"),
+        ({**files, "tls": True, "tls_key_file": "/nowhere"}, "tls_key_file /nowhere: No such file"),
+        ({"tls": "true"}, "tls: bool wanted, not str"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            AgentConfig.from_mapping({**GOOD, **wrong})
+
+
+def test_relative_certificates_stand_beside_the_file(tmp_path: Path) -> None:
+    issue_missing(tmp_path, {"mb1": ("127.0.0.11",)})
+    lines = [f'{key} = "{value}"' for key, value in GOOD.items()]
+    lines += ["tls = true", *(f'tls_{end}_file = "{name}"' for end, name in CERTIFICATES.items())]
+    (tmp_path / "agent.toml").write_text("\n".join(lines))
+    config = AgentConfig.from_file(tmp_path / "agent.toml")
+    assert config.tls_cert_file == str(tmp_path / "mb1.pem")

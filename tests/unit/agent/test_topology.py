@@ -17,7 +17,7 @@ from messagebus.agent.topology import NoMajority, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.register import Entry, Register, Snapshot
 from messagebus.core.registration import Answer, Reply
-from messagebus.errors import TopologyError
+from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.secret import Secret
 from tests.support.eventually import eventually_async
 
@@ -50,6 +50,8 @@ class FakePeers:
     pushed: list[tuple[Entry, ...]] = field(default_factory=list)
     asked: list[list[str]] = field(default_factory=list)
     during_push: list[object] = field(default_factory=list)
+    mismatches: dict[str, str] = field(default_factory=dict)
+    tried: list[list[object]] = field(default_factory=list)
 
     async def pull(self, peers: Iterable[ListedBroker]) -> dict[str, Heard]:
         names = [peer.broker.name for peer in peers if peer.broker.name != ME]
@@ -59,6 +61,13 @@ class FakePeers:
             for name in names
             if name in self.maps
         }
+
+    async def mismatch(
+        self, peers: Iterable[ListedBroker], items: Sequence[object], *, token: Secret
+    ) -> dict[str, str]:
+        assert token == Secret("t")
+        self.tried.append(list(items))
+        return {p.broker.name: self.mismatches.get(p.broker.name, "") for p in peers}
 
     async def push(
         self,
@@ -84,6 +93,10 @@ class FakeUpkeep:
     woken: int = 0
     stored_first: list[bool] = field(default_factory=list)
     store: Store | None = None
+    mismatched: str = ""
+
+    async def mismatch(self, _wanted: Iterable[object]) -> str:
+        return self.mismatched
 
     def wake(self) -> None:
         self.woken += 1
@@ -195,6 +208,44 @@ async def test_a_broker_that_says_no_is_named_with_its_reason(rig: Rig, refused:
     no = Told(answer="no", reason="406", stored=True, intact=True, entries=())
     rig.peers.answers = [{B: no, C: held()}]
     assert (await rig.topology.change(["orders"], alive=True)).missing == {B: "406"}
+
+
+async def test_what_exists_with_other_options_is_told_and_changes_nothing(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    weak = {"durability": "page-cache"}
+    await rig.topology.change(["queue:jobs"], alive=True, options={"queue:jobs": weak})
+    assert rig.register.entries["queue:jobs"].options == (("durability", "page-cache"),)
+    with pytest.raises(TopologyMismatch, match="wanted fsync and exists page-cache"):
+        await rig.topology.change(["orders", "queue:jobs"], alive=True)
+    assert "orders" not in rig.register.entries
+    assert len(rig.peers.pushed) == 1
+
+
+@pytest.mark.parametrize("where", [ME, C])
+async def test_what_somebody_declared_otherwise_on_a_broker_is_told_and_changes_nothing(
+    rig: Rig, where: str
+) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    rig.peers.mismatches = {where: "two values"}
+    rig.upkeep.mismatched = "two values" if where == ME else ""
+    with pytest.raises(TopologyMismatch, match=f"on {where}: two values"):
+        await rig.topology.change(["orders"], alive=True)
+    assert not rig.register.entries
+    rig.upkeep.mismatched, rig.peers.mismatches = "", {}
+    await rig.topology.change(["orders"], alive=True)
+    rig.peers.mismatches = {C: "two values"}
+    assert (await rig.topology.change(["orders"], alive=True)).complete
+    assert rig.peers.tried == [["orders"], ["orders"]]
+
+
+async def test_a_concurrent_creation_with_other_options_that_wins_is_told(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    won = replace(entry(1, origin=B), options=(("durability", "none"),))
+    rig.peers.answers = [{B: held(won), C: held()}]
+    with pytest.raises(TopologyMismatch, match="wanted fsync and exists none"):
+        await rig.topology.change(["orders"], alive=True)
 
 
 async def test_a_list_that_changes_meanwhile_makes_it_start_over(rig: Rig) -> None:

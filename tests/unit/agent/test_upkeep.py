@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from messagebus.agent.upkeep import Upkeep
 from messagebus.core.register import Entry, Register, Snapshot
 from messagebus.core.registration import Answer
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
-from messagebus.topology import Declarations
+from messagebus.topology import Declarations, parse_wanted
 from tests.support.eventually import eventually_async
 
 ME = "a:5672"
@@ -35,6 +35,8 @@ class FakeBroker:
     gate: bool = False
     is_up: bool = True
     refuses: str = ""
+    refusals: list[bool] = field(default_factory=list)  # aside?
+    in_use: dict[str, int] = field(default_factory=dict)
     events: bool = True
     links: list[FakeControl] = field(default_factory=list)
     settle_queues: int = 0
@@ -80,10 +82,12 @@ class FakeControl:
         if not self.is_open:
             raise LinkLost(ME, "hung up")
 
-    async def declare(self, wanted: Declarations) -> None:
+    async def declare(self, wanted: Declarations, *, aside: bool = False) -> None:
         self._check()
         if any(queue.name == self.broker.refuses for queue in wanted.queues):
-            self.abort()
+            self.broker.refusals.append(aside)
+            if not aside:
+                self.abort()
             raise ChannelRefused(ME, 406, "PRECONDITION_FAILED")
         self.broker.exchanges |= {exchange.name for exchange in wanted.exchanges}
         for queue in wanted.queues:
@@ -97,6 +101,19 @@ class FakeControl:
         for binding in wanted.bindings:
             assert binding.queue in self.broker.queues
             self.broker.bound.append((binding.queue, self.broker.settles()))
+
+    async def counts(self, queue: str) -> tuple[int, int] | None:
+        self._check()
+        return (0, self.broker.in_use.get(queue, 0)) if queue in self.broker.queues else None
+
+    async def purge(self, queue: str) -> int | None:
+        self._check()
+        return 3 if queue in self.broker.queues else None
+
+    async def mismatch(self, wanted: Declarations) -> str:
+        self._check()
+        names = [queue.name for queue in wanted.queues]
+        return "two values" if self.broker.refuses in names else ""
 
     async def audit(self, wanted: Declarations) -> str:
         self._check()
@@ -182,6 +199,8 @@ class Rig:
     register: Register
     upkeep: Upkeep
     lives: list[int]
+    used: list[str]
+    gone: list[str]
     running: asyncio.Task[None] | None = None
 
     def want(self, *entries: Entry) -> None:
@@ -218,6 +237,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     register = Register(ME, Snapshot(intact=True, current_at_ms=1))
     register.listed([ME])
     settler, management, lives = FakeSettler(), FakeManagement(broker), list[int]()
+    used, gone = list[str](), list[str]()
 
     def new_life() -> None:
         lives.append(register.life)
@@ -238,9 +258,11 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
         management=management,  # type: ignore[arg-type]
         on_new_life=new_life,
         on_report=lambda: None,
+        on_used=used.append,
+        on_gone=gone.append,
     )
     broker.settles = lambda: settler.calls
-    rig = Rig(broker, settler, management, register, upkeep, lives)
+    rig = Rig(broker, settler, management, register, upkeep, lives, used, gone)
     rig.running = asyncio.ensure_future(upkeep.run())
     yield rig
     rig.running.cancel()
@@ -487,3 +509,108 @@ def test_while_events_are_proven_the_audit_goes_round_in_steps() -> None:
     upkeep.events_proven = True
     seen = [name for _ in range(9) for name in upkeep._next_for_audit()]
     assert sorted(seen) == sorted(upkeep._brought)
+
+
+# -- what expires, what is classic, what exists otherwise
+
+E_QUEUE = "mb.sub/orders/e"
+
+
+def expiring(number: int = 1) -> Entry:
+    return replace(entry("orders/e", number), options=(("expires_s", 5),))
+
+
+async def test_an_expired_queue_is_no_loss_and_not_made_again_by_itself(rig: Rig) -> None:
+    rig.want(expiring())
+    await rig.settled()
+    assert rig.upkeep.expiring() == {"orders/e": 5}
+    assert rig.used == ["orders/e"]
+    rig.broker.lose(E_QUEUE)
+    assert rig.gone
+    await rig.upkeep.bring_about()
+    assert E_QUEUE not in rig.broker.queues
+    assert rig.upkeep.is_settled
+    assert not rig.upkeep.losses
+    assert await rig.upkeep.use_of("orders/e") is None
+
+
+async def test_whoever_registers_for_an_expired_queue_finds_it(rig: Rig) -> None:
+    rig.want(expiring())
+    await rig.settled()
+    rig.broker.lose(E_QUEUE)
+    answer = await rig.upkeep.answer(["orders/e"])
+    assert answer.answer is Answer.HELD
+    assert E_QUEUE in rig.broker.queues
+    assert not rig.upkeep.losses
+    assert len(rig.used) >= 2
+
+
+async def test_what_expired_while_it_was_in_use_is_a_loss_and_made_again(rig: Rig) -> None:
+    rig.want(expiring())
+    await rig.settled()
+    rig.broker.lose(E_QUEUE)
+    await rig.upkeep.make_again("orders/e", lost=True)
+    await rig.settled()
+    assert E_QUEUE in rig.broker.queues
+    assert [(loss.name, loss.how) for loss in rig.upkeep.losses] == [(E_QUEUE, "expiry")]
+    await rig.upkeep.make_again("orders/unknown")
+
+
+async def test_use_is_the_number_of_consumers(rig: Rig) -> None:
+    rig.want(expiring())
+    await rig.settled()
+    rig.broker.in_use[E_QUEUE] = 2
+    assert await rig.upkeep.use_of("orders/e") == 2
+    with pytest.raises(LinkLost):
+        await rig.upkeep.use_of("orders/unknown")
+    rig.broker.kill()
+    with pytest.raises(LinkLost):
+        await rig.upkeep.use_of("orders/e")
+
+
+async def test_classic_queues_need_no_settling(rig: Rig) -> None:
+    await rig.settled()
+    rig.want(replace(entry("queue:jobs"), options=(("durability", "page-cache"),)))
+    await rig.settled()
+    assert "mb.queue/jobs" in rig.broker.queues
+    assert rig.settler.calls == 0
+
+
+async def test_a_second_refusal_costs_no_link_and_hinders_no_registration(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFUSED_RETRY_S", 0.01)
+    await rig.settled()
+    rig.broker.refuses = "mb.queue/bad"
+    rig.want(entry("queue:bad"))
+    await rig.until(lambda: len(rig.broker.refusals) > 3)
+    assert rig.broker.refusals[:3] == [False, True, True]
+    links = len(rig.broker.links)
+    rig.want(entry("queue:good", 2))
+    assert (await rig.upkeep.answer(["queue:good"])).answer is Answer.HELD
+    assert (await rig.upkeep.answer(["queue:bad"])).answer is Answer.NO
+    assert len(rig.broker.links) == links
+    rig.broker.refuses = ""
+    await rig.settled()
+
+
+async def test_what_exists_otherwise_is_looked_for(rig: Rig) -> None:
+    await rig.settled()
+    rig.broker.refuses = "mb.queue/bad"
+    assert await rig.upkeep.mismatch([parse_wanted("queue:bad")]) == "two values"
+    assert await rig.upkeep.mismatch([parse_wanted("queue:good")]) == ""
+    rig.broker.kill()
+    assert await rig.upkeep.mismatch([parse_wanted("queue:bad")]) == ""
+
+
+async def test_counts_and_purges_are_the_brokers(rig: Rig) -> None:
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    assert await rig.upkeep.counts([SUBSCRIPTION, "mb.queue/no"]) == {
+        SUBSCRIPTION: (0, 0),
+        "mb.queue/no": None,
+    }
+    assert await rig.upkeep.purge([SUBSCRIPTION]) == {SUBSCRIPTION: 3}
+    rig.broker.kill()
+    with pytest.raises(LinkLost):
+        await rig.upkeep.counts([SUBSCRIPTION])

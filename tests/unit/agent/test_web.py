@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from messagebus.agent.clients import Clients
+from messagebus.agent.counting import Count
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Login
 from messagebus.agent.metrics import Figure, Metrics
@@ -23,8 +24,9 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition, Verdict, VerdictKind
 from messagebus.core.register import Entry, Register, Snapshot
 from messagebus.core.registration import Answer, Completion, Reply
-from messagebus.errors import LinkLost, TopologyError
+from messagebus.errors import LinkLost, TopologyError, TopologyMismatch
 from messagebus.secret import Secret
+from messagebus.topology import Wanted
 
 ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0, changed_at_ms=1)
 OPERATOR = {"Authorization": "Bearer token"}
@@ -40,11 +42,13 @@ class FakeTopology:
     def __init__(self) -> None:
         self.register = Register("a:5672", Snapshot(intact=True, current_at_ms=1, entries=(ENTRY,)))
         self.changed: list[tuple[list[str], bool]] = []
+        self.options: dict[str, Any] = {}
         self.outcome: Completion | Exception = DONE
         self.heard: list[Snapshot] = []
 
-    async def change(self, names: list[str], *, alive: bool) -> Completion:
+    async def change(self, names: list[str], *, alive: bool, options: dict[str, Any]) -> Completion:
         self.changed.append((names, alive))
+        self.options = options
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -66,6 +70,23 @@ class FakeUpkeep:
     def settled_queues(self) -> dict[str, bool]:
         return {"mb.queue/jobs": True}
 
+    async def mismatch(self, wanted: Iterable[Wanted]) -> str:
+        return f"{', '.join(map(str, wanted))} exists otherwise"
+
+
+class FakeCounting:
+    is_down = False
+
+    async def counts(self, entries: Mapping[str, Entry]) -> dict[str, Count]:
+        if self.is_down:
+            raise LinkLost("a:5672", "no link to the broker")
+        return {name: Count(ready=3, consumers=1, unacked=None) for name in entries}
+
+    async def purge(self, _entries: object, names: Iterable[str]) -> dict[str, int]:
+        if self.is_down:
+            raise LinkLost("a:5672", "no link to the broker")
+        return dict.fromkeys(names, 7)
+
 
 @dataclass
 class Rig:
@@ -73,6 +94,7 @@ class Rig:
     topology: FakeTopology
     upkeep: FakeUpkeep
     http: httpx.AsyncClient
+    counting: FakeCounting
     said: list[Verdict] = field(default_factory=lambda: [Verdict(kind=VerdictKind.READY)])
     drains: list[bool] = field(default_factory=list)
     broker_away: bool = False
@@ -86,6 +108,7 @@ class Rig:
 @pytest.fixture(name="rig")
 async def make_rig() -> AsyncIterator[Rig]:
     lists, topology, upkeep = ListFile("-"), FakeTopology(), FakeUpkeep()
+    counting = FakeCounting()
 
     async def try_login(user: str, password: Secret) -> bool:
         if rig.broker_away:
@@ -102,6 +125,8 @@ async def make_rig() -> AsyncIterator[Rig]:
         topology=topology,  # type: ignore[arg-type]
         upkeep=upkeep,  # type: ignore[arg-type]
         login=Login(token=lambda: Secret("token"), try_login=try_login),
+        counting=counting,  # type: ignore[arg-type]
+        unused_s=lambda: {"orders/e": 2.5, "orders/f": None},
         metrics=Metrics("a:5672", lambda: [Figure("ready", "Ready.", 1)]),
         verdict=lambda: rig.said[-1],
         is_draining=lambda: bool(rig.drains and rig.drains[-1]),
@@ -110,7 +135,7 @@ async def make_rig() -> AsyncIterator[Rig]:
     )
     transport = httpx.ASGITransport(application(parts))
     async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
-        rig = Rig(lists, topology, upkeep, http)
+        rig = Rig(lists, topology, upkeep, http, counting)
         yield rig
 
 
@@ -283,3 +308,92 @@ async def test_the_rest(rig: Rig) -> None:
     assert settled == {"settled": True, "gate": True, "queues": {"mb.queue/jobs": True}}
     assert "messagebus_agent_ready" in (await rig.http.get("/metrics")).text
     assert (await rig.http.get("/nothing")).status_code == 404
+
+
+EXPIRING = Entry(
+    wanted="orders/e",
+    number=2,
+    origin="a:5672",
+    alive=True,
+    tomb=0,
+    changed_at_ms=1,
+    options=(("expires_s", 5),),
+)
+
+
+async def test_an_item_may_ask_for_more_than_its_name(rig: Rig) -> None:
+    items = ["orders", {"name": "queue:jobs", "durability": "page-cache"}]
+    answer = await rig.http.post("/topology", headers=OPERATOR, json={"wanted": items})
+    assert answer.status_code == 200
+    assert rig.topology.changed == [(["orders", "queue:jobs"], True)]
+    assert rig.topology.options == {"orders": {}, "queue:jobs": {"durability": "page-cache"}}
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [{"name": "queue:jobs", "durability": "paper"}],
+        [{"durability": "none"}],
+        ["queue:jobs", {"name": "queue:jobs", "durability": "none"}],
+    ],
+)
+async def test_an_item_that_makes_no_sense_is_refused(rig: Rig, items: list[Any]) -> None:
+    answer = await rig.http.post("/topology", headers=OPERATOR, json={"wanted": items})
+    assert answer.status_code == 400
+    assert not rig.topology.changed
+
+
+async def test_a_mismatch_says_that_asking_again_does_not_help(rig: Rig) -> None:
+    rig.topology.outcome = TopologyMismatch("two values")
+    answer = await rig.http.post("/topology", headers=OPERATOR, json={"wanted": ["orders"]})
+    assert answer.status_code == 409
+    assert answer.json() == {"error": "two values", "mismatch": True}
+
+
+async def test_applications_delete_only_what_would_expire(rig: Rig) -> None:
+    rig.topology.register.told(Snapshot(intact=True, current_at_ms=1, entries=(EXPIRING,)))
+
+    async def delete(*names: str, **request: Any) -> int:
+        body = {"wanted": list(names), "alive": False}
+        return (await rig.http.post("/topology", json=body, **request)).status_code
+
+    app: dict[str, Any] = {"auth": ("bus", "pw")}
+    assert await delete("orders/e", **app) == 200
+    assert await delete("orders", **app) == 401
+    assert await delete("orders/e", "orders", **app) == 401
+    assert await delete("orders/unknown", **app) == 401
+    assert await delete("orders/e") == 401
+    assert await delete("orders", "orders/unknown", headers=OPERATOR) == 200
+
+
+async def test_a_peer_is_told_what_exists_otherwise(rig: Rig) -> None:
+    body = {"wanted": ["queue:jobs"]}
+    assert (await rig.http.post("/topology/try", json=body, auth=("bus", "pw"))).status_code == 401
+    answer = await rig.http.post("/topology/try", json=body, headers=OPERATOR)
+    assert answer.json() == {"mismatch": "queue:jobs exists otherwise"}
+
+
+async def test_a_peer_is_told_how_long_nobody_used_what_expires(rig: Rig) -> None:
+    answer = await rig.http.get("/unused")
+    assert answer.json() == {"unused_s": {"orders/e": 2.5, "orders/f": None}}
+
+
+async def test_subscriptions_are_counted_for_whoever_may_log_in(rig: Rig) -> None:
+    rig.topology.register.told(Snapshot(intact=True, current_at_ms=1, entries=(EXPIRING,)))
+    assert (await rig.http.get("/subscriptions")).status_code == 401
+    answer = await rig.http.get("/subscriptions", auth=("bus", "pw"))
+    assert answer.json()["broker"] == "a:5672"
+    found = answer.json()["subscriptions"]["orders/e"]
+    assert found == {"ready": 3, "consumers": 1, "unacked": None, "expires_s": 5}
+    rig.counting.is_down = True
+    assert (await rig.http.get("/subscriptions", headers=OPERATOR)).status_code == 503
+
+
+async def test_only_operators_purge(rig: Rig) -> None:
+    body = {"wanted": ["orders/billing"]}
+    path = "/subscriptions/purge"
+    assert (await rig.http.post(path, json=body, auth=("bus", "pw"))).status_code == 401
+    answer = await rig.http.post(path, json=body, headers=OPERATOR)
+    assert answer.json() == {"broker": "a:5672", "purged": {"orders/billing": 7}}
+    rig.counting.is_down = True
+    assert (await rig.http.post(path, json=body, headers=OPERATOR)).status_code == 503

@@ -6,6 +6,7 @@ import pytest
 
 from consumer_lists.cluster import Node, load
 from messagebus.errors import ConfigError
+from messagebus.tls import TlsFiles
 
 GOOD = """
 cluster = "prod"
@@ -49,3 +50,14 @@ def test_what_is_wrong_is_told(tmp_path: Path, text: str, told: str) -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "none.toml")
+
+
+def test_where_agents_speak_tls_they_are_asked_with_certificates(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    tls = '[tls]\nca_file = "ca.pem"\ncert_file = "o.pem"\nkey_file = "o.key"\n[[brokers]]'
+    path.write_text(GOOD.replace("[[brokers]]", tls))
+    (node,) = load(path).nodes
+    assert node.agent_url == "https://10.0.1.1:8081"
+    assert node.tls == TlsFiles(
+        ca_file=f"{tmp_path}/ca.pem", cert_file=f"{tmp_path}/o.pem", key_file=f"{tmp_path}/o.key"
+    )

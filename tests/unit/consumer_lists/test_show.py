@@ -43,9 +43,15 @@ def test_programs_get_nodes_clients_and_who_was_silent() -> None:
     shown = plain(OURS, [_served("mb1\n")], [client], {"b": "Connection refused"})
     assert shown["generation"] == 7
     assert shown["brokers"][0]["broker"] == "mb1:5672"
+    assert shown["brokers"][0]["agent"] == "http://mb1:8081"
     assert shown["nodes"] == [{"name": "a", "generation": 0, "same": False, "fault": ""}]
     assert shown["clients"][0]["applied"] == 6
     assert shown["silent"] == {"b": "Connection refused"}
+
+
+def test_programs_get_https_addresses_where_agents_speak_tls() -> None:
+    shown = plain(OURS, [], [], {}, tls=True)
+    assert shown["brokers"][0]["agent"] == "https://mb1:8081"
 
 
 def test_people_see_who_is_behind() -> None:

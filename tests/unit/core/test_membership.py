@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from messagebus.core.backoff import backoff_ms
+from messagebus.core.backoff import REFUSED_MAX_MS, backoff_ms
 from messagebus.core.membership import Dial, Drain, HangUp, Membership, State
 
 A, B = "mb1:5672", "mb2:5672"
@@ -66,6 +66,23 @@ def test_the_back_off_starts_anew_after_a_link_was_open() -> None:
     made.opened(A)
     made.lost(A, 10_000, 1.0)
     assert made.next_due_ms() == 10_000 + FIRST_MS
+
+
+def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
+    made = Membership(backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS)
+    made.refresh([A], 0)
+    now_ms, waits = 0, []
+    for _try in range(7):
+        made.lost(A, now_ms, 1.0, refused=True)
+        due_ms = made.next_due_ms()
+        assert due_ms is not None
+        waits.append(due_ms - now_ms)
+        assert made.tick(due_ms) == [Dial(A)]
+        now_ms = due_ms
+    assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, REFUSED_MAX_MS, REFUSED_MAX_MS]
+    made.opened(A)
+    made.lost(A, now_ms, 1.0)
+    assert made.next_due_ms() == now_ms + FIRST_MS
 
 
 def test_a_removed_broker_is_finished_then_let_go() -> None:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from messagebus.core.register import AWAY_MS, TOMB_KEPT_MS, Entry, Register, Snapshot, majority
+from messagebus.core.register import (
+    AWAY_MS,
+    TOMB_KEPT_MS,
+    Entry,
+    Options,
+    Register,
+    Snapshot,
+    majority,
+)
 from messagebus.core.registration import Answer, Reply, completion
 
 DAY_MS = 24 * 3600 * 1000
@@ -127,6 +135,22 @@ def test_numbers_grow_over_all_keys_and_a_deletion_leaves_a_tomb() -> None:
     other, again = ours.change(["other", "k"], alive=True, answered=["B"], now_ms=START_MS) or ()
     assert (other.number, other.tomb) == (9, 0)
     assert (again.number, again.tomb) == (10, 8)
+
+
+def test_options_are_those_it_began_to_live_with() -> None:
+    ours = register("A", entry())
+    asked: dict[str, Options] = {"q": {"expires_s": 5, "durability": "none"}}
+
+    def change(alive: bool, options: dict[str, Options] | None = None) -> Entry:
+        changed = ours.change(["q"], alive=alive, answered=["B"], now_ms=START_MS, options=options)
+        assert changed is not None
+        return changed[0]
+
+    born = change(True, asked)
+    assert born.options == (("durability", "none"), ("expires_s", 5))
+    assert change(True, {"q": {}}) == born
+    assert change(False, asked).options == ()
+    assert change(True).options == ()
 
 
 def test_a_change_needs_a_majority() -> None:

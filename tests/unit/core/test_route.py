@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS
 from messagebus.core.route import (
     BACKOFF_MAX_MS,
     DIALS_AT_ONCE,
@@ -77,6 +80,30 @@ def test_failed_dials_wait_longer_and_are_given_more_time_up_to_bounds() -> None
         now_ms = due(made)
     assert timeouts == [500, 1_000, 2_000, 4_000, *[MAX_MS] * 8]
     assert waits == [20, 40, 80, 160, 320, 640, 1_280, *[BACKOFF_MAX_MS] * 5]
+
+
+def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
+    made, now_ms, at_ms = route(), 0, []
+    while now_ms < 300_000:
+        (dial,) = [each for each in made.tick(now_ms) if isinstance(each, Dial)]
+        at_ms.append(now_ms)
+        made.lost(dial.link, now_ms, 1.0, refused=True)
+        now_ms = due(made)
+    waits = [later - earlier for earlier, later in pairwise(at_ms)]
+    assert waits[:6] == [1_000, 2_000, 4_000, 8_000, 16_000, 30_000]
+    assert set(waits[5:]) == {REFUSED_MAX_MS}
+
+
+def test_a_good_login_forgets_refused_ones() -> None:
+    made = route()
+    made.tick(0)
+    made.lost(1, 0, 1.0, refused=True)
+    made.tick(1_000)
+    made.opened(2, A, 1_000, 0.5)
+    made.lost(2, 2_000, 1.0)
+    made.tick(2_000)
+    made.lost(3, 2_000, 1.0, refused=True)
+    assert due(made) == 2_000 + REFUSED_FIRST_MS
 
 
 def test_a_success_forgets_earlier_failures() -> None:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lb.inventory import Inventory, parse
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
-from tests.support.balancer import PASSWORD, inventory
+from tests.support.balancer import BASE, PASSWORD, inventory, inventory_values
 
 
 def _section(text: str, head: str) -> list[str]:
@@ -112,3 +113,40 @@ def test_another_password_is_another_configuration() -> None:
     read = inventory()
     other = dataclasses.replace(read.balancer, probe_password=Secret("other"))
     assert marker(render(read)) != marker(render(dataclasses.replace(read, balancer=other)))
+
+
+def with_tls() -> Inventory:
+    values = inventory_values()
+    values["tls"] = {
+        "ca_file": "tls/ca.pem",
+        "cert_file": "tls/operator.pem",
+        "key_file": "tls/operator.key",
+        "server_name": "bus.test",
+        "check_cert_file": "tls/it's.pem",
+    }
+    read = parse(values, base=BASE)
+    balancer = dataclasses.replace(read.balancer, probe_password=Secret(PASSWORD))
+    return dataclasses.replace(read, balancer=balancer)
+
+
+def test_tls_is_passed_through_and_spoken_by_the_checks_alone() -> None:
+    text = render(with_tls())
+    brokers, agents = _section(text, "backend mb_brokers"), _section(text, "backend mb_agents")
+    checks = (
+        "default-server check-ssl check-sni bus.test verify required verifyhost bus.test"
+        " ca-file '/somewhere/tls/ca.pem' crt '/somewhere/tls/it'\\''s.pem'"
+    )
+    for section in (brokers, agents):
+        assert section[0] == "mode tcp"
+        assert checks in section
+        assert not [line for line in section if line.startswith("server") and " ssl" in line]
+    assert "tcp-check connect default" in brokers
+    assert "mode tcp" in _section(text, "frontend mb_list")
+    assert "http-request" not in text.split("frontend mb_stats")[0]
+
+
+def test_without_tls_nothing_is_said_of_it() -> None:
+    text = render(inventory())
+    assert "ssl" not in text
+    assert "TLS" not in text
+    assert "tcp-check connect\n" in text

@@ -9,6 +9,7 @@ from lb.inventory import parse
 from messagebus.agent import AgentConfig
 from messagebus.secret import Secret
 from ops.local import files
+from ops.local.certificates import issue_missing
 from ops.local.layout import Layout
 
 LAYOUT = Layout(dir=Path('/tmp/a "quoted" folder'), numbers=(1, 2), offset=1000)
@@ -39,7 +40,7 @@ def test_applications_cannot_configure_nor_unbind_subscriptions() -> None:
 
 
 def test_settings_of_a_broker() -> None:
-    text = files.broker_config(NODE)
+    text = files.broker_config(LAYOUT, NODE)
     assert '{tcp_listeners, [{"127.0.0.12", 6672}]}' in text
     assert "{wal_max_size_bytes, 67108864}" in text
     assert "{disk_free_limit, 500000000}" in text
@@ -63,3 +64,29 @@ def test_the_inventory_names_every_broker() -> None:
     assert str(inventory.brokers[1].address) == NODE.broker
     assert inventory.list_file == LAYOUT.list_file
     assert inventory.balancer.socket == LAYOUT.admin_socket
+
+
+def with_tls(folder: Path) -> Layout:
+    layout = Layout(dir=folder, numbers=(1, 2), tls=True)
+    issue_missing(layout.tls_dir, {"mb1": ("127.0.0.11",), "operator": ()})
+    return layout
+
+
+def test_with_tls_a_broker_has_no_plain_port(tmp_path: Path) -> None:
+    layout = Layout(dir=tmp_path, numbers=(1,), tls=True)
+    text = files.broker_config(layout, layout.nodes[0])
+    assert "{tcp_listeners, []}" in text
+    assert '{ssl_listeners, [{"127.0.0.11", 5672}]}' in text
+    assert f'{{keyfile, "{tmp_path}/tls/mb1.key"}}' in text
+    assert "{fail_if_no_peer_cert, true}" in text
+
+
+def test_with_tls_agents_and_operators_know_their_certificates(tmp_path: Path) -> None:
+    layout = with_tls(tmp_path)
+    agent = AgentConfig.from_mapping(tomllib.loads(files.agent_toml(layout, layout.nodes[0])))
+    assert (agent.tls, agent.tls_cert_file) == (True, str(tmp_path / "tls/mb1.pem"))
+    inventory = parse(tomllib.loads(files.inventory_toml(layout)), base=tmp_path)
+    assert inventory.tls is not None
+    assert inventory.tls.server_name == "bus.test"
+    assert inventory.tls.files.faults() == []
+    assert inventory.agent_url(inventory.brokers[0]) == "https://127.0.0.11:8081"

@@ -51,7 +51,7 @@ def test_a_node_comes_and_goes() -> None:
 
 
 def test_a_written_layout_is_read_back() -> None:
-    wanted = layout(network="127.0.7", offset=1000, block=3)
+    wanted = layout(network="127.0.7", offset=1000, block=3, tls=True)
     assert Layout.from_json(DIR, wanted.to_json()) == wanted
 
 
@@ -84,3 +84,7 @@ def test_a_node_is_called_mb_and_a_number(name: str) -> None:
 def test_an_unknown_node_is_told_with_those_that_there_are() -> None:
     with pytest.raises(LocalFault, match="no broker mb7 here; there are mb1, mb2, mb3"):
         layout().node("mb7")
+
+
+def test_a_cluster_from_before_tls_has_none() -> None:
+    assert not Layout.from_json(DIR, '{"numbers": [1]}').tls

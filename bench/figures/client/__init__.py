@@ -1,0 +1,1 @@
+"""The figures of the client library by itself: ids begin with ``client.``."""

@@ -1,0 +1,99 @@
+"""What our client adds to the latency of a message, over pika by hand, at a rate that leaves both idle time.
+
+One process publishes and consumes; the same messages, the same broker, in pairs. Latencies count
+from when a message was intended. Both look at their clock in steps of a millisecond, as asyncio's
+timers do, so both carry half of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+
+from hdrh.histogram import HdrHistogram
+
+from bench.figures.form import Figure, at_most, median_of, no_goal
+from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.turns import Case, Turns, direct_task, interleaved, purge
+from bench.systems.turn import Task, Turn, best_loop
+
+__all__ = ["GROUP", "added_percent", "cases_of", "figures_of", "percentile_us"]
+
+NAME = "client.latency"
+RATE_PER_S = 3_000.0
+SECONDS, WARM_UP_S = 10.0, 2.0
+WINDOW = 1000
+GOAL_ADDED_PERCENT = 5.0
+WORDS = {
+    "ours": "ours",
+    "pika": "pika's asynchronous adapter by hand",
+    "haproxy": "ours through HAProxy",
+}
+ENDS = {"confirm": "confirm", "delivery": "delivery to a consumer"}
+
+
+def latency_figures(scene: Scene) -> Iterator[Figure]:
+    task = direct_task(scene)
+    cases = cases_of(task, scene, scene.cluster.broker)
+    turns = interleaved(scene, cases, lambda case: purge(scene, task))
+    yield from figures_of(turns, repeat_command(NAME, scene.repeat))
+
+
+def cases_of(task: Task, scene: Scene, haproxy: str) -> list[Case]:
+    paced = dataclasses.replace(
+        task,
+        verb="latency",
+        rate_per_s=RATE_PER_S,
+        messages=scene.part(int(RATE_PER_S * SECONDS)),
+        warm_up=scene.part(int(RATE_PER_S * WARM_UP_S)),
+        window=WINDOW,
+    )
+    ours = dataclasses.replace(paced, loop=best_loop())
+    return [
+        Case("ours", "ours_async", ours),
+        Case("pika", "pika_async", paced),
+        Case("haproxy", "ours_async", dataclasses.replace(ours, broker=haproxy)),
+    ]
+
+
+def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
+    for end, words in ENDS.items():
+        for case in ("ours", "haproxy"):
+            yield median_of(
+                [
+                    added_percent(a, b, end, 50)
+                    for a, b in zip(turns[case], turns["pika"], strict=True)
+                ],
+                id=f"{NAME}.{end}.{case}_added_p50",
+                what=f"Latency until {words} at {RATE_PER_S:,.0f}/s of 1 KB, {WORDS[case]}: median, "
+                f"more than {WORDS['pika']} directly",
+                unit="%",
+                repeat=repeat,
+                goal=partial(at_most, GOAL_ADDED_PERCENT, unit="%") if case == "ours" else no_goal,
+            )
+        for case, client in WORDS.items():
+            for name, percent in (("p50", 50.0), ("p99_9", 99.9)):
+                yield median_of(
+                    [percentile_us(turn, end, percent) / 1000 for turn in turns[case]],
+                    id=f"{NAME}.{end}.{case}_{name}_ms",
+                    what=f"Latency until {words} at {RATE_PER_S:,.0f}/s of 1 KB, {client}: "
+                    f"{percent:g} %",
+                    unit="ms",
+                    repeat=repeat,
+                )
+
+
+def percentile_us(turn: Turn, end: str, percent: float) -> float:
+    histogram = HdrHistogram.decode(turn.histograms[end])
+    return float(histogram.get_value_at_percentile(percent))
+
+
+def added_percent(ours: Turn, other: Turn, end: str, percent: float) -> float:
+    """How much more ours is at that percentile."""
+    return (percentile_us(ours, end, percent) / percentile_us(other, end, percent) - 1) * 100
+
+
+GROUP = Group(
+    NAME, 1, "one broker directly, no HAProxy, but in figures named haproxy", latency_figures
+)

@@ -1,0 +1,99 @@
+"""What a group of figures is given to measure on: a cluster, a folder, how often, how long."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BenchError
+from bench.figures.form import Figure
+from ops.local.cluster import LocalCluster
+
+__all__ = ["DEFAULT_REPEAT", "Group", "Scene", "Stage", "repeat_command"]
+
+DEFAULT_REPEAT = 5
+# A quick run shows that everything works; its numbers say little.
+QUICK_PART = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One group's own. folder: empty, and removed afterwards. quick: a tenth of everything."""
+
+    folder: Path
+    say: Callable[[str], None]
+    repeat: int = DEFAULT_REPEAT
+    quick: bool = False
+    started: LocalCluster | None = None
+
+    @property
+    def cluster(self) -> LocalCluster:
+        if self.started is None:
+            raise BenchError("this group of figures has asked for no cluster")
+        return self.started
+
+    def part(self, count: int, least: int = 1) -> int:
+        """So many, or a tenth of it in a quick run, but not fewer than the least."""
+        return max(least, round(count * QUICK_PART)) if self.quick else count
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """name: what the ids of its figures begin with, or nearly. brokers: it wants, 0 for no cluster.
+
+    path: whether HAProxy stands between clients and brokers.
+    """
+
+    name: str
+    brokers: int
+    path: str
+    measure: Callable[[Scene], Iterator[Figure]]
+
+
+class Stage:
+    """Starts a cluster when a group wants one, and keeps it while the next ones want the same."""
+
+    def __init__(self, folder: Path, network: str, say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._network = network
+        self._say = say
+        self._cluster: LocalCluster | None = None
+        self._brokers = 0
+
+    @contextmanager
+    def open(self) -> Iterator[Stage]:
+        """Stops and removes the cluster on the way out."""
+        try:
+            yield self
+        finally:
+            self._stop()
+
+    def scene(self, group: Group, wanted: Scene) -> Scene:
+        """Everything that the group needs, started."""
+        if group.brokers and group.brokers != self._brokers:
+            self._stop()
+            self._say(f"a cluster of {group.brokers} starts")
+            self._cluster = LocalCluster(
+                self._folder / f"cluster{group.brokers}",
+                group.brokers,
+                network=self._network,
+                say=self._say,
+            )
+            self._brokers = group.brokers
+            self._cluster.up()
+        folder = self._folder / group.name
+        folder.mkdir(parents=True)
+        return dataclasses.replace(wanted, folder=folder, started=self._cluster)
+
+    def _stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.down(wipe=True)
+        self._cluster, self._brokers = None, 0
+
+
+def repeat_command(group: str, repeat: int = 0) -> str:
+    """What repeats the figures of a group."""
+    return f"python -m bench figures {group}" + (f" --repeat {repeat}" if repeat else "")

@@ -1,0 +1,153 @@
+"""RabbitMQ's own PerfTest, in Java: fetched once through Maven, timed while it is warm.
+
+It prints a line of rates every second. CPU time of its process is read when a line comes, so what is
+reported is that of the measured seconds alone: neither the start of the JVM nor its first seconds,
+in which code is still compiled, are in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.errors import BenchError
+from bench.systems.turn import TURN_WITHIN_S, Task, Turn
+
+__all__ = ["VERSION", "Line", "missing", "parse", "run", "turn_of"]
+
+VERSION = "2.22.1"
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / f"perf-test-{VERSION}"
+POM = Path(__file__).with_name("perf_test_pom.xml")
+PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+FETCH_WITHIN_S = 600.0
+# Seconds that are not measured: the JVM starts, connects and compiles.
+WARM_UP_S = 3.0
+ACK_EVERY = 100
+# A consumer that finds less than this part of its best second has reached the end of the queue.
+DRY = 0.5
+
+_RATE = re.compile(r"time (?P<at>[\d.]+) s.*?(?:confirmed|received): (?P<rate>\d+) msg/s")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of rates: of the time since the line before. cpu_s: user, system, so far."""
+
+    at_s: float
+    rate_per_s: float
+    user_s: float = 0.0
+    system_s: float = 0.0
+
+
+def missing() -> str:
+    """Why it cannot be run here, "" when it can."""
+    if not shutil.which("java"):
+        return "java is not installed"
+    if not any(CACHE.glob("perf-test-*.jar")) and not shutil.which("mvn"):
+        return "maven is not installed: apt-get install maven"
+    return ""
+
+
+def fetch() -> Path:
+    """The folder with its jars, filled on the first call. Raises BenchError."""
+    if any(CACHE.glob("perf-test-*.jar")):
+        return CACHE
+    if reason := missing():
+        raise BenchError(f"PerfTest: {reason}")
+    argv = ["mvn", "-q", "-B", "-f", str(POM), PLUGIN, f"-DoutputDirectory={CACHE}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=FETCH_WITHIN_S, check=False)
+    if done.returncode:
+        shutil.rmtree(CACHE, ignore_errors=True)
+        raise BenchError(f"PerfTest cannot be fetched: {_last(done.stdout + done.stderr)}")
+    return CACHE
+
+
+def run(task: Task) -> Turn:
+    command = ["java", "-cp", f"{fetch()}/*", "com.rabbitmq.perf.PerfTest", *options(task)]
+    address = f"amqp://{task.user}:{task.password}@{task.broker}"
+    # The address, which holds a password, goes through the environment.
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "URI": address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        lines = list(_timed(process))
+    if process.returncode:
+        raise BenchError(f"PerfTest ended with exit code {process.returncode}")
+    return turn_of(lines)
+
+
+def options(task: Task) -> list[str]:
+    """Of its command line, for what is there already: exchange and queue."""
+    shared = ["--predeclared", "--skip-binding-queues", "--exchange", task.exchange]
+    shared += ["--type", "fanout", "--queue", task.queue, "--routing-key", ""]
+    shared += ["--time", str(int(WARM_UP_S + task.seconds) + 1)]
+    if task.verb == "consume":
+        acks = ["--qos", str(task.window), "--multi-ack-every", str(ACK_EVERY)]
+        return [*shared, "--producers", "0", "--consumers", "1", *acks]
+    flags = ["--flag", "persistent", "--flag", "mandatory", "--size", str(task.body_bytes)]
+    return [*shared, "--producers", "1", "--consumers", "0", "--confirm", str(task.window), *flags]
+
+
+def parse(line: str) -> Line | None:
+    """A line of rates; None for any other."""
+    found = _RATE.search(line)
+    return Line(float(found["at"]), float(found["rate"])) if found else None
+
+
+def turn_of(lines: Sequence[Line], warm_up_s: float = WARM_UP_S) -> Turn:
+    """The seconds after the warm-up, up to the one in which the queue ran dry. Raises BenchError."""
+    warm = [line for line in lines if line.at_s < warm_up_s + 0.5]
+    later = _before_dry(lines[len(warm) :], max((one.rate_per_s for one in lines), default=0))
+    if not warm or not later:
+        raise BenchError("PerfTest measured nothing: it ended before it was warm")
+    first, last = warm[-1], later[-1]
+    starts = [first.at_s, *(line.at_s for line in later)]
+    messages = sum(
+        line.rate_per_s * (line.at_s - start) for start, line in zip(starts, later, strict=False)
+    )
+    return Turn(
+        messages=round(messages),
+        took_s=last.at_s - first.at_s,
+        user_s=last.user_s - first.user_s,
+        system_s=last.system_s - first.system_s,
+    )
+
+
+def _before_dry(lines: Sequence[Line], best: float) -> Sequence[Line]:
+    """Without the last ones in which it found little."""
+    while lines and lines[-1].rate_per_s < best * DRY:
+        lines = lines[:-1]
+    return lines
+
+
+def _timed(process: subprocess.Popen[str]) -> Iterator[Line]:
+    """Its lines of rates, each with the CPU time used when it came. Raises BenchError."""
+    assert process.stdout is not None
+    seen = psutil.Process(process.pid)
+    until_s = time.monotonic() + TURN_WITHIN_S
+    for text in process.stdout:
+        if time.monotonic() > until_s:
+            process.kill()
+            raise BenchError("PerfTest did not end in time")
+        if (line := parse(text)) is not None:
+            used = seen.cpu_times()
+            yield Line(line.at_s, line.rate_per_s, used.user, used.system)
+        elif "exception" in text.lower():
+            print(text.rstrip(), file=sys.stderr)
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

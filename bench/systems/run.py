@@ -1,0 +1,27 @@
+"""Runs one turn of the client of that name, and prints what it took."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.systems.turn import Task, Turn
+
+__all__ = ["SYSTEMS", "main"]
+
+# Only the module of the client that takes its turn is imported.
+SYSTEMS = (
+    "ours_async",
+    "ours_blocking",
+    "pika_async",
+    "pika_blocking",
+    "aio_pika_client",
+    "kombu_client",
+    "perf_test",
+)
+
+
+def main(name: str, task: str) -> None:
+    if name not in SYSTEMS:
+        raise SystemExit(f"no client {name!r}; there are {', '.join(SYSTEMS)}")
+    turn: Turn = importlib.import_module(f"bench.systems.{name}").run(Task.from_json(task))
+    print(turn.to_json())

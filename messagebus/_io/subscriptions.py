@@ -1,0 +1,177 @@
+"""Asking the agents about subscriptions, each for its own broker, and having them deleted on all.
+
+Everybody is asked at once, each within ANSWER_TIMEOUT_S; who does not answer is named, not counted as
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from messagebus._io.https import http_client
+from messagebus._io.registering import Registration, read_registration
+from messagebus.broker import BrokerList, ListedBroker
+from messagebus.config import BusConfig
+from messagebus.errors import LinkLost, LoginRefused, TopologyError
+from messagebus.secret import Secret
+
+__all__ = ["PurgedMessages", "SubscriptionCount", "SubscriptionCounts", "count", "delete", "purge"]
+
+CONNECT_TIMEOUT_S = 2.0
+# An agent asks all others before it answers a change, and one broker with 1,000 queues takes seconds.
+ANSWER_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionCount:
+    """One subscription or queue on one broker.
+
+    ready: messages that wait there. consumers: attached there. unacked: delivered there and not
+    answered, up to some seconds old; None where the broker does not say.
+    """
+
+    name: str
+    broker: str
+    ready: int
+    consumers: int
+    unacked: int | None = None
+    durability: str = "fsync"
+    single_active: bool = False
+    expires_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionCounts:
+    """What the brokers said, by name and broker. unanswered: brokers that said nothing, and why."""
+
+    counts: tuple[SubscriptionCount, ...]
+    unanswered: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedMessages:
+    """How many messages were dropped: broker -> name -> count. unanswered: brokers, and why."""
+
+    dropped: Mapping[str, Mapping[str, int]]
+    unanswered: Mapping[str, str] = field(default_factory=dict)
+
+
+async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
+    """Count everywhere. Raises LoginRefused."""
+    auth = httpx.BasicAuth(bus.current_user(), bus.current_password().reveal())
+    answers, unanswered = await _ask_all(bus, brokers, "GET", "/subscriptions", auth=auth)
+    counts = []
+    for broker, told in answers.items():
+        try:
+            counts += [
+                SubscriptionCount(name=name, broker=broker, **values)
+                for name, values in told["subscriptions"].items()
+            ]
+        except (KeyError, TypeError, AttributeError):
+            unanswered[broker] = "not an agent's answer"
+    return SubscriptionCounts(
+        tuple(sorted(counts, key=lambda each: (each.name, each.broker))), unanswered
+    )
+
+
+async def purge(
+    bus: BusConfig, brokers: BrokerList, names: Sequence[str], *, token: Secret
+) -> PurgedMessages:
+    """Drop what is ready, everywhere. Raises LoginRefused."""
+    answers, unanswered = await _ask_all(
+        bus,
+        brokers,
+        "POST",
+        "/subscriptions/purge",
+        json={"wanted": list(names)},
+        headers=_bearer(token),
+    )
+    return PurgedMessages({b: told.get("purged", {}) for b, told in answers.items()}, unanswered)
+
+
+async def delete(bus: BusConfig, names: Sequence[str], *, token: Secret) -> Registration:
+    """Leave tombstones for all brokers, through whichever agent answers.
+
+    Raises TopologyError when no agent could do it, or when one of the names never was; LoginRefused.
+    """
+    fault = "no list address: only agents know the subscriptions"
+    async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
+        for url in bus.list_urls:
+            try:
+                await _check_known(http, urljoin(url, "topology"), names)
+                answer = await http.post(
+                    urljoin(url, "topology"),
+                    json={"wanted": list(names), "alive": False},
+                    headers=_bearer(token),
+                )
+                if answer.status_code == httpx.codes.OK:
+                    return read_registration(url, answer)
+                _raise_if_refused(url, answer)
+                fault = f"{url}: HTTP {answer.status_code} {_error_of(answer)}"
+            except (httpx.HTTPError, ValueError, LinkLost) as trouble:
+                fault = f"{url}: {trouble or type(trouble).__name__}"
+    raise TopologyError(f"nothing is known to be deleted: {fault}")
+
+
+async def _check_known(http: httpx.AsyncClient, url: str, names: Sequence[str]) -> None:
+    """A name of a deleted one is good: deleting it again finishes what was incomplete."""
+    told = (await http.get(url)).raise_for_status().json()
+    known = {entry["wanted"] for entry in told["entries"]} if isinstance(told, dict) else set()
+    if unknown := [name for name in names if name not in known]:
+        raise TopologyError(f"there is no {', '.join(unknown)}")
+
+
+async def _ask_all(
+    bus: BusConfig, brokers: BrokerList, method: str, path: str, **request: Any
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Each agent's answer, and why there is none, by broker name."""
+    scheme = urlsplit(bus.list_urls[0]).scheme
+    timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    async with http_client(bus) as http:
+
+        async def ask(listed: ListedBroker) -> dict[str, Any] | str:
+            url = f"{scheme}://{listed.agent_address}{path}"
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answer = await http.request(method, url, timeout=timeout, **request)
+                _raise_if_refused(url, answer)
+                if answer.status_code != httpx.codes.OK:
+                    return f"HTTP {answer.status_code} {_error_of(answer)}"
+                told = answer.json()
+            except (httpx.HTTPError, TimeoutError, ValueError) as fault:
+                return str(fault) or type(fault).__name__
+            is_its_own = isinstance(told, dict) and told.get("broker") == listed.broker.name
+            return told if is_its_own else "another agent answers there"
+
+        answers = await asyncio.gather(*(ask(listed) for listed in brokers))
+    good, bad = dict[str, dict[str, Any]](), dict[str, str]()
+    for listed, told in zip(brokers, answers, strict=True):
+        if isinstance(told, str):
+            bad[listed.broker.name] = told
+        else:
+            good[listed.broker.name] = told
+    return good, bad
+
+
+def _bearer(token: Secret) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token.reveal()}"}
+
+
+def _raise_if_refused(url: str, answer: httpx.Response) -> None:
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise LoginRefused(url, _error_of(answer) or "refused")
+
+
+def _error_of(answer: httpx.Response) -> str:
+    try:
+        told = answer.json()
+    except ValueError:
+        told = {}
+    text = told.get("error") if isinstance(told, dict) else None
+    return " ".join(str(text or answer.text).split())[:200]

@@ -1,0 +1,130 @@
+"""Deletes expiring subscriptions that nobody uses any more, on all brokers.
+
+RabbitMQ lets a queue expire by itself (`x-expires`), each broker for itself. That alone would not do:
+the map still wants it, so it would be made again for ever. So each agent watches who uses the expiring
+subscriptions on its own broker: consumers of the queue, clients that fetch the list for it, and
+registrations. When nobody did for longer than the expiry, it asks the others; when a majority knows of
+no use either, one of them leaves the tombstone. A queue that expired while the subscription is in use
+elsewhere is made again, and what was in it is told as a loss.
+
+An agent that lost sight of its broker has seen nothing: it starts to count anew, so an outage keeps a
+subscription longer, never shorter. A consumer that comes late registers first; by that an expired queue
+is made again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from messagebus.agent.listfile import ListFile
+from messagebus.agent.peers import Peers
+from messagebus.agent.topology import Topology
+from messagebus.agent.upkeep import Upkeep
+from messagebus.core.register import majority
+from messagebus.errors import LinkError, TopologyError
+
+__all__ = ["Expiry"]
+
+log = logging.getLogger("messagebus.agent")
+
+# One passive declaration per expiring subscription; what is used less often is not seen as used.
+LOOK_INTERVAL_S = 1.0
+
+
+class Expiry:
+    """One agent's part in it. Runs on one loop.
+
+    clients: subscriptions for which somebody fetched the list here, and how many seconds ago.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        upkeep: Upkeep,
+        topology: Topology,
+        peers: Peers,
+        lists: ListFile,
+        clients: Callable[[], Iterable[tuple[str, float]]],
+    ) -> None:
+        self._me = me
+        self._upkeep, self._topology, self._peers = upkeep, topology, peers
+        self._lists, self._clients = lists, clients
+        self._used_at_s: dict[str, float] = {}
+        self._look_now = asyncio.Event()
+        self.deleted = 0
+
+    def used(self, name: str, ago_s: float = 0.0) -> None:
+        """Somebody uses it, or is about to."""
+        at_s = time.monotonic() - ago_s
+        self._used_at_s[name] = max(at_s, self._used_at_s.get(name, at_s))
+
+    def gone(self, _name: str) -> None:
+        """Its queue may have expired: look at once."""
+        self._look_now.set()
+
+    def unused_s(self) -> dict[str, float | None]:
+        """For how long nobody used each expiring subscription here; None: it was not watched."""
+        linked, now_s = self._upkeep.condition.linked, time.monotonic()
+        return {
+            name: now_s - self._used_at_s[name] if linked and name in self._used_at_s else None
+            for name in self._upkeep.expiring()
+        }
+
+    async def run(self) -> None:
+        """Look every LOOK_INTERVAL_S, for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_INTERVAL_S):
+                    await self._look_now.wait()
+            self._look_now.clear()
+            try:
+                await self.look()
+            except (LinkError, TopologyError) as fault:
+                log.info("expiring subscriptions not looked at reason=%s", fault)
+
+    async def look(self) -> None:
+        """Watch once, and decide. Raises LinkError or TopologyError."""
+        expiring = self._upkeep.expiring()
+        if not self._upkeep.condition.linked:
+            self._used_at_s.clear()
+            return
+        self._used_at_s = {n: at_s for n, at_s in self._used_at_s.items() if n in expiring}
+        for name, ago_s in self._clients():
+            if name in expiring:
+                self.used(name, ago_s)
+        gone = set[str]()
+        for name in expiring:
+            consumers = await self._upkeep.use_of(name)
+            if consumers is None:
+                gone.add(name)
+            elif consumers or name not in self._used_at_s:
+                self.used(name)
+        # Watched just now for the first time, it may all the same have expired before.
+        for name in gone - self._used_at_s.keys():
+            self.used(name, expiring[name] + LOOK_INTERVAL_S)
+        await self._decide(expiring, gone)
+
+    async def _decide(self, expiring: dict[str, int], gone: set[str]) -> None:
+        mine = self.unused_s()
+        due = {n for n in expiring if n in gone or (mine[n] or 0.0) > expiring[n]}
+        current = self._lists.current
+        if not due or current is None:
+            return
+        answers = {self._me: mine, **await self._peers.unused(current.listed)}
+        for name in sorted(due):
+            known = {b: s for b, told in answers.items() if (s := told.get(name)) is not None}
+            if min(known.values()) <= expiring[name]:
+                if name in gone:
+                    await self._upkeep.make_again(name, lost=True)
+            elif len(known) >= majority(len(current.listed)) and min(known) == self._me:
+                await self._delete(name, known)
+
+    async def _delete(self, name: str, known: dict[str, float]) -> None:
+        log.info("subscription expired name=%s unused_s=%.0f", name, min(known.values()))
+        await self._topology.change([name], alive=False)
+        self.deleted += 1

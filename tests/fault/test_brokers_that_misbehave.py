@@ -1,0 +1,304 @@
+"""Promise: a broker that breaks the protocol, falls silent, cancels or closes costs a link and no more.
+
+On the fake broker of tests/support, which does on demand what RabbitMQ does rarely or never. What is
+open at that moment has one outcome, and the clients are back on their own.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+
+from messagebus import (
+    BacklogFull,
+    BusConfig,
+    Consumer,
+    Delivery,
+    NotReady,
+    Outcome,
+    Published,
+    Publisher,
+    PublisherConfig,
+)
+from tests.support.eventually import FACTOR, eventually
+from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit
+
+TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
+WITHIN_S = 20.0
+INSIST_S = 0.6
+OPEN = 50
+NEVER_SLOW_MS = 3_600_000
+# A heartbeat frame whose last byte is not the one that ends every frame.
+BAD_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\x00"
+# A frame of no known type.
+ODD_FRAME = b"\x09\x00\x01\x00\x00\x00\x00\xce"
+BODY_BYTES = 64 * 1024
+# What a link may have in flight (16 MiB, messagebus/_io), a backlog of one, and what objects cost.
+MEMORY_MAX_BYTES = 80 * 1024 * 1024
+
+
+@pytest.fixture
+def rabbit() -> Iterator[FakeRabbit]:
+    with fake_rabbit() as rabbit:
+        rabbit.hold(TOPIC)
+        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
+        yield rabbit
+
+
+@contextmanager
+def consuming(rabbit: FakeRabbit) -> Iterator[Consumer]:
+    consumer = Consumer(BusConfig(broker=rabbit.name), TOPIC, subscription=SUBSCRIPTION)
+    consumer.start(require="one", timeout_s=WITHIN_S * FACTOR)
+    try:
+        yield consumer
+    finally:
+        consumer.stop(drain_s=0)
+
+
+@contextmanager
+def publishing(
+    rabbit: FakeRabbit, config: PublisherConfig | None = None, *, heartbeat_s: int = 10
+) -> Iterator[Publisher]:
+    publisher = Publisher(BusConfig(broker=rabbit.name, heartbeat_s=heartbeat_s), config)
+    publisher.start(require="one", timeout_s=WITHIN_S * FACTOR)
+    try:
+        yield publisher
+    finally:
+        publisher.stop(timeout_s=1)
+
+
+def received(consumer: Consumer) -> Delivery:
+    delivery = consumer.receive(WITHIN_S * FACTOR)
+    assert delivery is not None, "nothing arrived"
+    consumer.ack_safe(delivery)
+    return delivery
+
+
+def ends(futures: list[Future[Published]]) -> set[Outcome]:
+    return {future.result(WITHIN_S * FACTOR).outcome for future in futures}
+
+
+# -- the protocol broken
+
+
+@pytest.mark.parametrize("frame", [BAD_FRAME, ODD_FRAME], ids=["end", "type"])
+def test_a_frame_that_is_none_ends_the_link_and_clients_come_back(
+    rabbit: FakeRabbit, hot_path: str, frame: bytes
+) -> None:
+    with publishing(rabbit) as publisher, consuming(rabbit) as consumer:
+        publisher.send_safe(TOPIC, b"before", timeout_s=WITHIN_S)
+        assert received(consumer).body == b"before"
+        rabbit.send_raw(frame)
+        rabbit.send_raw(frame)
+        eventually(lambda: publisher.stats().links_lost > 0, within_s=WITHIN_S)
+        publisher.send_safe(TOPIC, b"after", timeout_s=WITHIN_S)
+        assert received(consumer).body == b"after"
+
+
+@pytest.mark.parametrize("off_by", [-1, 10, 1 << 40], ids=["longer", "shorter", "endless"])
+def test_content_of_another_size_than_announced_ends_the_link_and_no_process(
+    rabbit: FakeRabbit, hot_path: str, off_by: int
+) -> None:
+    with consuming(rabbit) as consumer:
+        before = rabbit.accepted
+        rabbit.put(QUEUE, b"x" * 100, size=100 + off_by)
+        rabbit.put(QUEUE, b"behind it")
+        eventually(lambda: rabbit.accepted > before, within_s=WITHIN_S, what="dialled again")
+        rabbit.on_loop(lambda: rabbit.queues[QUEUE].messages.clear())
+        eventually(lambda: _put_and_received(rabbit, consumer), within_s=WITHIN_S)
+
+
+def _put_and_received(rabbit: FakeRabbit, consumer: Consumer) -> bool:
+    """Whether a good message comes through by now; one delivered before came with its bad neighbour."""
+    rabbit.put(QUEUE, b"good")
+    delivery = consumer.receive(0.5)
+    return delivery is not None and delivery.body == b"good"
+
+
+# -- small limits
+
+
+def test_the_smallest_frames_are_enough(hot_path: str) -> None:
+    body = bytes(range(256)) * 4_000
+    with fake_rabbit(manners=Manners(frame_max=4096)) as rabbit:
+        rabbit.hold(TOPIC)
+        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
+        with publishing(rabbit) as publisher, consuming(rabbit) as consumer:
+            publisher.send_safe(TOPIC, body, timeout_s=WITHIN_S)
+            assert received(consumer).body == body
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 60), (10, 0), (0, 0)])
+def test_without_heartbeats_messages_flow(ours: int, theirs: int) -> None:
+    with fake_rabbit(manners=Manners(heartbeat_s=theirs)) as rabbit:
+        rabbit.hold(TOPIC)
+        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
+        with publishing(rabbit, heartbeat_s=ours) as publisher, consuming(rabbit) as consumer:
+            publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+            assert received(consumer).body == b"x"
+
+
+def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit) -> None:
+    config = PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS)
+    with publishing(rabbit, config, heartbeat_s=1) as publisher:
+        publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+        rabbit.mute()
+        future = publisher.submit(TOPIC, b"y")
+        rabbit.manners.silent_after = ""
+        end = future.result(WITHIN_S * FACTOR)
+        assert (end.outcome, end.attempts) == (Outcome.CONFIRMED, 2)
+
+
+# -- silence
+
+
+@pytest.mark.parametrize("step", ["connect", "start", "tune", "open"])
+def test_silence_in_the_handshake_is_given_up_within_its_time_and_tried_again(
+    rabbit: FakeRabbit, step: Literal["connect", "start", "tune", "open"]
+) -> None:
+    rabbit.manners.silent_after = step
+    bus = BusConfig(broker=rabbit.name, dial_timeout_ms=100, dial_timeout_max_ms=200)
+    with pytest.raises(NotReady):
+        Publisher(bus).start(require="one", timeout_s=INSIST_S)
+    with pytest.raises(NotReady):
+        Consumer(bus, TOPIC, subscription=SUBSCRIPTION).start(require="one", timeout_s=INSIST_S)
+    eventually(lambda: not rabbit.clients, within_s=WITHIN_S, what="every socket closed")
+    with Publisher(bus) as publisher:
+        before = rabbit.accepted
+        eventually(lambda: rabbit.accepted > before + 1, within_s=WITHIN_S)
+        rabbit.manners.silent_after = ""
+        publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+
+
+# -- closed and cancelled
+
+
+def closers() -> dict[str, Callable[[FakeRabbit], object]]:
+    return {
+        "channel": lambda rabbit: rabbit.close_channels(),
+        "connection": lambda rabbit: rabbit.close_connections(),
+        "reset": lambda rabbit: rabbit.drop_connections(),
+    }
+
+
+@pytest.mark.parametrize("how", list(closers()))
+@pytest.mark.parametrize("retry", [True, False], ids=["retried", "not-retried"])
+def test_what_a_closed_link_leaves_open_has_one_outcome(
+    rabbit: FakeRabbit, hot_path: str, how: str, retry: bool
+) -> None:
+    config = PublisherConfig(retry_unknown=retry, confirm_slow_ms=NEVER_SLOW_MS)
+    with publishing(rabbit, config) as publisher:
+        publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+        rabbit.manners.confirms = "never"
+        futures = [publisher.submit(TOPIC, b"y") for _ in range(OPEN)]
+        eventually(lambda: rabbit.published >= OPEN + 1, within_s=WITHIN_S)
+        rabbit.manners.confirms = "multiple"
+        closers()[how](rabbit)
+        assert ends(futures) == {Outcome.CONFIRMED if retry else Outcome.UNKNOWN}
+        assert {f.result().attempts for f in futures} == {2 if retry else 1}
+        stored = rabbit.queues[QUEUE].messages
+        ids = {each.decoded.message_id for each in stored}
+        assert {f.result().message_id for f in futures} <= ids
+        assert len(ids) == OPEN + 1, "a copy under another id"
+
+
+@pytest.mark.parametrize("confirms", ["single", "reversed", "multiple"])
+def test_confirms_in_any_order_and_grouping_settle_what_they_name(
+    rabbit: FakeRabbit, hot_path: str, confirms: Literal["single", "reversed", "multiple"]
+) -> None:
+    rabbit.manners.confirms = confirms
+    with publishing(rabbit) as publisher:
+        futures = [publisher.submit(TOPIC, b"x") for _ in range(OPEN)]
+        assert ends(futures) == {Outcome.CONFIRMED}
+        assert publisher.stats().window == 0
+
+
+def test_a_refusal_is_the_outcome_of_what_was_refused(rabbit: FakeRabbit, hot_path: str) -> None:
+    with publishing(rabbit) as publisher:
+        publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+        rabbit.manners.confirms = "nack"
+        assert ends([publisher.submit(TOPIC, b"y") for _ in range(OPEN)]) == {Outcome.REFUSED}
+        rabbit.manners.confirms = "multiple"
+        assert ends([publisher.submit(TOPIC, b"z") for _ in range(OPEN)]) == {Outcome.CONFIRMED}
+
+
+def test_a_consumer_that_the_broker_cancels_attaches_again(
+    rabbit: FakeRabbit, hot_path: str
+) -> None:
+    with consuming(rabbit) as consumer:
+        for number in range(3):
+            eventually(lambda: rabbit.queues[QUEUE].consumers, within_s=WITHIN_S)
+            assert rabbit.cancel_consumers(QUEUE) == 1
+            rabbit.put(QUEUE, b"%d" % number)
+            assert received(consumer).body == b"%d" % number
+
+
+def test_a_blocked_broker_takes_nothing_until_it_is_unblocked_and_deadlines_hold(
+    rabbit: FakeRabbit,
+) -> None:
+    with publishing(rabbit) as publisher:
+        publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+        rabbit.block()
+        late = publisher.submit(TOPIC, b"late", timeout_s=0.3)
+        patient = publisher.submit(TOPIC, b"patient")
+        assert late.result(WITHIN_S * FACTOR).outcome in (Outcome.REFUSED, Outcome.UNKNOWN)
+        assert not patient.done()
+        rabbit.unblock()
+        assert patient.result(WITHIN_S * FACTOR).outcome is Outcome.CONFIRMED
+
+
+# -- a reader that does not read
+
+
+def test_a_broker_that_reads_nothing_fills_the_backlog_and_no_memory(
+    rabbit: FakeRabbit, hot_path: str
+) -> None:
+    config = PublisherConfig(
+        window=65_535,
+        backlog_bytes_max=1024 * 1024,
+        confirm_slow_ms=NEVER_SLOW_MS,
+        deadline_ms=int(WITHIN_S * 1000 * FACTOR),
+    )
+    body = b"x" * BODY_BYTES
+    with publishing(rabbit, config, heartbeat_s=0) as publisher:
+        publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+        rabbit.stop_reading()
+        tracemalloc.start()
+        futures: list[Future[Published]] = []
+        with pytest.raises(BacklogFull):
+            _submit_for_ever(publisher, body, futures)
+        assert tracemalloc.get_traced_memory()[1] < MEMORY_MAX_BYTES
+        tracemalloc.stop()
+        rabbit.go_on_reading()
+        settled = [future.result(WITHIN_S * FACTOR) for future in futures]
+    # What was in flight is confirmed at last; what waited may have passed its deadline meanwhile.
+    assert {each.outcome for each in settled} <= {
+        Outcome.CONFIRMED,
+        Outcome.REFUSED,
+        Outcome.UNKNOWN,
+    }
+    assert len(settled) == len(futures)
+
+
+def _submit_for_ever(publisher: Publisher, body: bytes, futures: list[Future[Published]]) -> None:
+    while True:
+        futures.append(publisher.submit(TOPIC, body + b"%d" % len(futures), timeout_s=0.5))
+
+
+# -- a message that this broker does not take
+
+
+def test_a_message_over_the_brokers_limit_ends_and_the_publisher_goes_on(
+    rabbit: FakeRabbit, hot_path: str
+) -> None:
+    rabbit.manners.message_bytes_max = 1_000
+    with publishing(rabbit, PublisherConfig(attempts_max=3)) as publisher:
+        bad = publisher.submit(TOPIC, b"x" * 1_001)
+        assert bad.result(WITHIN_S * FACTOR).outcome in (Outcome.REFUSED, Outcome.UNKNOWN)
+        assert ends([publisher.submit(TOPIC, b"good") for _ in range(OPEN)]) == {Outcome.CONFIRMED}
+    assert {each.body for each in rabbit.queues[QUEUE].messages} == {b"good"}

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+from hdrh.histogram import HdrHistogram
+
+from bench.figures.client.latency import added_percent, cases_of, figures_of, percentile_us
+from bench.figures.scene import Scene
+from bench.systems.paced import DIGITS, HIGHEST_US
+from bench.systems.turn import Turn
+from tests.support.bench_task import bench_task
+
+
+def turn(*values_us: int) -> Turn:
+    histogram = HdrHistogram(1, HIGHEST_US, DIGITS)
+    for value in values_us:
+        histogram.record_value(value)
+    encoded = histogram.encode().decode()
+    ends = {"confirm": encoded, "delivery": encoded}
+    return Turn(messages=1, took_s=1, user_s=0, system_s=0, histograms=ends)
+
+
+def test_what_is_added_is_a_part_of_the_others() -> None:
+    assert percentile_us(turn(100, 200, 300), "confirm", 50) == 200
+    assert added_percent(turn(105), turn(100), "confirm", 50) == pytest.approx(5)
+
+
+def test_only_the_third_client_goes_through_the_balancer() -> None:
+    cases = cases_of(bench_task(), Scene(Path(), print), "10.0.0.1:5672")
+    brokers = {case.name: case.task.broker for case in cases}
+    assert brokers == {
+        "ours": "127.0.0.1:5672",
+        "pika": "127.0.0.1:5672",
+        "haproxy": "10.0.0.1:5672",
+    }
+
+
+def test_pairs_are_compared_within_their_repetition() -> None:
+    turns = {
+        "ours": [turn(1010), turn(2200), turn(520)],
+        "pika": [turn(1000), turn(2000), turn(500)],
+        "haproxy": [turn(1500), turn(3000), turn(800)],
+    }
+    found = {figure.id: figure for figure in figures_of(turns, "again")}
+    added = found["client.latency.confirm.ours_added_p50"]
+    assert added.value == pytest.approx(4, abs=0.2)
+    assert added.met is True
+    assert found["client.latency.delivery.haproxy_added_p50"].met is None
+    assert len(found["client.latency.confirm.ours_p99_9_ms"].samples) == 3

@@ -1,0 +1,187 @@
+"""messagebus.tls: what is wrong with certificates is said in one line, before anything is dialled."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from messagebus.errors import ConfigError
+from messagebus.tls import TlsFiles, certificate_fault
+from ops.local.certificates import Authority, issue_missing
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    issue_missing(tmp_path, {"client": (), "other": (), "mb1": ("bus.test", "127.0.0.11")})
+    return tmp_path
+
+
+def files(folder: Path, name: str = "client", *, ca: str = "ca.pem", key: str = "") -> TlsFiles:
+    return TlsFiles(
+        ca_file=str(folder / ca),
+        cert_file=str(folder / f"{name}.pem"),
+        key_file=str(folder / (key or f"{name}.key")),
+    )
+
+
+def test_a_client_verifies_servers_and_their_names(folder: Path) -> None:
+    context = files(folder).client_context()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_a_server_asks_for_certificates(folder: Path) -> None:
+    assert files(folder, "mb1").server_context().verify_mode is ssl.CERT_REQUIRED
+    with pytest.raises(ConfigError, match="tls_cert_file: must be given"):
+        TlsFiles(ca_file=str(folder / "ca.pem")).server_context()
+
+
+def test_without_files_the_systems_authorities_count() -> None:
+    assert TlsFiles().client_context().verify_mode is ssl.CERT_REQUIRED
+
+
+def test_a_key_may_stand_with_its_certificate(folder: Path) -> None:
+    both = folder / "both.pem"
+    both.write_text((folder / "client.pem").read_text() + (folder / "client.key").read_text())
+    assert TlsFiles(ca_file=str(folder / "ca.pem"), cert_file=str(both)).faults() == []
+
+
+def test_a_context_is_kept_until_a_file_changes(folder: Path) -> None:
+    before = files(folder).client_context()
+    assert files(folder).client_context() is before
+    certificate, key = Authority.load(folder).issue("client")
+    (folder / "client.key").write_text(key)
+    (folder / "client.pem").write_text(certificate)
+    assert files(folder).client_context() is not before
+
+
+def test_all_missing_files_are_named_at_once(folder: Path) -> None:
+    faults = files(folder, "none", ca="none").faults()
+    assert len(faults) == 1
+    for key in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+        assert f"{key} {folder}/none" in faults[0]
+    assert "No such file" in faults[0]
+
+
+def test_a_folder_is_no_certificate(folder: Path) -> None:
+    assert files(folder, ca=".").faults() == [f"tls_ca_file {folder}: Is a directory"]
+
+
+def test_a_key_of_another_certificate_is_told(folder: Path) -> None:
+    (fault,) = files(folder, key="other.key").faults()
+    assert fault == f"tls_key_file {folder}/other.key: not the key of {folder}/client.pem"
+
+
+def test_an_expired_authority_is_told_and_one_beside_a_good_one_is_not(folder: Path) -> None:
+    gone = Authority.make("old", days=-2)
+    good = (folder / "ca.pem").read_text()
+    (folder / "old").mkdir()
+    gone.save(folder / "old")
+    old = (folder / "old" / "ca.pem").read_text()
+    assert "ca.pem: expired on " in files(folder, ca="old/ca.pem").faults()[0]
+    (folder / "both.pem").write_text(old + good)
+    assert files(folder, ca="both.pem").faults() == []
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "-----BEGIN CERTIFICATE-----\n"])
+def test_what_is_no_pem_is_told(folder: Path, text: str) -> None:
+    for name in ("ca.pem", "client.key"):
+        before = (folder / name).read_text()
+        (folder / name).write_text(text)
+        (fault,) = files(folder).faults()
+        assert f"{folder}/{name}" in fault
+        (folder / name).write_text(before)
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked(folder: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as ser
+
+    key = ser.load_pem_private_key((folder / "client.key").read_bytes(), None)
+    (folder / "client.key").write_bytes(
+        key.private_bytes(
+            ser.Encoding.PEM, ser.PrivateFormat.PKCS8, ser.BestAvailableEncryption(b"x")
+        )
+    )
+    (fault,) = files(folder).faults()
+    assert "not encrypted, wanted" in fault
+
+
+def test_a_key_alone_is_told(folder: Path) -> None:
+    assert TlsFiles(key_file=str(folder / "client.key")).faults() == [
+        "tls_key_file: without a tls_cert_file"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("server", "name", "told"),
+    [
+        ("mb1", "other.test", "its certificate is not good: Hostname mismatch"),
+        ("client", "bus.test", "its certificate is not good: unsuitable certificate purpose"),
+    ],
+)
+def test_a_certificate_that_is_not_good_is_told_in_words(
+    folder: Path, server: str, name: str, told: str
+) -> None:
+    with pytest.raises(ssl.SSLError) as raised:
+        shake_hands(files(folder), files(folder, server), name)
+    assert certificate_fault(raised.value).startswith(told)
+    wrapped = RuntimeError("wrapped")
+    wrapped.__cause__ = OSError(1, raised.value)
+    assert certificate_fault(wrapped).startswith(told)
+
+
+def test_a_server_that_does_not_take_our_certificate_is_told_in_words(folder: Path) -> None:
+    other = folder / "other"
+    issue_missing(other, {"client": ()})
+    ours = TlsFiles(
+        ca_file=str(folder / "ca.pem"),
+        cert_file=str(other / "client.pem"),
+        key_file=str(other / "client.key"),
+    )
+    with pytest.raises(ssl.SSLError) as raised:
+        shake_hands(ours, files(folder, "mb1"), "bus.test")
+    assert certificate_fault(raised.value) == "it does not take our certificate: unknown ca"
+    # pika leaves nothing but the text of it.
+    assert certificate_fault(RuntimeError(repr(raised.value)))
+
+
+def test_the_names_and_addresses_of_a_certificate_are_good(folder: Path) -> None:
+    for name in ("bus.test", "127.0.0.11"):
+        assert shake_hands(files(folder), files(folder, "mb1"), name)
+
+
+@pytest.mark.parametrize("fault", [OSError("gone"), ssl.SSLEOFError(8, "EOF"), ValueError()])
+def test_other_faults_are_not_about_certificates(fault: Exception) -> None:
+    assert certificate_fault(fault) == ""
+
+
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    first, second = OSError(), OSError()
+    first.__cause__, second.__cause__ = second, first
+    assert certificate_fault(first) == ""
+
+
+def shake_hands(client: TlsFiles, server: TlsFiles, name: str) -> bool:
+    """Both ends in memory, until one of them raises or both are content."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.client_context().wrap_bio(to_client, to_server, server_hostname=name)
+    theirs = server.server_context().wrap_bio(to_server, to_client, server_side=True)
+    raised: list[ssl.SSLError] = []
+    for _turn in range(5):
+        for end in (ours, theirs):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError as fault:
+                raised.append(fault)
+                if end is ours:
+                    raise
+    try:
+        ours.read(1)  # in TLS 1.3 the server judges us after our handshake is done
+    except ssl.SSLWantReadError:
+        assert not raised
+    return True
