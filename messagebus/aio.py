@@ -295,29 +295,50 @@ class AsyncConsumer:
 
     async def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """As `Consumer.receive`."""
-        self._started()
+        if (delivery := self.receive_immediate()) is not None:  # without the cost of a timeout
+            return delivery
         try:
             async with asyncio.timeout(timeout_s):
                 while self._status is RUNNING:
-                    if (delivery := self.receive_immediate()) is not None:
-                        return delivery
                     self._ready.clear()
                     await self._ready.wait()
+                    if (delivery := self.receive_immediate()) is not None:
+                        return delivery
         except TimeoutError:
             pass
         return None
 
     def receive_immediate(self) -> Delivery | None:
         """A delivery that has arrived already, or None."""
-        driver = self._started()
+        driver = self._driver
+        if driver is None:
+            driver = self._started()
         delivery = driver.take()
         if delivery is not None and self._config.at_most_once:
-            driver.ack(delivery.receipt)
+            driver.ack(delivery)
         return delivery
+
+    async def receive_many(self, count_max: int, max_wait_s: float | None = None) -> list[Delivery]:
+        """As `Consumer.receive_many`."""
+        first = await self.receive(max_wait_s)
+        found = [] if first is None else [first]
+        while found and len(found) < count_max:
+            if (delivery := self.receive_immediate()) is None:
+                break
+            found.append(delivery)
+        return found
+
+    def pause(self) -> None:
+        """As `Consumer.pause`."""
+        self._started().pause()
+
+    def resume(self) -> None:
+        """As `Consumer.resume`."""
+        self._started().resume()
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Deliveries until the consumer is stopped."""
-        while (delivery := await self.receive()) is not None:
+        while (delivery := self.receive_immediate() or await self.receive()) is not None:
             yield delivery
 
     async def run(
@@ -340,17 +361,17 @@ class AsyncConsumer:
     def ack(self, delivery: Delivery) -> bool:
         """As `Consumer.ack`, and exact: an answer given twice is stale the second time."""
         driver = self._started()
-        return self._config.at_most_once or driver.ack(delivery.receipt)
+        return self._config.at_most_once or driver.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
         """As `Consumer.nack`."""
         driver = self._started()
-        return not self._config.at_most_once and driver.nack(delivery.receipt, requeue=requeue)
+        return not self._config.at_most_once and driver.nack(delivery, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
         """As `Consumer.ack_safe`."""
         driver = self._started()
-        return self._config.at_most_once or await driver.ack_safe(delivery.receipt, timeout_s)
+        return self._config.at_most_once or await driver.ack_safe(delivery, timeout_s)
 
     def keep_alive(self) -> bool:
         """As `Consumer.keep_alive`."""

@@ -57,8 +57,9 @@ def raise_unless_confirmed(published: Published) -> Published:
 def refuse_unconfirmed(shape: Shape) -> None:
     """Raises ConfigError where a publish is not confirmed."""
     if not shape.confirms:
-        destination = shape.address.destination
-        raise ConfigError(f"{destination} has durability none: nothing is confirmed; use send")
+        raise ConfigError(
+            f"{shape.address.name} has durability none: nothing is confirmed; use send"
+        )
 
 
 class _Submitted:

@@ -67,6 +67,7 @@ class ConsumerStats:
     """One moment of a consumer; counts since its start.
 
     acks_stale: answers that could go nowhere, because their link had ended.
+    batches_damaged: parked whole, because they could not be unpacked.
     list_age_ms: since the last good answer about the list; None without one.
     list_faults: answers that changed nothing because they were no list, older, or none at all.
     """
@@ -76,6 +77,7 @@ class ConsumerStats:
     acked: int
     nacked: int
     acks_stale: int
+    batches_damaged: int
     buffered: int
     handed_out: int
     list_generation: int

@@ -289,11 +289,9 @@ class FrameParser:
         ):
             return 0
         found.append(
-            _content(
-                (channel, tag, redelivered, data[head + 19 : body - 1], data[body + 7 : last])
-            )
+            _content((channel, tag, redelivered, data[head + 19 : body - 1], data[body + 7 : last]))
         )
-        return last + 1
+        return int(last) + 1
 
     def _add_content(
         self, found: list[Content | Confirm | bytes], channel: int, kind: int, payload: bytes

@@ -9,6 +9,7 @@ it finds one changed, links fall back to plain pika (`pipe.PlainPipe`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class HotSink(Protocol):
         """The channel has ended: nothing more comes."""
 
 
-class HotConnection(AsyncioConnection):
+class HotConnection(AsyncioConnection):  # type: ignore[misc]  # pika has no types
     """pika's connection, with channels whose messages do not pass through pika."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -99,10 +100,8 @@ class HotConnection(AsyncioConnection):
             self.bytes_sent += len(data)
             if self._direct and not transport._tx_buffers:
                 # At once, where nothing waits: saves two epoll_ctl and a turn of the loop each.
-                try:
+                with contextlib.suppress(OSError):  # full, or broken: pika's own write finds out
                     data = data[transport._sock.send(data) :]
-                except OSError:  # full, or broken: pika's own write finds out
-                    pass
             if data:
                 transport.write(data)
         self.out.clear()
@@ -162,9 +161,7 @@ def _output_problem() -> str:
     connection = _probe(lambda _item: None, lambda data: sent.append(bytes(data)))
     properties = spec.BasicProperties(message_id="m", headers={"a": 1}, delivery_mode=2)
     body = b"x" * (FRAME_MIN + 1)
-    PublishFrames(1, "e", "k", FRAME_MIN).add(
-        connection.out, b"".join(properties.encode()), body
-    )
+    PublishFrames(1, "e", "k", FRAME_MIN).add(connection.out, b"".join(properties.encode()), body)
     connection._send_method(
         1, spec.Basic.Publish(exchange="e", routing_key="k", mandatory=True), (properties, body)
     )

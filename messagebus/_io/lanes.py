@@ -72,6 +72,9 @@ class Lanes:
             self._loop.call_soon(self._refuse_again, lane, refusal.reason)
             return
         self.known[lane] = address
+        if not address.wanted:
+            self._outbox.open_lane(lane)
+            return
         self._tasks.spawn(self._open(address))
 
     def _refuse_again(self, lane: str, reason: str) -> None:
@@ -128,9 +131,7 @@ class Lanes:
         await self._open(address)
 
     def _refuse(self, address: Address, reason: str) -> None:
-        log.warning(
-            "destination refused destination=%s reason=%r", address.destination, reason
-        )
+        log.warning("destination refused destination=%s reason=%r", address.name, reason)
         lane = address.lane
         self.known.pop(lane, None)
         self._refusals[lane] = _Refusal(reason, time.monotonic() + REFUSED_S)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import pika
+from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
 from messagebus._io.codec import Confirm, Content, PublishFrames, encode_ack, encode_nack
@@ -26,6 +27,10 @@ log = logging.getLogger("messagebus")
 
 HOT_PATH = "MESSAGEBUS_HOT_PATH"
 """Environment: "0" makes every link plain pika, to compare or to look for a fault."""
+
+
+OnConfirm = Callable[[int, bool, bool], None]
+OnContent = Callable[[int, bool, bytes, bytes], None]
 
 
 def _no_confirm(tag: int, multiple: bool, ok: bool) -> None:
@@ -60,8 +65,8 @@ class Pipe(Protocol):
     """
 
     out: list[bytes]
-    on_confirm: Callable[[int, bool, bool], None]
-    on_content: Callable[[int, bool, bytes, bytes], None]
+    on_confirm: OnConfirm
+    on_content: OnContent
     on_turn: Callable[[], None]
 
     def frames(self, exchange: str, routing_key: str) -> Frames: ...
@@ -86,13 +91,13 @@ class Pipe(Protocol):
 
 
 @functools.cache
-def connection_class() -> type[pika.adapters.asyncio_connection.AsyncioConnection]:
+def connection_class() -> Any:
     """What to dial with."""
     if os.environ.get(HOT_PATH) == "0":
-        return pika.adapters.asyncio_connection.AsyncioConnection
+        return AsyncioConnection
     if problem := seam_problem():
         log.warning("slow path: pika %s is not as expected: %s", pika.__version__, problem)
-        return pika.adapters.asyncio_connection.AsyncioConnection
+        return AsyncioConnection
     return HotConnection
 
 
@@ -110,17 +115,17 @@ class HotPipe:
         self._connection, self._channel = connection, channel
         self._number = channel.channel_number
         self.out = connection.out
-        self.on_confirm, self.on_content, self.on_turn = _no_confirm, _no_content, _nothing
+        self.on_confirm: OnConfirm = _no_confirm
+        self.on_content: OnContent = _no_content
+        self.on_turn: Callable[[], None] = _nothing
         self._is_closed = False
         connection.attach(channel, self)
 
     def on_item(self, item: Content | Confirm) -> None:
-        if type(item) is Content:
-            _, tag, redelivered, properties, body = item
-            self.on_content(tag, redelivered, properties, body)
+        if isinstance(item, Content):
+            self.on_content(item[1], item[2], item[3], item[4])
         else:
-            _, tag, multiple, ok = item
-            self.on_confirm(tag, multiple, ok)
+            self.on_confirm(item.tag, item.multiple, item.ok)
 
     def on_read(self) -> None:
         self.on_turn()
@@ -165,7 +170,9 @@ class PlainPipe:
     def __init__(self, connection: Any, channel: Channel) -> None:
         self._connection, self._channel = connection, channel
         self.out: list[bytes] = []
-        self.on_confirm, self.on_content, self.on_turn = _no_confirm, _no_content, _nothing
+        self.on_confirm: OnConfirm = _no_confirm
+        self.on_content: OnContent = _no_content
+        self.on_turn: Callable[[], None] = _nothing
         self._loop = asyncio.get_running_loop()
         self._woken = False
 

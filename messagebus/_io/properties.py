@@ -7,16 +7,19 @@ pika reads them back into its own class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from struct import Struct
 from typing import Any
 
 import pika.data
 
+from messagebus._io.batch import BATCH_TYPE
 from messagebus._io.table import read_table
-from messagebus.message import NO_HEADERS, RESERVED_PREFIX, Message
+from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
 
 __all__ = [
+    "ALONE",
+    "IN_BATCH",
     "KEY_HEADER",
     "bare_entry_shape",
     "bare_shape",
@@ -24,6 +27,7 @@ __all__ = [
     "encode",
     "encode_entry",
     "is_bare",
+    "is_batch",
     "read_message_id",
 ]
 
@@ -36,6 +40,8 @@ DELIVERY_MODE, PRIORITY = 1 << 12, 1 << 11
 CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 10, 1 << 9, 1 << 8
 MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5
 
+BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
+
 _FLAGS = Struct(">H")
 _STAMP = Struct(">Q")
 
@@ -46,15 +52,24 @@ def encode(message: Message, message_id: str, stamp_s: int, *, persistent: bool 
     return _encode(message, message_id, b"\x02" if persistent else b"\x01", stamp)
 
 
+def with_headers(message: Message, headers: Mapping[str, Any]) -> Message:
+    """The same message with headers of ours, which no application may set."""
+    fields = {name: getattr(message, name) for name in Message.__slots__}
+    return _arrived(**{**fields, "headers": {**message.headers, **headers}})
+
+
 def encode_entry(message: Message, message_id: str) -> bytes:
     """The same of one entry of a batch, whose own properties say when it was sent and how it is kept."""
-    return _encode(message, message_id, b"", b"")
+    return _encode(message, message_id, b"", b"", entry=True)
 
 
-def _encode(message: Message, message_id: str, mode: bytes, stamp: bytes) -> bytes:
+def _encode(
+    message: Message, message_id: str, mode: bytes, stamp: bytes, *, entry: bool = False
+) -> bytes:
     flags = 0
     parts: list[bytes] = [b""]
-    if message.content_type:
+    # In a batch what is not said is binary, so that the usual case costs nothing.
+    if message.content_type != BINARY if entry else message.content_type:
         flags |= CONTENT_TYPE
         parts.append(_short(message.content_type))
     if message.headers or message.key:
@@ -89,9 +104,7 @@ def _encode(message: Message, message_id: str, mode: bytes, stamp: bytes) -> byt
     return b"".join(parts)
 
 
-def bare_shape(
-    content_type: str, stamp_s: int, *, persistent: bool = True
-) -> tuple[bytes, bytes]:
+def bare_shape(content_type: str, stamp_s: int, *, persistent: bool = True) -> tuple[bytes, bytes]:
     """What `encode` gives for nothing but a body, before and behind the text of a made id."""
     message = Message(body=b"", content_type=content_type)
     return _around_id(encode(message, A_MADE_ID, stamp_s, persistent=persistent))
@@ -176,12 +189,37 @@ def read_message_id(raw: bytes) -> str:
         return ""
 
 
+class Reading:
+    """How deliveries read what came alone, and (entry) what came in a batch."""
+
+    def __init__(self, *, entry: bool) -> None:
+        self._entry = entry
+
+    def message(self, raw: bytes, body: bytes) -> Message:
+        found = decode(raw, body)
+        if self._entry and not int.from_bytes(raw[:2]) & CONTENT_TYPE:
+            object.__setattr__(found, "content_type", BINARY)
+        return found
+
+    def message_id(self, raw: bytes) -> str:
+        return read_message_id(raw)
+
+
+ALONE, IN_BATCH = Reading(entry=False), Reading(entry=True)
+
+
+def is_batch(raw: bytes) -> bool:
+    """Whether the content type says so."""
+    return raw.startswith(BATCH_START, 2) and raw[0] & 0x80 != 0
+
+
 def _properties(raw: bytes) -> Iterator[tuple[str, Any]]:
     """Raises IndexError where the list is cut short."""
     flags, at = raw[0] << 8 | raw[1], 2
     for flag, name in _ORDER:
         if not flags & flag:
             continue
+        value: Any
         if flag == HEADERS:
             value, at = read_table(raw, at)
         elif flag in (DELIVERY_MODE, PRIORITY):

@@ -198,8 +198,8 @@ class PublishDriver:
         self._lanes.use(shape.address)
 
     def _packing(self, shape: Shape) -> Packing | None:
-        batching = self._config.batch.get(str(shape.address.destination))
-        if batching is None or shape.address.delay is not None:
+        batching = self._config.batch.get(shape.address.name)
+        if batching is None or shape.address.routing_key:
             return None
         return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
 

@@ -14,7 +14,17 @@ from messagebus.destination import Delay, Destination, parse_destination
 from messagebus.message import BINARY
 from messagebus.outcome import Durability, Outcome, Published
 
-__all__ = ["Address", "Many", "Shape", "Shapes", "Ticket", "Waiter", "lane_name", "message_ids", "tell"]
+__all__ = [
+    "Address",
+    "Many",
+    "Shape",
+    "Shapes",
+    "Ticket",
+    "Waiter",
+    "lane_name",
+    "message_ids",
+    "tell",
+]
 
 NEVER_SENT = ("", 0)
 # Far more than an application has kinds of messages; then they are made anew.
@@ -41,23 +51,26 @@ def lane_name(exchange: str, routing_key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where publishes of one destination go, at once or after a delay."""
+    """Where publishes go. name: for people. wanted: what must exist before."""
 
-    destination: Destination
-    delay: Delay | None = None
+    name: str
+    exchange: str
+    routing_key: str
+    durability: Durability
+    wanted: tuple[Destination | Delay, ...] = ()
 
-    @property
-    def exchange(self) -> str:
-        return self.delay.exchange if self.delay else self.destination.exchange
+    @classmethod
+    def of(cls, destination: Destination, delay: Delay | None = None) -> Address:
+        """A destination, at once or after a delay."""
+        name, durability = str(destination), destination.durability
+        if delay is None:
+            return cls(name, destination.exchange, "", durability, (destination,))
+        return cls(name, delay.exchange, destination.exchange, durability, (destination, delay))
 
-    @property
-    def routing_key(self) -> str:
-        return self.destination.exchange if self.delay else ""
-
-    @property
-    def wanted(self) -> list[Destination | Delay]:
-        """What must exist before anything is published there."""
-        return [self.destination, *([self.delay] if self.delay else [])]
+    @classmethod
+    def queue(cls, queue: str, durability: Durability) -> Address:
+        """A queue of a broker that is known to be there, past its exchange: for copies."""
+        return cls(queue, "", queue, durability)
 
     @property
     def lane(self) -> str:
@@ -71,7 +84,7 @@ class Shape:
 
     def __init__(self, address: Address, content_type: str) -> None:
         self.address, self.content_type, self.lane = address, content_type, address.lane
-        self.durability = address.destination.durability
+        self.durability = address.durability
         self.confirms = self.durability is not Durability.NONE
 
 
@@ -97,7 +110,7 @@ class Shapes:
         if shape is None:
             if len(self._known) >= SHAPES_MAX:
                 self._known.clear()
-            shape = self._known[key] = Shape(Address(destination, delay), content_type)
+            shape = self._known[key] = Shape(Address.of(destination, delay), content_type)
         return shape
 
 
@@ -136,7 +149,7 @@ def tell(settled: list[Ticket], settled_ns: int) -> None:
     """They are settled: whoever waits for one is told, once."""
     for ticket in settled:
         waiter, end = ticket.waiter, ticket.end
-        if waiter is None or end is None:
+        if waiter is None or end is None or isinstance(waiter, Published):
             continue
         outcome, reason = end
         broker, sent_ns = ticket.sent

@@ -76,6 +76,8 @@ class Membership:
         self._first_ms, self._max_ms, self._drain_ms = backoff_first_ms, backoff_max_ms, drain_ms
         self._members: dict[str, _Member] = {}
         self._listed: frozenset[str] = frozenset()
+        self.draining: set[str] = set()
+        """In state `DRAINING`: tell `drained` when nothing is owed to them."""
 
     @property
     def states(self) -> dict[str, State]:
@@ -104,6 +106,7 @@ class Membership:
                 return [HangUp(broker)]
             case State.OPEN:
                 member.state, member.due_ms = State.DRAINING, now_ms + self._drain_ms
+                self.draining.add(broker)
                 return [Drain(broker)]
             case State.DRAINING:
                 return []
@@ -155,6 +158,7 @@ class Membership:
         if member is None or member.state is not State.DRAINING:
             return []
         del self._members[broker]
+        self.draining.discard(broker)
         if broker in self._listed:
             self._members[broker] = _Member(State.WAITING, now_ms)
         return [HangUp(broker)]

@@ -40,9 +40,7 @@ class Batch(Generic[PackedT]):
         self.due_ms: int | None = None
 
     def has_room(self, item: PackedT, packing: Packing) -> bool:
-        return (
-            len(self.items) < packing.count_max and self.size + item.size <= packing.bytes_max
-        )
+        return len(self.items) < packing.count_max and self.size + item.size <= packing.bytes_max
 
     def is_full(self, packing: Packing) -> bool:
         return len(self.items) >= packing.count_max or self.size >= packing.bytes_max
