@@ -14,6 +14,7 @@ from bench.errors import BenchError
 from bench.figures.cli import figures, readme
 from bench.load import load
 from bench.manifest import Manifest
+from bench.profiling import profile
 from bench.rows import read_events
 from messagebus.errors import ConfigError, MessageBusError
 
@@ -25,7 +26,7 @@ def bench() -> None:
     """Load, latency, audits, and the demonstration of the whole way."""
 
 
-for command in (load, demo, figures, readme):
+for command in (load, demo, figures, profile, readme):
     bench.add_command(command)
 
 

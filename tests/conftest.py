@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster, cluster_factory
+from tests.support.leaks import LEAKS
 
 # A shell that starts the suite in the background has it ignore SIGINT, and so would every process that
 # a test interrupts.
@@ -19,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def make_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeCluster]:
-    """``make_cluster(brokers=3, up=True)``: a cluster of one's own, to break at will."""
+    """``make_cluster(brokers=3, up=True, tls=False)``: a cluster of one's own, to break at will."""
     folder = tmp_path_factory.mktemp("clusters")
     with cluster_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
         yield make
@@ -29,3 +31,35 @@ def make_cluster(
 def cluster(make_cluster: MakeCluster) -> LocalCluster:
     """A running cluster of three brokers, shared: leave it as you found it, use names of your own."""
     return make_cluster()
+
+
+# ---------------------------------------------------------------------- secrets
+@pytest.fixture(scope="session", autouse=True)
+def _logs_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clusters that tests made by the command's own means."""
+    yield
+    for file in tmp_path_factory.getbasetemp().glob("**/secrets/bus.password"):
+        LEAKS.look_into(file.parents[1])
+
+
+def pytest_configure() -> None:
+    logging.getLogger().addHandler(LEAKS)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    LEAKS.heard(f"{report.nodeid}: its output", report.capstdout + report.capstderr)
+    LEAKS.heard(f"{report.nodeid}: its failure", report.longreprtext)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run for a password in a log. Clusters are stopped by now, and were looked into."""
+    if LEAKS.told:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LEAKS.told:
+        terminalreporter.section("secrets that were shown")
+        for line in LEAKS.told:
+            terminalreporter.write_line(line)

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.errors import BenchError
 from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.figures.form import Figure, Results, figures_table
-from bench.figures.groups import GROUPS, chosen
+from bench.figures.groups import chosen
 from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
 from bench.readme import update
 from bench.systems.turn import best_loop
@@ -23,7 +23,8 @@ from ops.local.layout import DEFAULT_NETWORK
 __all__ = ["figures", "readme"]
 
 RESULTS = CHECKOUT / "bench" / "results"
-NAMES = ", ".join(group.name for group in GROUPS)
+# Of the table: names, ranges and goals stand in one line each.
+WIDTH = 140
 
 
 @click.command(
@@ -72,7 +73,7 @@ def figures(
             measured, environment = _measure(group, stage, scene)
             found += measured
             path = keep(RESULTS / f"{name}.json", group.name, measured, environment)
-    console.print(figures_table(found))
+    Console(highlight=False, width=WIDTH).print(figures_table(found))
     console.print(f"results: {os.path.relpath(path)}")
     shutil.rmtree(folder, ignore_errors=True)
     if missed := [figure.id for figure in found if figure.met is False]:

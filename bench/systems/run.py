@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import importlib
 
-from bench.systems.turn import Task, Turn
+from bench.systems.turn import Stopwatch, Task, Turn
 
 __all__ = ["SYSTEMS", "main"]
 
@@ -23,5 +24,11 @@ SYSTEMS = (
 def main(name: str, task: str) -> None:
     if name not in SYSTEMS:
         raise SystemExit(f"no client {name!r}; there are {', '.join(SYSTEMS)}")
-    turn: Turn = importlib.import_module(f"bench.systems.{name}").run(Task.from_json(task))
+    wanted = Task.from_json(task)
+    client = importlib.import_module(f"bench.systems.{name}")
+    if wanted.profile:
+        Stopwatch.profiler = cProfile.Profile()
+    turn: Turn = client.run(wanted)
+    if Stopwatch.profiler:
+        Stopwatch.profiler.dump_stats(wanted.profile)
     print(turn.to_json())

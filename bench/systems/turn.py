@@ -12,6 +12,7 @@ garbage, and then measures.
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import dataclasses
 import gc
 import importlib.util
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from bench.errors import BenchError
 from messagebus import BusConfig, Subscription, Topic
@@ -50,7 +51,7 @@ class Task:
     do not use it. window: publishes without a confirm, or deliveries without an ack. messages: in
     the measured part; warm_up: before it. batch: our messages in one AMQP message, 1 for none.
     threads: that publish. loop: asyncio or uvloop. seconds: instead of messages, for a client that
-    is given a time.
+    is given a time. profile: a file for what cProfile says of the measured part, "" for none.
     """
 
     verb: str
@@ -70,6 +71,7 @@ class Task:
     loop: str = "asyncio"
     seconds: float = 0
     rate_per_s: float = 0
+    profile: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -140,10 +142,17 @@ class Turn:
 
 
 class Stopwatch:
-    """Started when it is made, with the garbage collected before."""
+    """Started when it is made, with the garbage collected before.
+
+    profiler: runs while the measured part does, in the thread that made the stopwatch.
+    """
+
+    profiler: ClassVar[cProfile.Profile | None] = None
 
     def __init__(self) -> None:
         gc.collect()
+        if self.profiler:
+            self.profiler.enable()
         used = resource.getrusage(resource.RUSAGE_SELF)
         self._user_s, self._system_s = used.ru_utime, used.ru_stime
         self._began_s = time.perf_counter()
@@ -151,6 +160,8 @@ class Stopwatch:
     def turn(self, messages: int) -> Turn:
         """What so many messages took since then."""
         took_s = time.perf_counter() - self._began_s
+        if self.profiler:
+            self.profiler.disable()
         used = resource.getrusage(resource.RUSAGE_SELF)
         return Turn(
             messages=messages,

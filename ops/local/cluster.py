@@ -529,9 +529,11 @@ def _answers(address: tuple[str, int]) -> bool:
 
 
 def _write_certificates(layout: Layout) -> None:
-    """Every node's is good for its own address, and for the name that clients of the balancer know."""
+    """Every node's is good for its own address, for a name of its own, and for the one that clients of
+    the balancer know.
+    """
     wanted: dict[str, tuple[str, ...]] = {
-        node.name: (node.host, SERVER_NAME) for node in layout.nodes
+        node.name: (node.host, SERVER_NAME, f"{node.name}.{SERVER_NAME}") for node in layout.nodes
     }
     for name in (files.CLIENT, files.OPERATOR, files.PROBE_CERTIFICATE):
         wanted[name] = ()

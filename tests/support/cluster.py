@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ops.local.cluster import LocalCluster
+from tests.support.leaks import LEAKS
 
 __all__ = ["MakeCluster", "cluster_factory"]
 
@@ -17,7 +18,7 @@ MakeCluster = Callable[..., LocalCluster]
 
 @contextmanager
 def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeCluster]:
-    """Give ``make(brokers=3, up=True) -> LocalCluster``; everything made is stopped at the end.
+    """Give ``make(brokers=3, up=True, tls=False) -> LocalCluster``; everything made is stopped at the end.
 
     keep: asked at the end whether logs and data are to stay, for a look at what failed.
     Networks differ between processes that run side by side; where they do not, ports do.
@@ -25,10 +26,10 @@ def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeC
     numbers = itertools.count(1)
     made: list[LocalCluster] = []
 
-    def make(brokers: int = 3, *, up: bool = True) -> LocalCluster:
+    def make(brokers: int = 3, *, up: bool = True, tls: bool = False) -> LocalCluster:
         number = next(numbers)
         network = f"127.{1 + os.getpid() % 250}.{number}"
-        made.append(LocalCluster(folder / f"c{number}", brokers, network=network))
+        made.append(LocalCluster(folder / f"c{number}", brokers, network=network, tls=tls))
         if up:
             made[-1].up()
         return made[-1]
@@ -37,4 +38,7 @@ def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeC
         yield make
     finally:
         for cluster in made:
-            cluster.down(wipe=not keep())
+            cluster.down()
+            LEAKS.look_into(cluster.dir)
+            if not keep():
+                cluster.down(wipe=True)

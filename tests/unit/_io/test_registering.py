@@ -16,8 +16,11 @@ from messagebus import (
     Secret,
 )
 from messagebus._io import registering
+from messagebus._io.link import _parameters
 from messagebus._io.registering import Agents, Alone, Registration, credentials, topology_for
+from messagebus.broker import Broker
 from messagebus.topology import parse_wanted
+from ops.local.certificates import issue_missing
 
 COMPLETE = {"complete": True, "held": ["mb1:5672"], "later": ["mb2:5672"], "missing": {}}
 PARTLY = {"complete": False, "held": ["mb1:5672"], "later": [], "missing": {"mb2:5672": "down"}}
@@ -148,3 +151,20 @@ def test_credentials_say_who_we_are(tmp_path: Any) -> None:
         assert made.password.reveal() == password
     assert (made.user, made.vhost, made.heartbeat_s, made.client_id) == ("u", "v", 7, "me")
     assert credentials(BusConfig()).client_id == "messagebus"
+
+
+def test_certificates_behind_the_balancer_alone_are_for_the_server_name(tmp_path: Any) -> None:
+    issue_missing(tmp_path, {"client": ()})
+    bus = BusConfig(
+        broker="lb.example:5671",
+        tls=True,
+        tls_ca_file=str(tmp_path / "ca.pem"),
+        tls_server_name="bus.example",
+    )
+    found = credentials(bus)
+    asked = {
+        text: _parameters(Broker.parse(text), found, 500).ssl_options.server_hostname
+        for text in ("lb.example:5671", "mb1.example:5671", "10.0.0.1:5671", "[::1]:5671")
+    }
+    assert list(asked.values()) == ["bus.example", "mb1.example", "10.0.0.1", "::1"]
+    assert _parameters(Broker.parse("mb1"), credentials(BusConfig()), 500).ssl_options is None

@@ -1,0 +1,153 @@
+"""``python -m bench profile``: where the CPU time of one message goes.
+
+Two turns: one as it is, whose CPU time is the truth, and one under cProfile, which makes every call
+dearer. The second gives only the parts; they are scaled so that together they are the first's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pstats
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from bench.figures.client.consume import fill
+from bench.figures.environment import CHECKOUT
+from bench.figures.scene import Group, Scene, Stage
+from bench.figures.turns import Case, direct_task, purge, take_turn
+from bench.systems.turn import Task, Turn, best_loop
+from ops.local.layout import DEFAULT_NETWORK
+
+__all__ = ["Part", "parts_of", "profile", "profile_table"]
+
+MESSAGES, WARM_UP = 60_000, 6_000
+ROWS = 30
+WIDTH = 140
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One function. calls, own_us, with_callees_us: per message; raw_us: own, under the profiler."""
+
+    name: str
+    calls: float
+    own_us: float
+    with_callees_us: float
+    raw_us: float
+
+
+@click.command(epilog="Example: python -m bench profile publish --way send_many --window 50")
+@click.argument("verb", type=click.Choice(["publish", "consume"]))
+@click.option("--way", type=click.Choice(["submit", "send_many"]), default="submit")
+@click.option("--window", type=click.IntRange(1, 65_535), default=1000, show_default=True)
+@click.option("--size", type=click.IntRange(min=1), default=1024, show_default=True, help="Bytes.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--messages", type=click.IntRange(min=1000), default=MESSAGES, show_default=True)
+@click.option("--rows", type=click.IntRange(min=1), default=ROWS, show_default=True)
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def profile(
+    verb: str,
+    way: str,
+    window: int,
+    size: int,
+    batch: int,
+    messages: int,
+    rows: int,
+    network: str,
+) -> None:
+    """Show what a message costs our asyncio client, function by function, at one broker directly."""
+    console = Console(highlight=False, width=WIDTH)
+    folder = Path(tempfile.mkdtemp(prefix="messagebus-profile-"))
+    group = Group("profile", 1, "one broker directly, no HAProxy", lambda scene: iter(()))
+    with Stage(folder, network, console.print).open() as stage:
+        scene = stage.scene(group, Scene(folder, console.print))
+        task = dataclasses.replace(
+            direct_task(scene),
+            verb=verb,
+            way=way,
+            window=window,
+            body_bytes=size,
+            batch=batch,
+            messages=messages,
+            warm_up=WARM_UP,
+            loop=best_loop(),
+        )
+        turn = _turn(scene, task)
+        into = folder / "profile.stats"
+        profiled = _turn(scene, dataclasses.replace(task, profile=str(into)))
+        parts = parts_of(pstats.Stats(str(into)), turn)
+    shutil.rmtree(folder, ignore_errors=True)
+    console.print(
+        f"{verb}: {turn.rate_per_s:,.0f}/s, {turn.cpu_us:.2f} us of CPU a message: "
+        f"{turn.user_s / turn.messages * 1e6:.2f} user, {turn.system_s / turn.messages * 1e6:.2f} "
+        f"kernel; loop {task.loop}; under the profiler {profiled.cpu_us:.2f} us"
+    )
+    console.print(profile_table(parts[:rows]))
+
+
+def _turn(scene: Scene, task: Task) -> Turn:
+    if task.verb == "consume":
+        fill(scene, dataclasses.replace(task, profile=""))
+    else:
+        purge(scene, task)
+    return take_turn(Case(task.verb, "ours_async", task))
+
+
+def parts_of(stats: pstats.Stats, turn: Turn) -> list[Part]:
+    """Dearest first. Waiting in the selector is not CPU time and is left out."""
+    found = {
+        name: values
+        for name, values in stats.stats.items()  # type: ignore[attr-defined]
+        if not _waits(name)
+    }
+    total_s = sum(own_s for _, _, own_s, _, _ in found.values()) or 1.0
+    scale = turn.cpu_us / total_s
+    parts = [
+        Part(
+            _named(*name),
+            calls / turn.messages,
+            own_s * scale,
+            cumulative_s * scale,
+            own_s / turn.messages * 1e6,
+        )
+        for name, (_, calls, own_s, cumulative_s, _) in found.items()
+    ]
+    return sorted(parts, key=lambda part: part.own_us, reverse=True)
+
+
+def _waits(name: tuple[str, int, str]) -> bool:
+    return "poll" in name[2] and name[0] == "~"
+
+
+def _named(file: str, line: int, function: str) -> str:
+    """``messagebus/_io/link.py:120 on_data``; what is written in C has no file."""
+    if file == "~":
+        return function.strip("<>")
+    path = Path(file)
+    if path.is_relative_to(CHECKOUT) and ".venv" not in path.parts:
+        return f"{path.relative_to(CHECKOUT)}:{line} {function}"
+    return f"{path.parent.name}/{path.name}:{line} {function}"
+
+
+def profile_table(parts: Iterable[Part]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("us a message", "with callees", "profiled", "calls a message"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("function", overflow="fold")
+    for part in parts:
+        table.add_row(
+            f"{part.own_us:.2f}",
+            f"{part.with_callees_us:.2f}",
+            f"{part.raw_us:.2f}",
+            f"{part.calls:.3f}",
+            part.name,
+        )
+    return table

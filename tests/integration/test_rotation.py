@@ -1,0 +1,162 @@
+"""Promise: user and password may change while clients run; nothing is lost, and no account is locked."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from messagebus import BusConfig, LoginRefused, Publisher
+from ops.local import secrets
+from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
+from tests.support.eventually import FACTOR, eventually
+from tests.support.faults import bus_config, close_connections
+from tests.support.leaks import LEAKS
+from tests.support.load import Consuming, Load, consuming, publishing
+
+READY_WITHIN_S = 20.0
+# A refused login is tried again after at most half a minute, plus what the file was late.
+BACK_WITHIN_S = 60.0
+WATCHED_S = 15.0
+# Within WATCHED_S one link tries after 0, 1, 3 and 7 s at the earliest half of that: six times at most.
+TRIES_MAX = 6
+REGISTRATION_TRIES_MAX = 3
+REFUSED_LINE = re.compile(r"login refused|ACCESS_REFUSED.*[Ll]ogin|invalid credentials")
+
+
+@pytest.fixture(scope="module")
+def own(make_cluster: MakeCluster) -> LocalCluster:
+    """Passwords are changed here: no cluster to share."""
+    return make_cluster(2)
+
+
+@pytest.fixture
+def login(own: LocalCluster, tmp_path: Path) -> Login:
+    return Login(own, tmp_path)
+
+
+class Login:
+    """A user of an application's own, with the files that say so."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.user_file, self.password_file = folder / "user", folder / "password"
+
+    def on_brokers(self, user: str, password: str) -> None:
+        """Make it so that this user has this password."""
+        LEAKS.remember(password)
+        for name in self.cluster.names:
+            with self.cluster.management(name) as management:
+                body = {"password": password, "tags": "monitoring"}
+                management.put(f"/api/users/{user}", json=body).raise_for_status()
+                rights = management.get("/api/permissions/%2F/bus").raise_for_status().json()
+                management.put(f"/api/permissions/%2F/{user}", json=rights).raise_for_status()
+
+    def off_brokers(self, user: str) -> None:
+        for name in self.cluster.names:
+            with self.cluster.management(name) as management:
+                management.delete(f"/api/users/{user}").raise_for_status()
+
+    def in_files(self, user: str, password: str) -> None:
+        LEAKS.remember(password)
+        secrets.write(self.user_file, user + "\n")
+        secrets.write(self.password_file, password + "\n")
+
+    def bus(self, client_id: str) -> BusConfig:
+        return bus_config(
+            self.cluster,
+            user_file=str(self.user_file),
+            password_file=str(self.password_file),
+            client_id=client_id,
+        )
+
+    def hang_up(self, client_id: str) -> None:
+        for name in self.cluster.names:
+            close_connections(self.cluster, name, client_id)
+
+    def refusals(self) -> int:
+        """Logins that the brokers have refused so far, by their own logs."""
+        logs = [(node.log_dir / "broker.log") for node in self.cluster.layout.nodes]
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        return sum(bool(REFUSED_LINE.search(line)) for line in lines)
+
+
+def flows(load: Load, work: Consuming) -> None:
+    """What is confirmed from now on arrives, too."""
+    since_ns = time.monotonic_ns()
+    eventually(
+        lambda: load.confirmed_ids(since_ns=since_ns) & set(work.counts()),
+        within_s=BACK_WITHIN_S,
+        what="messages flow again",
+    )
+    eventually(work.consumer.keep_alive, within_s=BACK_WITHIN_S, what="attached to all brokers")
+
+
+def test_a_password_changes_while_messages_flow(login: Login) -> None:
+    login.on_brokers("rotating", "password-one-5512")
+    login.in_files("rotating", "password-one-5512")
+    bus = login.bus("rotating-password")
+    with consuming(bus, "orders", "billing") as work:
+        with publishing(bus, "orders") as load:
+            flows(load, work)
+            login.on_brokers("rotating", "password-two-7734")
+            login.in_files("rotating", "password-two-7734")
+            login.hang_up(bus.client_id)
+            flows(load, work)
+            # Also when the brokers are first, and the file is late.
+            login.on_brokers("rotating", "password-three-9956")
+            login.hang_up(bus.client_id)
+            eventually(lambda: not work.consumer.keep_alive(), within_s=READY_WITHIN_S)
+            login.in_files("rotating", "password-three-9956")
+            flows(load, work)
+        assert work.wait_for(load.confirmed_ids()) == set()
+    assert load.links_lost > 0
+
+
+def test_a_user_changes_with_the_password(login: Login) -> None:
+    login.on_brokers("blue", "password-blue-1123")
+    login.in_files("blue", "password-blue-1123")
+    bus = login.bus("rotating-user")
+    with consuming(bus, "queue:jobs") as work:
+        with publishing(bus, "queue:jobs") as load:
+            flows(load, work)
+            login.on_brokers("green", "password-green-3345")
+            login.in_files("green", "password-green-3345")
+            login.hang_up(bus.client_id)
+            flows(load, work)
+            login.off_brokers("blue")
+            flows(load, work)
+        assert work.wait_for(load.confirmed_ids()) == set()
+
+
+def test_a_wrong_password_is_told_at_once_and_tried_once(login: Login) -> None:
+    login.on_brokers("known", "password-known-8812")
+    login.in_files("known", "password-wrong-0041")
+    before = login.refusals()
+    with pytest.raises(LoginRefused) as raised:
+        Publisher(login.bus("wrong")).start(require="one", timeout_s=READY_WITHIN_S)
+    assert "password-wrong" not in str(raised.value)
+    assert 1 <= eventually(lambda: login.refusals() - before, within_s=READY_WITHIN_S) <= 2
+
+
+def test_a_running_client_tries_a_wrong_password_slowly(login: Login) -> None:
+    login.on_brokers("slow", "password-old-2290")
+    login.in_files("slow", "password-old-2290")
+    bus = login.bus("slow-client")
+    with consuming(bus, "queue:slow") as work:
+        with publishing(bus, "queue:slow", publishers=1) as load:
+            flows(load, work)
+            before = login.refusals()
+            login.on_brokers("slow", "password-new-4467")
+            login.hang_up(bus.client_id)
+            # A minute later an operator would notice; a quarter of it shows the pace.
+            time.sleep(WATCHED_S)
+            tries = login.refusals() - before
+            links = 1 + len(login.cluster.names)
+            assert links <= tries <= links * TRIES_MAX * FACTOR + REGISTRATION_TRIES_MAX
+            login.in_files("slow", "password-new-4467")
+            flows(load, work)
+        assert work.wait_for(load.confirmed_ids()) == set()

@@ -1,0 +1,240 @@
+"""Promise: with TLS on, nothing is said to anybody whose certificate was not verified, and the rest works."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from messagebus import (
+    AsyncPublisher,
+    BusConfig,
+    CertificateRefused,
+    Consumer,
+    ListUnavailable,
+    NotReady,
+    Publisher,
+    brokers,
+    declare,
+)
+from ops.local import secrets
+from ops.local.certificates import CA, Authority, issue_missing
+from ops.local.cluster import LocalCluster
+from ops.local.files import CLIENT
+from ops.local.layout import SERVER_NAME
+from tests.support.cluster import MakeCluster
+from tests.support.eventually import eventually
+from tests.support.faults import balancer_configured, balancer_state, close_connections
+from tests.support.load import consuming, publishing
+
+READY_WITHIN_S = 20.0
+LISTED_WITHIN_S = 10.0
+CHECKED_WITHIN_S = 30.0
+DEADLINE_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def secured(make_cluster: MakeCluster) -> LocalCluster:
+    return make_cluster(2, tls=True)
+
+
+@pytest.fixture
+def bus(secured: LocalCluster) -> BusConfig:
+    return BusConfig.from_env(secured.client_env())
+
+
+@pytest.fixture(scope="module")
+def stranger(secured: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what nobody should trust: another authority, and `expired` of the right one."""
+    folder = tmp_path_factory.mktemp("stranger")
+    issue_missing(folder, {CLIENT: (), "mb2": (SERVER_NAME, secured.node("mb2").host)})
+    certificate, key = Authority.load(secured.layout.tls_dir).issue("expired", days=-1)
+    (folder / "expired.pem").write_text(certificate)
+    secrets.write(folder / "expired.key", key)
+    return folder
+
+
+def connections(cluster: LocalCluster, user: str) -> list[dict[str, Any]]:
+    found = []
+    for name in cluster.names:
+        with cluster.management(name) as management:
+            found += management.get("/api/connections").raise_for_status().json()
+    return [each for each in found if each.get("user") == user]
+
+
+def test_messages_pass_and_every_connection_is_verified_on_both_ends(
+    secured: LocalCluster, bus: BusConfig
+) -> None:
+    with consuming(bus, "orders", "billing") as work:
+        with publishing(bus, "orders", publishers=2) as load:
+            eventually(
+                lambda: {s.published.broker for s in load.confirmed()} == set(names_of(secured)),
+                within_s=READY_WITHIN_S,
+                what="both brokers were published to",
+            )
+            # Two publishers and a consumer on each broker, once the brokers have counted them.
+            eventually(lambda: len(connections(secured, "bus")) >= 4, within_s=LISTED_WITHIN_S)
+            ours = connections(secured, "bus")
+        assert work.wait_for(load.confirmed_ids()) == set()
+    assert {each["ssl"] for each in ours} == {True}
+    assert {each["peer_cert_subject"] for each in ours} == {f"CN={CLIENT}"}
+
+
+async def test_the_asyncio_client_speaks_tls_too(bus: BusConfig) -> None:
+    async with AsyncPublisher(bus) as publisher:
+        assert (await publisher.send_safe("queue:jobs", b"x")).broker
+
+
+def test_registering_and_the_list_go_over_https(secured: LocalCluster, bus: BusConfig) -> None:
+    assert declare(bus, ["declared", "declared/one"]).complete
+    assert brokers(bus).names == set(names_of(secured))
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(secured.list_url.replace("https", "http"), trust_env=False)
+
+
+def test_without_tls_a_client_gets_nothing_out_of_a_broker(
+    secured: LocalCluster, bus: BusConfig
+) -> None:
+    plain = BusConfig(broker=bus.broker, user="bus", password_file=bus.password_file)
+    with pytest.raises(NotReady):
+        Publisher(plain).start(require="one", timeout_s=DEADLINE_S)
+    host, _, port = bus.broker.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=READY_WITHIN_S) as probe:
+        probe.sendall(b"AMQP\x00\x00\x09\x01")
+        assert b"AMQP" not in probe.recv(100)
+
+
+CASES = [
+    ("the broker's authority is another one", {"tls_ca_file": CA}, "not good: self-signed"),
+    ("our name for it is another one", {"tls_server_name": "x.test"}, "not valid for 'x.test'"),
+    ("we ask for its address", {"tls_server_name": ""}, "IP address mismatch"),
+    ("we have none", {"tls_cert_file": "", "tls_key_file": ""}, "our certificate: cert.*required"),
+    (
+        "ours is of another authority",
+        {"tls_cert_file": f"{CLIENT}.pem", "tls_key_file": f"{CLIENT}.key"},
+        "our certificate: unknown ca",
+    ),
+    (
+        "ours has expired",
+        {"tls_cert_file": "expired.pem", "tls_key_file": "expired.key"},
+        "our certificate: certificate expired",
+    ),
+]
+
+
+@pytest.mark.parametrize(("_why", "settings", "told"), CASES, ids=[case[0] for case in CASES])
+def test_a_certificate_that_is_not_taken_is_told_at_once(
+    bus: BusConfig, stranger: Path, _why: str, settings: dict[str, str], told: str
+) -> None:
+    there: dict[str, Any] = {
+        key: str(stranger / value) if value and key.endswith("_file") else value
+        for key, value in settings.items()
+    }
+    with pytest.raises(CertificateRefused, match=told) as raised:
+        Publisher(replace(bus, **there)).start(require="one", timeout_s=READY_WITHIN_S)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_consumer_is_told_as_well(bus: BusConfig, stranger: Path) -> None:
+    wrong = replace(bus, tls_ca_file=str(stranger / CA))
+    with pytest.raises(CertificateRefused, match="not good"):
+        Consumer(wrong, "queue:jobs").start(require="one", timeout_s=READY_WITHIN_S)
+    with pytest.raises(CertificateRefused, match="not good"):
+        declare(wrong, ["queue:jobs"])
+    with pytest.raises(ListUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        brokers(wrong)
+
+
+def test_certificates_are_read_again_at_every_dial(
+    secured: LocalCluster, bus: BusConfig, tmp_path: Path
+) -> None:
+    issue = Authority.load(secured.layout.tls_dir).issue
+    files = tmp_path / "client.pem", tmp_path / "client.key"
+
+    def write(name: str) -> None:
+        for file, text in zip(files, issue(name), strict=True):
+            secrets.write(file, text)
+
+    def subjects() -> set[str]:
+        return {each["peer_cert_subject"] for each in connections(secured, "bus")}
+
+    write("first")
+    ours = replace(
+        bus, tls_cert_file=str(files[0]), tls_key_file=str(files[1]), client_id="rotates"
+    )
+    with consuming(ours, "queue:rotated") as work:
+        with publishing(ours, "queue:rotated") as load:
+            eventually(lambda: subjects() == {"CN=first"}, within_s=LISTED_WITHIN_S)
+            write("second")
+            for name in secured.names:
+                close_connections(secured, name, "rotates")
+            eventually(lambda: subjects() == {"CN=second"}, within_s=READY_WITHIN_S)
+            assert work.consumer.keep_alive()
+        assert work.wait_for(load.confirmed_ids()) == set()
+
+
+@pytest.fixture
+def routed(secured: LocalCluster) -> Iterator[None]:
+    """One address for several brokers: HAProxy looks at nothing but the name that TLS asks for."""
+    before = (secured.layout.haproxy_dir / "haproxy.cfg").read_text()
+    rules = [
+        "tcp-request inspect-delay 5s",
+        "tcp-request content accept if { req.ssl_hello_type 1 }",
+    ]
+    backends = []
+    for name in secured.names:
+        rules.append(f"use_backend {name} if {{ req.ssl_sni -i {name}.{SERVER_NAME} }}")
+        address = secured.node(name).broker
+        backends.append(f"backend {name}\n    mode tcp\n    server {name} {address}\n")
+    backends.append("backend nobody\n    mode tcp\n")
+    frontend = "\n    ".join([*rules, "default_backend nobody"])
+    text = before.replace("default_backend mb_brokers", frontend) + "\n" + "\n".join(backends)
+    with balancer_configured(secured, text):
+        yield
+
+
+@pytest.mark.usefixtures("routed")
+def test_haproxy_can_route_by_the_server_name(secured: LocalCluster, bus: BusConfig) -> None:
+    for name in secured.names:
+        node = secured.node(name)
+        # The list from this node's own agent: those behind the balancer have other names.
+        named = replace(
+            bus,
+            tls_server_name=f"{name}.{SERVER_NAME}",
+            list_urls=(f"https://{node.agent}/consumer-list",),
+        )
+        with Publisher(named) as publisher:
+            published = publisher.send_safe("queue:jobs", b"x", timeout_s=READY_WITHIN_S)
+        assert published.broker == node.broker
+
+
+def test_a_broker_with_a_strange_certificate_gets_no_publishes(
+    secured: LocalCluster, bus: BusConfig, stranger: Path
+) -> None:
+    files = [secured.layout.tls_file(f"mb2.{end}") for end in ("pem", "key")]
+    good = [file.read_text() for file in files]
+    secured.stop("mb2")
+    try:
+        for file in files:
+            secrets.write(file, (stranger / file.name).read_text())
+        secured.start("mb2")
+        eventually(lambda: balancer_state(secured, "mb1") == "UP", within_s=CHECKED_WITHIN_S)
+        assert balancer_state(secured, "mb2") == "DOWN"
+        with Publisher(bus) as publisher:
+            published = publisher.send_safe("queue:jobs", b"x", timeout_s=READY_WITHIN_S)
+        assert published.broker == secured.node("mb1").broker
+    finally:
+        secured.stop("mb2")
+        for file, text in zip(files, good, strict=True):
+            secrets.write(file, text)
+        secured.start("mb2")
+        secured.wait_ready()
+
+
+def names_of(cluster: LocalCluster) -> list[str]:
+    return [cluster.node(name).broker for name in cluster.names]
