@@ -11,7 +11,8 @@ Pure set logic on recorded rows, independent of Spark, so that the two check eac
   ``unknown`` when the message was sent more than once (the answer to an earlier copy never came);
   ``owed`` when an earlier delivery from the same broker was never answered, or its answer was stale;
   ``acked_without_proof`` when an earlier one from the same broker was acked, and that broker was
-  killed between the ack and the repeat: AMQP acks are not confirmed, so it may never have applied it;
+  killed, or its links cut, between the ack and the repeat: AMQP acks are not confirmed, so it may
+  never have applied it;
   and ``unexplained`` otherwise, which no run may have.
 - *gap* of a publisher: the longest time without a confirm while it waited for one. Every confirm ends
   a silence; the silence began with the confirm before it, or, where nothing was open then, with the
@@ -256,7 +257,7 @@ def _received_ns(row: Row) -> int:
 def _kills(manifest: Manifest) -> dict[str, list[int]]:
     kills: dict[str, list[int]] = defaultdict(list)
     for incident in manifest.incidents:
-        if incident.kind == "kill":
+        if incident.kind in ("kill", "cut"):
             kills[incident.broker].append(incident.at_ns)
     return kills
 

@@ -16,6 +16,7 @@ from bench.load import load
 from bench.manifest import Manifest
 from bench.profiling import profile
 from bench.rows import read_events
+from bench.soak import soak
 from messagebus.errors import ConfigError, MessageBusError
 
 __all__ = ["main"]
@@ -26,7 +27,7 @@ def bench() -> None:
     """Load, latency, audits, and the demonstration of the whole way."""
 
 
-for command in (load, demo, figures, profile, readme):
+for command in (load, demo, figures, profile, soak, readme):
     bench.add_command(command)
 
 

@@ -20,12 +20,15 @@ from bench.recorder import Anchor
 __all__ = ["FILE_NAME", "INCIDENTS", "ConsumerEntry", "Incident", "Manifest", "write_atomically"]
 
 FILE_NAME = "manifest.json"
-INCIDENTS = ("kill", "start", "add", "remove", "reload")
+INCIDENTS = ("kill", "cut", "start", "add", "remove", "reload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """Something that was done to the bus. broker: ``host:port``, "" for the balancer.
+
+    A kill and a cut (links to a living broker ended: frozen too long, or closed by it) may both
+    leave acks under way that the broker never applied.
 
     at_ns, done_ns: monotonic times of the coordinator's host; done_ns None while it lasts.
     """

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import re
 import ssl
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -103,6 +105,7 @@ class Tls:
     ca_file, cert_file, key_file: what operators trust, and who they are.
     server_name: stands in the certificate of every broker and agent, beside its own host.
     check_cert_file: certificate and key of HAProxy's checks, in one file; on its host, as ca_file.
+    digest: of what HAProxy reads of these, so that new ones are a new configuration; "" unless loaded.
     """
 
     ca_file: Path
@@ -110,6 +113,7 @@ class Tls:
     key_file: Path
     server_name: str
     check_cert_file: Path
+    digest: str = ""
 
     @property
     def files(self) -> TlsFiles:
@@ -161,8 +165,11 @@ def load(path: str | Path) -> Inventory:
     inventory = parse(values, base=path.absolute().parent)
     balancer = inventory.balancer
     password = _read_secret(balancer.probe_password_file)
+    tls = inventory.tls
     return dataclasses.replace(
-        inventory, balancer=dataclasses.replace(balancer, probe_password=password)
+        inventory,
+        balancer=dataclasses.replace(balancer, probe_password=password),
+        tls=tls and dataclasses.replace(tls, digest=_digest(tls.ca_file, tls.check_cert_file)),
     )
 
 
@@ -345,6 +352,15 @@ class _Table:
 def _nearest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _digest(*files: Path) -> str:
+    """Of their content; of a file that cannot be read, nothing: HAProxy tells of it."""
+    summed = hashlib.sha256()
+    for file in files:
+        with suppress(OSError):
+            summed.update(hashlib.sha256(file.read_bytes()).digest())
+    return summed.hexdigest()[:16]
 
 
 def _read_secret(path: Path) -> Secret | None:

@@ -1,8 +1,8 @@
 """The command `messagebus`: publish, consume, declare, brokers, subscriptions, agent.
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
-MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE). Errors are one line on standard error.
-Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/howto/settings.md). Errors are one line on
+standard error. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO, Any, NoReturn
 import click
 
 from messagebus import directory
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.errors import ConfigError, MessageBusError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message
@@ -38,12 +38,6 @@ PUBLISH_STOP_S = 30.0
 # How often a consumer that waits looks whether it is to stop.
 RECEIVE_STEP_S = 0.2
 TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
-CLUSTER_SETTINGS = (
-    "MESSAGEBUS_LOCAL_DIR",
-    "MESSAGEBUS_INVENTORY",
-    "MESSAGEBUS_TEST_TIME_FACTOR",
-    TOKEN_SETTING,
-)
 
 
 def main() -> NoReturn:
@@ -71,7 +65,7 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 def _bus() -> BusConfig:
-    return BusConfig.from_env({k: v for k, v in os.environ.items() if k not in CLUSTER_SETTINGS})
+    return BusConfig.from_env(os.environ)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -125,7 +119,7 @@ def publish(topic: str, file: Path, form: str | None, key: str) -> int:
                 err=True,
             )
 
-    publisher = Publisher(_bus())
+    publisher = Publisher(_bus(), PublisherConfig.from_env(os.environ))
     publisher.start(require="one")
     try:
         with click.open_file(str(file), "rb") as source:
@@ -181,7 +175,8 @@ def consume(
     """
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
-    consumer = Consumer(_bus(), topic, subscription=subscription)
+    config = ConsumerConfig.from_env(os.environ)
+    consumer = Consumer(_bus(), topic, subscription=subscription, config=config)
     consumer.start()
     try:
         _print_all(consumer, _as_json if ndjson else _as_line, count, idle_exit_s, stop)

@@ -53,6 +53,18 @@ class TlsFiles:
         """To show our certificate, and to ask for one of ca_file's authorities. Raises ConfigError."""
         return _context(self, True, self._stamps())
 
+    def refresh(self, *used: ssl.SSLContext) -> None:
+        """Have contexts that are in use show and trust what the files say now, from the next handshake.
+
+        Raises ConfigError, with nothing changed, when the files are not good.
+        """
+        self.client_context()
+        for context in used:
+            faults = _show(context, self.cert_file, self.key_file) if self.cert_file else []
+            faults += _trust(context, self.ca_file) if self.ca_file else []
+            if faults:
+                raise ConfigError("; ".join(faults))
+
     def faults(self) -> list[str]:
         """What is wrong with the files, one sentence each; empty when all is well."""
         try:

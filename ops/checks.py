@@ -13,6 +13,7 @@ from ops.view import Queue, View
 
 __all__ = [
     "Emptying",
+    "Steady",
     "agents_serve_the_list",
     "answers",
     "applied_and_attached",
@@ -109,24 +110,38 @@ def knows_the_topology(view: View, name: str) -> Check:
     return check
 
 
-def left_by_publishers(view: View, name: str) -> Check:
-    """No application has a connection to the broker, apart from those that consume."""
+def left_by_publishers(
+    view: View, name: str, *, interval_s: float, clock: Callable[[], float] = time.monotonic
+) -> Check:
+    """No application has a connection to the broker, apart from those that consume, for certain.
+
+    A connection is in the statistics only after an interval: see `Steady`.
+    """
+    steady = Steady(interval_s, clock)
 
     def check() -> str:
         left = [who for who, consumes in view.client_connections(name).items() if not consumes]
-        return f"{len(left)} connections that may publish" if left else ""
+        if left:
+            steady.broken()
+            return f"{len(left)} connections that may publish"
+        return "" if steady.holds() else "none that may publish, looking again"
 
     return check
 
 
-def left_by_clients(view: View, name: str) -> Check:
-    """Every live client works by the list without the broker, and none is connected to it."""
+def left_by_clients(
+    view: View, name: str, *, interval_s: float, clock: Callable[[], float] = time.monotonic
+) -> Check:
+    """Every live client works by the list without the broker, and none is connected, for certain."""
+    steady = Steady(interval_s, clock)
 
     def check() -> str:
-        if late := _late(view):
-            return late
+        late = _late(view)
         left = view.client_connections(name)
-        return f"{len(left)} connections of clients" if left else ""
+        if late or left:
+            steady.broken()
+            return late or f"{len(left)} connections of clients"
+        return "" if steady.holds() else "no client is connected, looking again"
 
     return check
 
@@ -144,6 +159,28 @@ def publishes_arrive(view: View, name: str) -> Check:
         return "" if acked > before[0][1] else "publishes arrive and are not acknowledged yet"
 
     return check
+
+
+class Steady:
+    """What statistics show is believed when it was so in looks more than one interval apart.
+
+    They show the past: what began a moment before a look is not in them yet.
+    """
+
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+        """interval_s: the longest that the broker's statistics may lag."""
+        self._interval_s, self._clock = interval_s, clock
+        self._since: float | None = None
+
+    def holds(self) -> bool:
+        """It was so in this look. Returns whether it has been for long enough."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        return now - self._since > self._interval_s
+
+    def broken(self) -> None:
+        """It was not so in this look, or proved wrong."""
+        self._since = None
 
 
 class Emptying:
@@ -165,11 +202,10 @@ class Emptying:
         """interval_s: the longest that the broker's counts may lag."""
         self._view = view
         self._name = name
-        self._interval_s = interval_s
         self._clock = clock
         self._first: tuple[float, int] | None = None
-        self._zero_since: float | None = None
-        self._stuck_since: float | None = None
+        self._zero = Steady(interval_s, clock)
+        self._stuck = Steady(interval_s, clock)
 
     def __call__(self) -> str:
         queues = self._view.queues(self._name)
@@ -177,32 +213,26 @@ class Emptying:
             return "counts are not there yet"
         left = sum(queue.messages or 0 for queue in queues)
         if left:
-            self._zero_since = None
+            self._zero.broken()
             self._raise_if_stuck(queues)
             return self._progress(left)
         return self._confirm(queues)
 
     def _confirm(self, queues: list[Queue]) -> str:
-        now = self._clock()
-        if self._zero_since is None:
-            self._zero_since = now
-        if now - self._zero_since <= self._interval_s:
+        if not self._zero.holds():
             return "counted empty, looking again"
         for queue in queues:
             if self._view.holds_message(self._name, queue.name):
-                self._zero_since = None
+                self._zero.broken()
                 return f"{queue.name} was counted empty and is not"
         return ""
 
     def _raise_if_stuck(self, queues: list[Queue]) -> None:
         waiting = [queue for queue in queues if queue.messages]
         if any(queue.consumers for queue in waiting):
-            self._stuck_since = None
+            self._stuck.broken()
             return
-        now = self._clock()
-        self._stuck_since = now if self._stuck_since is None else self._stuck_since
-        # Consumer counts lag like all others.
-        if now - self._stuck_since > self._interval_s:
+        if self._stuck.holds():  # consumer counts lag like all others
             what = _some([f"{queue.name} ({queue.messages:,} messages)" for queue in waiting])
             raise Blocked(f"no consumer for {what}: consume or purge them, then run this again")
 

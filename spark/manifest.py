@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-INCIDENTS = ("kill", "start", "add", "remove", "reload")
+INCIDENTS = ("kill", "cut", "start", "add", "remove", "reload")
 # A run's id names a folder of tables.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -88,8 +88,8 @@ class Manifest:
 
     @property
     def kills(self) -> list[tuple[str, int]]:
-        """(broker, when) of every kill."""
-        return [(i.broker, i.at_ns) for i in self.incidents if i.kind == "kill"]
+        """(broker, when) of every kill, and of links cut: acks under way may be lost in both."""
+        return [(i.broker, i.at_ns) for i in self.incidents if i.kind in ("kill", "cut")]
 
 
 def read_manifest(folder: Path) -> Manifest:

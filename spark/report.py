@@ -33,6 +33,7 @@ MEASURE_NAMES = {
 }
 INCIDENT_NAMES = {
     "kill": "{} killed",
+    "cut": "links to {} cut",
     "start": "{} back",
     "add": "add {}",
     "remove": "remove {}",

@@ -33,6 +33,9 @@ log = logging.getLogger("messagebus.agent")
 
 # One passive declaration per expiring subscription; what is used less often is not seen as used.
 LOOK_INTERVAL_S = 1.0
+# Of a queue that is gone: used more recently than that, the subscription is in use now, and is made
+# again. Otherwise RabbitMQ was a little earlier than we are, and time will tell.
+IN_USE_S = 2 * LOOK_INTERVAL_S
 
 
 class Expiry:
@@ -55,6 +58,7 @@ class Expiry:
         self._upkeep, self._topology, self._peers = upkeep, topology, peers
         self._lists, self._clients = lists, clients
         self._used_at_s: dict[str, float] = {}
+        self._dials = 0
         self._look_now = asyncio.Event()
         self.deleted = 0
 
@@ -90,8 +94,10 @@ class Expiry:
     async def look(self) -> None:
         """Watch once, and decide. Raises LinkError or TopologyError."""
         expiring = self._upkeep.expiring()
-        if not self._upkeep.condition.linked:
+        if self._dials != self._upkeep.dials:  # what was between the links nobody saw
+            self._dials = self._upkeep.dials
             self._used_at_s.clear()
+        if not self._upkeep.condition.linked:
             return
         self._used_at_s = {n: at_s for n, at_s in self._used_at_s.items() if n in expiring}
         for name, ago_s in self._clients():
@@ -118,9 +124,10 @@ class Expiry:
         answers = {self._me: mine, **await self._peers.unused(current.listed)}
         for name in sorted(due):
             known = {b: s for b, told in answers.items() if (s := told.get(name)) is not None}
-            if min(known.values()) <= expiring[name]:
-                if name in gone:
-                    await self._upkeep.make_again(name, lost=True)
+            if name in gone and min(known.values()) < IN_USE_S:
+                await self._upkeep.make_again(name, lost=True)
+            elif min(known.values()) <= expiring[name]:
+                continue
             elif len(known) >= majority(len(current.listed)) and min(known) == self._me:
                 await self._delete(name, known)
 

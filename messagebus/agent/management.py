@@ -7,6 +7,7 @@ connection stands still during the alarm: the agent's link must go on declaring.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -49,6 +50,15 @@ class Management:
             return {queue["name"]: _born(queue.get("arguments")) for queue in answer.json()}
         except (ValueError, KeyError, TypeError) as fault:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
+
+    async def arguments(self, queue: str) -> dict[str, Any]:
+        """With which arguments a queue exists, and whether it is durable, as `durable`."""
+        answer = await self._get(f"/api/queues/%2F/{quote(queue, safe='')}?disable_stats=true")
+        try:
+            found = answer.json()
+            return {"durable": found["durable"], **found["arguments"]}
+        except (ValueError, KeyError, TypeError) as fault:
+            raise ManagementUnavailable(f"not a queue: {fault!r}") from fault
 
     async def unacked(self) -> dict[str, int]:
         """Deliveries not answered yet, by queue; up to a statistics interval (5 s) old."""

@@ -52,6 +52,8 @@ ALARM_INTERVAL_S = 2.0
 # How late a change of the verdict may stand in the log; balancers hear it at once.
 TELL_INTERVAL_S = 0.5
 STOP_TIMEOUT_S = 2
+# How late new certificates are shown.
+CERTIFICATES_INTERVAL_S = 10.0
 CHECK_TIMEOUT_S = 1.0
 
 
@@ -135,6 +137,7 @@ class Service:
             self._watch_alarms(),
             self._write_reports(),
             self._tell_verdicts(),
+            self._renew_certificates(),
             first=server.stop,
         )
         checks.close()
@@ -201,6 +204,22 @@ class Service:
                 level = logging.INFO if now.kind is VerdictKind.READY else logging.WARNING
                 log.log(level, "verdict %s %s", now.kind.value, now.reason)
             await asyncio.sleep(TELL_INTERVAL_S)
+
+    async def _renew_certificates(self) -> None:
+        """Those that were replaced are shown from the next connection on, without a restart."""
+        files = self._tls
+        if files is None:
+            return
+        used, seen = (files.server_context(), files.client_context()), files.client_context()
+        while True:
+            await asyncio.sleep(CERTIFICATES_INTERVAL_S)
+            try:
+                if (now := files.client_context()) is not seen:
+                    files.refresh(*used)
+                    seen = now
+                    log.info("certificates read again broker=%s", self._config.broker)
+            except ConfigError as fault:
+                log.warning("certificates not read again reason=%r", str(fault))
 
     # What is kept as a report.
 

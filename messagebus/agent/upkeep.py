@@ -40,7 +40,7 @@ from messagebus.core.gate import Condition, may_open
 from messagebus.core.register import Entry, Register
 from messagebus.core.registration import Answer, Reply
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
-from messagebus.topology import Declarations, Wanted, declarations
+from messagebus.topology import BORN, Declarations, QueueSpec, Wanted, declarations
 
 __all__ = ["Loss", "Upkeep"]
 
@@ -104,8 +104,8 @@ class Upkeep:
 
     on_new_life: called when the broker came up without a gate: read a majority again.
     on_report: called when `held` or `losses` changed, to store them.
-    on_used, on_gone: called with the name of an expiring subscription when a client asks for it, or
-    its queue is new; and when its queue or a binding may be gone, which need be no loss.
+    on_used, on_gone: called with the name of an expiring subscription when a client asks for it, and
+    when its queue or a binding may be gone, which need be no loss.
     """
 
     def __init__(
@@ -226,11 +226,11 @@ class Upkeep:
     async def _renew(self, names: Iterable[str]) -> None:
         """Somebody is going to use these: one that expired is made again, without being called a loss."""
         for name in names:
-            entry = self._brought.get(name)
+            entry = self._register.entries.get(name)
             if entry is None or not expires_s_of(entry):
                 continue
             self._on_used(name)
-            if await self.use_of(name) is None:
+            if name in self._brought and await self.use_of(name) is None:
                 await self.make_again(name)
 
     # Expiring subscriptions.
@@ -285,11 +285,23 @@ class Upkeep:
         try:
             if control is not None and control.is_open:
                 async with asyncio.timeout(LINK_WAIT_S):
-                    told = [await control.mismatch(declarations(each)) for each in wanted]
+                    told = [await self._mismatch(control, declarations(each)) for each in wanted]
                 return "; ".join(text for text in told if text)
         except (LinkError, TimeoutError) as fault:
             log.info("no look broker=%s reason=%s", self._config.broker, fault)
         return ""
+
+    async def _mismatch(self, control: Control, wanted: Declarations) -> str:
+        """The broker names one argument that differs, perhaps not the one that tells most."""
+        told = await control.mismatch(wanted)
+        queue = next((queue for queue in wanted.queues if f"'{queue.name}'" in told), None)
+        if queue is None or not self._management.is_there:
+            return told
+        try:
+            exists = await self._management.arguments(queue.name)
+        except ManagementUnavailable:
+            return told
+        return f"queue '{queue.name}': {_differences(queue, exists) or told}"
 
     async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
         """Messages ready and consumers by name of the queue, None where there is none. Raises LinkError."""
@@ -528,8 +540,6 @@ class Upkeep:
                 self._note_declaring(step.declarations)
                 if not await self._declare(control, step):
                     return False
-                if expires_s_of(entry):
-                    self._on_used(entry.wanted)
                 for queue in step.declarations.queues:
                     if self._births is not None:
                         self._births.setdefault(queue.name, entry.number)
@@ -687,6 +697,23 @@ class Upkeep:
         if held != self.held:
             self.held = held
             self._on_report()
+
+
+def _differences(queue: QueueSpec, exists: Mapping[str, Any]) -> str:
+    """What is wanted and what exists, argument by argument; the broker does not compare `mb-born`."""
+    wanted = {"durable": True, **queue.arguments}
+    keys = [key for key in dict.fromkeys([*wanted, *exists]) if key != BORN]
+    # A queue that was declared without a type is a classic one.
+    exists = {"x-queue-type": "classic", **exists}
+    return ", ".join(
+        f"{key} is wanted {_shown(wanted, key)} and exists {_shown(exists, key)}"
+        for key in keys
+        if wanted.get(key) != exists.get(key)
+    )
+
+
+def _shown(arguments: Mapping[str, Any], key: str) -> str:
+    return repr(arguments[key]) if key in arguments else "none"
 
 
 def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarations) -> bool:

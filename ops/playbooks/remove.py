@@ -5,6 +5,7 @@ The order is part of the correctness:
 1. The list marks it as draining: publishers that follow the list leave by themselves. Consumers stay.
 2. Its agent asks the balancer to send nobody there. Whoever still has a connection that may publish
    after a while is hung up on: such a publisher finds another broker.
+   Connections are in the statistics late, too: "nobody" is looked at twice.
 3. With nobody publishing, the consumers empty it. Counts show the past, so "empty" is looked at
    twice, more than one statistics interval apart, and then tried with a basic.get.
 4. The list names it no more; consumers let go. Nothing that they gave back may be left behind, so
@@ -66,16 +67,16 @@ def plan(
             ),
             Step(
                 name=f"wait for publishers to leave {name}",
-                until="nobody is connected who may publish",
-                check=checks.left_by_publishers(view, name),
+                until="nobody is connected who may publish, looked at twice",
+                check=checks.left_by_publishers(view, name, interval_s=statistics_s),
                 within_s=LEAVE_WITHIN_S,
                 may_fail=True,
             ),
             Step(
                 name=f"hang up on the publishers that are left on {name}",
                 commands=(kit("ops", "hangup", name, *where),),
-                until="nobody is connected who may publish",
-                check=checks.left_by_publishers(view, name),
+                until="nobody is connected who may publish, looked at twice",
+                check=checks.left_by_publishers(view, name, interval_s=statistics_s),
                 within_s=HANG_UP_WITHIN_S,
             ),
             Step(
@@ -99,7 +100,7 @@ def plan(
             Step(
                 name=f"wait for the clients to let go of {name}",
                 until="all have applied the list, and none is connected there",
-                check=checks.left_by_clients(view, name),
+                check=checks.left_by_clients(view, name, interval_s=statistics_s),
                 within_s=CLIENTS_WITHIN_S,
             ),
             Step(

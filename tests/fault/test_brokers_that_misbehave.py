@@ -109,12 +109,12 @@ def test_content_of_another_size_than_announced_ends_the_link_and_no_process(
         rabbit.put(QUEUE, b"x" * 100, size=100 + off_by)
         rabbit.put(QUEUE, b"behind it")
         eventually(lambda: rabbit.accepted > before, within_s=WITHIN_S, what="dialled again")
-        rabbit.on_loop(lambda: rabbit.queues[QUEUE].messages.clear())
         eventually(lambda: _put_and_received(rabbit, consumer), within_s=WITHIN_S)
 
 
 def _put_and_received(rabbit: FakeRabbit, consumer: Consumer) -> bool:
     """Whether a good message comes through by now; one delivered before came with its bad neighbour."""
+    rabbit.on_loop(lambda: rabbit.queues[QUEUE].messages.clear())
     rabbit.put(QUEUE, b"good")
     delivery = consumer.receive(0.5)
     return delivery is not None and delivery.body == b"good"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -176,6 +177,29 @@ def test_certificates_are_read_again_at_every_dial(
             eventually(lambda: subjects() == {"CN=second"}, within_s=READY_WITHIN_S)
             assert work.consumer.keep_alive()
         assert work.wait_for(load.confirmed_ids()) == set()
+
+
+def test_an_agent_shows_new_certificates_without_a_restart(
+    secured: LocalCluster, bus: BusConfig
+) -> None:
+    node = secured.node("mb1")
+    certificate, key = Authority.load(secured.layout.tls_dir).issue(
+        "mb1", (node.host, SERVER_NAME, f"mb1.{SERVER_NAME}")
+    )
+    host, _, port = node.agent.rpartition(":")
+    secrets.write(secured.layout.tls_file("mb1.key"), key)
+    secrets.write(secured.layout.tls_file("mb1.pem"), certificate)
+    wanted = ssl.PEM_cert_to_DER_cert(certificate)
+
+    def shown() -> bytes | None:
+        context = bus.tls_files.client_context()
+        with (
+            socket.create_connection((host, int(port)), timeout=READY_WITHIN_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            return secure.getpeercert(binary_form=True)
+
+    eventually(lambda: shown() == wanted, within_s=CHECKED_WITHIN_S)
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +172,169 @@ def test_a_batch_of_no_destination_or_of_another_type_is_told() -> None:
     wrong: Any = {"not a name": Batching(), "queue:jobs": 50}
     with pytest.raises(ConfigError, match=r"'not a name'.*'queue:jobs': Batching wanted, not int"):
         PublisherConfig(batch=wrong)
+
+
+# ---------------------------------------------------------------------- sources
+def test_every_config_has_variables_of_its_own() -> None:
+    environ = {
+        "MESSAGEBUS_USER": "bus",
+        "MESSAGEBUS_PUBLISHER_WINDOW": "7",
+        "MESSAGEBUS_PUBLISHER_RETRY_UNKNOWN": "no",
+        "MESSAGEBUS_PUBLISHER_BATCH": '{orders = {count_max = 3}, "queue:jobs" = {}}',
+        "MESSAGEBUS_CONSUMER_PREFETCH": "9",
+        "MESSAGEBUS_CONSUMER_AT_MOST_ONCE": "True",
+        "MESSAGEBUS_HOT_PATH": "0",
+    }
+    assert BusConfig.from_env(environ) == BusConfig(user="bus")
+    assert PublisherConfig.from_env(environ) == PublisherConfig(
+        window=7,
+        retry_unknown=False,
+        batch={"orders": Batching(count_max=3), "queue:jobs": Batching()},
+    )
+    assert ConsumerConfig.from_env(environ) == ConsumerConfig(prefetch=9, at_most_once=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "told"),
+    [
+        (PublisherConfig, "PUBLISHER_WINDW", "'windw'; did you mean 'window'"),
+        (ConsumerConfig, "CONSUMER_PREFETHC", "'prefethc'; did you mean 'prefetch'"),
+        (BusConfig, "PUBLISHR_WINDOW", "unknown setting 'publishr_window'"),
+        (BusConfig, "TLS_CAFILE", "did you mean 'tls_ca_file'"),
+    ],
+)
+def test_an_unknown_variable_is_told_by_whose_it_is(
+    kind: type[Any], variable: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        kind.from_env({f"MESSAGEBUS_{variable}": "1"})
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "2", "[]"])
+def test_yes_and_no_have_few_spellings(text: str) -> None:
+    with pytest.raises(ConfigError, match="tls: true or false wanted"):
+        BusConfig.from_env({"MESSAGEBUS_TLS": text})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "50", "[1]", "{orders = 5}", "{orders = {count_mx = 5}}"]
+)
+def test_a_batch_that_makes_no_sense_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="batch"):
+        PublisherConfig.from_env({"MESSAGEBUS_PUBLISHER_BATCH": text})
+
+
+FILE = """
+[bus]
+broker = "lb:1"
+heartbeat_s = 5
+[publisher]
+window = 7
+[publisher.batch."queue:jobs"]
+count_max = 50
+linger_ms = 2
+[consumer]
+prefetch = 9
+at_most_once = true
+"""
+
+
+def test_one_file_holds_all_three(tmp_path: Path) -> None:
+    path = tmp_path / "all.toml"
+    path.write_text(FILE)
+    assert BusConfig.from_file(path) == BusConfig(broker="lb:1", heartbeat_s=5)
+    batch = {"queue:jobs": Batching(count_max=50, linger_ms=2)}
+    assert PublisherConfig.from_file(path) == PublisherConfig(window=7, batch=batch)
+    assert ConsumerConfig.from_file(path) == ConsumerConfig(prefetch=9, at_most_once=True)
+
+
+def test_a_table_that_is_missing_is_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "bus.toml"
+    path.write_text('[bus]\nbroker = "lb:1"\n')
+    assert PublisherConfig.from_file(path) == PublisherConfig()
+
+
+def test_a_file_of_one_config_needs_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "publisher.toml"
+    path.write_text("window = 7\n[batch.orders]\ncount_max = 3\n")
+    expected = PublisherConfig(window=7, batch={"orders": Batching(count_max=3)})
+    assert PublisherConfig.from_file(path) == expected
+
+
+@pytest.mark.parametrize("kind", [BusConfig, PublisherConfig, ConsumerConfig])
+def test_whoever_reads_a_file_is_told_all_its_faults(tmp_path: Path, kind: type[Any]) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(
+        'broker = "outside"\nconsumer = 1\n[bus]\nusr = "x"\nheartbeat_s = -1\ntls = "maybe"\n'
+        '[publisher]\nwindow = "many"\n[publisher.batch.orders]\ncount_max = 0\ncount = 1\n'
+        "[publisher.batch.'not a name']\n[publishr]\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        kind.from_file(path)
+    told = str(raised.value)
+    assert "\n" not in told
+    for fault in (
+        "bad.toml: ",
+        "unknown setting 'broker'",
+        "unknown setting 'publishr'; did you mean 'publisher'",
+        "[consumer]: a table wanted, not int",
+        "[bus] unknown setting 'usr'; did you mean 'user'",
+        "heartbeat_s -1: 0 to 3,600",
+        "tls: true or false wanted",
+        "[publisher] window",
+        "count_max 0: 1 to 10,000",
+        "unknown setting 'count'; did you mean 'count_max'",
+    ):
+        assert fault in told, fault
+
+
+@given(values=st.lists(json_values | st.dictionaries(st.text(), json_values), max_size=20))
+@pytest.mark.parametrize("kind", [BusConfig, PublisherConfig, ConsumerConfig, Batching])
+def test_of_any_values_only_config_error_escapes(kind: type[Any], values: list[Any]) -> None:
+    names = sorted(field.name for field in dataclasses.fields(kind))
+    keyed = dict(zip(names, values, strict=False))
+    with contextlib.suppress(ConfigError):
+        if kind is Batching:
+            PublisherConfig.from_mapping({"batch": {"orders": keyed}})
+        else:
+            kind.from_mapping(keyed)
+
+
+# ---------------------------------------------------------------------- logins and certificates
+def test_user_and_password_are_read_again_each_time(tmp_path: Path) -> None:
+    user, password = tmp_path / "user", tmp_path / "password"
+    user.write_text("blue\n")
+    password.write_text("one\n")
+    bus = BusConfig(user_file=str(user), password_file=str(password))
+    assert (bus.current_user(), bus.current_password()) == ("blue", Secret("one"))
+    user.write_text("green")
+    assert bus.current_user() == "green"
+
+
+def test_files_are_looked_at_when_the_config_is_made() -> None:
+    with pytest.raises(ConfigError) as raised:
+        BusConfig(
+            user_file="/no/user", password_file="/no/password", tls=True, tls_ca_file="/no/ca"
+        )
+    for key in ("user_file: ", "password_file: ", "tls_ca_file /no/ca: No such file"):
+        assert key in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tls_ca_file": "x"}, "tls_ca_file: without effect while tls is off"),
+        ({"tls_server_name": "x"}, "tls_server_name: without effect while tls is off"),
+        ({"tls": True, "tls_server_name": "no name"}, "a host name wanted"),
+        ({"tls": True, "tls_key_file": "/etc/hostname"}, "without a tls_cert_file"),
+        ({"tls": True, "list_urls": ("http://a:1/x", "https://b/x")}, "'http://a:1/x': https://"),
+    ],
+)
+def test_settings_of_tls_belong_together(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)) as raised:
+        BusConfig(**settings)
+    assert "b/x" not in str(raised.value)
+
+
+def test_with_tls_and_nothing_else_the_systems_authorities_count() -> None:
+    assert BusConfig(tls=True, list_urls=("https://b/x",)).tls_files.faults() == []

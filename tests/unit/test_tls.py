@@ -58,6 +58,20 @@ def test_a_context_is_kept_until_a_file_changes(folder: Path) -> None:
     assert files(folder).client_context() is not before
 
 
+def test_a_context_in_use_shows_new_certificates(folder: Path) -> None:
+    server = files(folder, "mb1")
+    used = server.server_context()
+    issue = Authority.load(folder).issue
+    (folder / "mb1.pem").write_text(issue("mb1", ["new.test"])[0])
+    with pytest.raises(ConfigError, match="not the key"):
+        server.refresh(used)
+    assert shake_hands(files(folder), used, "bus.test")
+    for name, text in zip(("mb1.pem", "mb1.key"), issue("mb1", ["new.test"]), strict=True):
+        (folder / name).write_text(text)
+    server.refresh(used)
+    assert shake_hands(files(folder), used, "new.test")
+
+
 def test_all_missing_files_are_named_at_once(folder: Path) -> None:
     faults = files(folder, "none", ca="none").faults()
     assert len(faults) == 1
@@ -164,11 +178,13 @@ def test_an_error_that_is_its_own_cause_ends() -> None:
     assert certificate_fault(first) == ""
 
 
-def shake_hands(client: TlsFiles, server: TlsFiles, name: str) -> bool:
+def shake_hands(client: TlsFiles, server: TlsFiles | ssl.SSLContext, name: str) -> bool:
     """Both ends in memory, until one of them raises or both are content."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.client_context().wrap_bio(to_client, to_server, server_hostname=name)
-    theirs = server.server_context().wrap_bio(to_server, to_client, server_side=True)
+    if isinstance(server, TlsFiles):
+        server = server.server_context()
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
     raised: list[ssl.SSLError] = []
     for _turn in range(5):
         for end in (ours, theirs):

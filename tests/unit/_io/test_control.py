@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from messagebus._io import control as module
-from messagebus._io.control import Control, login_is_good
+from messagebus._io.control import Control, login_is_good, mismatch_text
 from messagebus._io.link import Credentials
 from messagebus.broker import Broker
 from messagebus.destination import Subscription, Topic
@@ -33,6 +33,8 @@ class FakeLink:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.refused: dict[tuple[str, str], int] = {}
+        self.aside: list[bool] = []
+        self.text = "refused"
         self.hangs = False
         self.aborted = False
         self.address = Broker("a")
@@ -41,16 +43,23 @@ class FakeLink:
         self.channel = SimpleNamespace(basic_consume=self._consume)
 
     async def call(self, method: str, **arguments: Any) -> Any:
+        self.aside.append(False)
+        return await self._call(method, arguments)
+
+    async def try_call(self, method: str, **arguments: Any) -> Any:
+        self.aside.append(True)
+        return await self._call(method, arguments)
+
+    async def _call(self, method: str, arguments: Any) -> Any:
         if self.hangs:
             await asyncio.Event().wait()
         name = str(next((arguments[k] for k in NAMES if arguments.get(k)), ""))
         passive = "?" if arguments.get("passive") else ""
         self.calls.append((method + passive, name))
-        if code := self.refused.get((method, name)):
-            raise ChannelRefused("a:5672", code, "refused")
-        return SimpleNamespace(queue=name or "amq.gen-1")
-
-    try_call = call
+        code = self.refused.get((method + passive, name)) or self.refused.get((method, name))
+        if code:
+            raise ChannelRefused("a:5672", code, self.text)
+        return SimpleNamespace(queue=name or "amq.gen-1", message_count=3, consumer_count=1)
 
     def _consume(self, queue: str, **arguments: Any) -> None:
         self.consumed.append((queue, arguments["on_message_callback"]))
@@ -80,6 +89,82 @@ async def test_declaring_binds_nothing_yet(control: Control, link: FakeLink) -> 
     link.calls.clear()
     await control.bind(WANTED)
     assert link.calls == BOUND
+
+
+async def test_what_was_refused_before_is_declared_aside(control: Control, link: FakeLink) -> None:
+    await control.declare(WANTED)
+    assert set(link.aside) == {False}
+    link.aside.clear()
+    await control.declare(WANTED, aside=True)
+    assert set(link.aside) == {True}
+
+
+async def test_looking_for_a_mismatch_makes_nothing(control: Control, link: FakeLink) -> None:
+    link.refused = {
+        ("exchange_declare?", "mb.topic/orders"): 404,
+        ("queue_declare?", "mb.park/orders/a"): 404,
+    }
+    assert await control.mismatch(WANTED) == ""
+    assert link.calls == [
+        ("exchange_declare?", "mb.due"),
+        ("exchange_declare", "mb.due"),
+        ("exchange_declare?", "mb.topic/orders"),
+        ("queue_declare?", "mb.park/orders/a"),
+        ("queue_declare?", "mb.sub/orders/a"),
+        ("queue_declare", "mb.sub/orders/a"),
+    ]
+    assert set(link.aside) == {True}
+
+
+async def test_a_mismatch_is_told_in_words(control: Control, link: FakeLink) -> None:
+    link.text = (
+        "PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue 'mb.sub/orders/a' in"
+        " vhost '/': received 'quorum' but current is 'classic'"
+    )
+    link.refused = {("queue_declare", "mb.sub/orders/a"): 406}
+    told = await control.mismatch(WANTED)
+    assert told == "queue 'mb.sub/orders/a': x-queue-type is wanted 'quorum' and exists 'classic'"
+    link.refused = {("exchange_declare", "mb.due"): 406}
+    assert await control.mismatch(WANTED) == told
+    link.refused = {("queue_declare?", "mb.sub/orders/a"): 405}
+    assert "405" in await control.mismatch(WANTED)
+    link.refused = {("queue_declare?", "mb.sub/orders/a"): 403}
+    with pytest.raises(ChannelRefused):
+        await control.mismatch(WANTED)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (
+            "406 PRECONDITION_FAILED - inequivalent arg 'x-expires' for queue 'q' in vhost '/':"
+            " received the value '3000' of type 'signedint' but current is none",
+            "queue 'q': x-expires is wanted '3000' and exists none",
+        ),
+        (
+            "406 PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'e' in vhost '/':"
+            " received 'fanout' but current is 'direct'",
+            "exchange 'e': type is wanted 'fanout' and exists 'direct'",
+        ),
+        ("406 something else", "406 something else"),
+    ],
+)
+def test_a_refusal_in_fewer_words(reason: str, text: str) -> None:
+    assert mismatch_text(reason) == text
+
+
+async def test_counting_and_purging_leave_the_link_alone(control: Control, link: FakeLink) -> None:
+    assert await control.counts("q") == (3, 1)
+    assert await control.purge("q") == 3
+    link.refused = {("queue_declare", "q"): 404, ("queue_purge", "q"): 404}
+    assert await control.counts("q") is None
+    assert await control.purge("q") is None
+    link.refused = {("queue_declare", "q"): 403, ("queue_purge", "q"): 403}
+    with pytest.raises(ChannelRefused):
+        await control.counts("q")
+    with pytest.raises(ChannelRefused):
+        await control.purge("q")
+    assert set(link.aside) == {True}
 
 
 async def test_the_audit_only_looks_and_binds(control: Control, link: FakeLink) -> None:

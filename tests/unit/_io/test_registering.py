@@ -10,16 +10,21 @@ import pytest
 
 from messagebus import (
     BusConfig,
+    Durability,
     LoginRefused,
     NameInvalid,
+    Queue,
     RegistrationIncomplete,
     Secret,
+    Subscription,
+    Topic,
+    TopologyMismatch,
 )
 from messagebus._io import registering
 from messagebus._io.link import _parameters
 from messagebus._io.registering import Agents, Alone, Registration, credentials, topology_for
 from messagebus.broker import Broker
-from messagebus.topology import parse_wanted
+from messagebus.topology import Wanted, parse_wanted
 from ops.local.certificates import issue_missing
 
 COMPLETE = {"complete": True, "held": ["mb1:5672"], "later": ["mb2:5672"], "missing": {}}
@@ -105,6 +110,8 @@ async def test_one_broker_that_holds_it_is_enough_where_that_is_asked_for() -> N
         httpx.ConnectError("refused"),
         httpx.ReadTimeout("late"),
         said("no majority", 409),
+        told({"error": "no majority"}, 409),
+        told({}, 409),
         said("own broker not reachable", 503),
         said("", 500),
         said("<html>hello</html>", 200),
@@ -129,6 +136,30 @@ async def test_a_refused_login_is_told_at_once_without_the_password(status: int)
         await register(asked)
     assert len(asked.requests) == 1
     assert "s3cret" not in str(raised.value)
+
+
+async def test_a_mismatch_is_told_at_once() -> None:
+    asked = Asked(told({"error": "wanted fsync and exists none", "mismatch": True}, 409))
+    with pytest.raises(TopologyMismatch, match="wanted fsync and exists none"):
+        await register(asked)
+    assert len(asked.requests) == 1
+
+
+async def test_what_is_asked_beside_the_name_is_told_to_the_agent() -> None:
+    asked = Asked(told(COMPLETE))
+    agents = Agents(
+        BusConfig(list_urls=("http://a.example/consumer-list",), password=Secret("s3cret")),
+        httpx.MockTransport(asked),
+    )
+    wanted: list[Wanted] = [
+        Queue("jobs", Durability.NONE),
+        Subscription(Topic("o"), "s", single_active=True),
+    ]
+    await agents.register(wanted, timeout_ms=5_000)
+    assert json.loads(asked.requests[0].content)["wanted"] == [
+        {"name": "queue:jobs", "durability": "none"},
+        {"name": "o/s", "single_active": True},
+    ]
 
 
 async def test_a_name_that_the_agent_refuses_is_told_at_once() -> None:

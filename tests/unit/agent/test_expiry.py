@@ -37,6 +37,7 @@ class FakeUpkeep:
     condition: Condition = field(default_factory=lambda: Condition(linked=True))
     made: list[tuple[str, bool]] = field(default_factory=list)
     is_wanted: bool = True
+    dials: int = 0
     fails: bool = False
 
     def expiring(self) -> dict[str, int]:
@@ -172,6 +173,17 @@ async def test_a_queue_that_expired_here_and_is_used_elsewhere_is_made_again_and
     assert not rig.topology.deleted
 
 
+async def test_a_broker_that_is_a_little_earlier_than_we_are_makes_nothing_again(rig: Rig) -> None:
+    rig.peers.answers = {B: {E: 9.5}, C: {E: 9.9}}
+    await rig.expiry.look()
+    rig.upkeep.consumers = None
+    await rig.after(9.8)
+    rig.peers.answers = {B: {E: 10.5}, C: {E: 10.9}}
+    await rig.after(1)
+    assert not rig.upkeep.made
+    assert rig.topology.deleted == [E]
+
+
 async def test_a_queue_that_expired_before_it_was_watched_is_deleted(rig: Rig) -> None:
     rig.peers.answers = {B: {E: 99.0}}
     rig.upkeep.consumers = None
@@ -194,6 +206,7 @@ async def test_who_lost_sight_of_its_broker_counts_anew(rig: Rig) -> None:
     await rig.after(99)
     assert rig.expiry.unused_s() == {E: None}
     rig.upkeep.condition = Condition(linked=True)
+    rig.upkeep.dials += 1
     await rig.after(1)
     assert rig.expiry.unused_s() == {E: 0.0}
     assert not rig.topology.deleted

@@ -18,7 +18,9 @@ from messagebus.agent.management import ManagementUnavailable
 from messagebus.agent.upkeep import Upkeep
 from messagebus.core.register import Entry, Register, Snapshot
 from messagebus.core.registration import Answer
+from messagebus.destination import Queue
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
+from messagebus.outcome import Durability
 from messagebus.topology import Declarations, parse_wanted
 from tests.support.eventually import eventually_async
 
@@ -180,6 +182,12 @@ class FakeManagement:
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker
         self.fails = False
+        self.exists: dict[str, Any] = {}
+
+    async def arguments(self, _queue: str) -> dict[str, Any]:
+        if self.fails:
+            raise ManagementUnavailable("HTTP 500")
+        return self.exists
 
     async def births(self) -> dict[str, int | None]:
         if self.fails:
@@ -524,7 +532,7 @@ async def test_an_expired_queue_is_no_loss_and_not_made_again_by_itself(rig: Rig
     rig.want(expiring())
     await rig.settled()
     assert rig.upkeep.expiring() == {"orders/e": 5}
-    assert rig.used == ["orders/e"]
+    assert not rig.used
     rig.broker.lose(E_QUEUE)
     assert rig.gone
     await rig.upkeep.bring_about()
@@ -542,7 +550,7 @@ async def test_whoever_registers_for_an_expired_queue_finds_it(rig: Rig) -> None
     assert answer.answer is Answer.HELD
     assert E_QUEUE in rig.broker.queues
     assert not rig.upkeep.losses
-    assert len(rig.used) >= 2
+    assert rig.used == ["orders/e"]
 
 
 async def test_what_expired_while_it_was_in_use_is_a_loss_and_made_again(rig: Rig) -> None:
@@ -601,6 +609,29 @@ async def test_what_exists_otherwise_is_looked_for(rig: Rig) -> None:
     assert await rig.upkeep.mismatch([parse_wanted("queue:good")]) == ""
     rig.broker.kill()
     assert await rig.upkeep.mismatch([parse_wanted("queue:bad")]) == ""
+
+
+async def test_what_exists_otherwise_is_told_argument_by_argument(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.settled()
+    rig.broker.refuses = "mb.queue/bad"
+
+    async def mismatch(_self: object, wanted: Declarations) -> str:
+        return f"queue '{wanted.queues[-1].name}': x is wanted 1 and exists none"
+
+    monkeypatch.setattr(FakeControl, "mismatch", mismatch)
+    rig.management.exists = {"durable": True, "x-overflow": "drop-head", "mb-born": 3}
+    weak = Queue("bad", Durability.PAGE_CACHE)
+    assert await rig.upkeep.mismatch([weak]) == (
+        "queue 'mb.queue/bad': x-dead-letter-exchange is wanted '' and exists none,"
+        " x-dead-letter-routing-key is wanted 'mb.park/bad' and exists none,"
+        " x-overflow is wanted none and exists 'drop-head'"
+    )
+    rig.management.fails = True
+    assert "x is wanted 1" in await rig.upkeep.mismatch([weak])
+    rig.management.is_there = False
+    assert "x is wanted 1" in await rig.upkeep.mismatch([weak])
 
 
 async def test_counts_and_purges_are_the_brokers(rig: Rig) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.inventory import Address, load, parse
+from lb.render import marker, render
 from lb.timers import Timers
 from messagebus.errors import ConfigError
 from tests.support.balancer import BASE, inventory, inventory_values
@@ -46,6 +48,61 @@ def test_no_brokers_yet_is_an_inventory() -> None:
 def test_timers_have_defaults_and_take_others() -> None:
     assert inventory().balancer.timers == Timers()
     assert inventory(timers={"check_ms": 1500}).balancer.timers == Timers(check_ms=1500)
+
+
+def test_new_certificates_of_the_checks_are_a_new_configuration(tmp_path: Path) -> None:
+    (tmp_path / "probe").write_text("sesame")
+    lines = GOOD_TLS.format(folder=tmp_path)
+    (tmp_path / "inventory.toml").write_text(lines)
+    texts = []
+    for content in (None, "one", "two"):
+        if content:
+            (tmp_path / "check.pem").write_text(content)
+        texts.append(render(load(tmp_path / "inventory.toml")))
+    assert len(set(texts)) == 3
+    assert render(load(tmp_path / "inventory.toml")) == texts[-1]
+    assert len({marker(text) for text in texts}) == 3
+
+
+GOOD_TLS = """
+cluster = "test"
+list_file = "list.txt"
+token_file = "token"
+admin_user = "admin"
+admin_password_file = "admin"
+supervisor = "systemd"
+[balancer]
+amqp = "10.0.0.1:5671"
+list = "10.0.0.1:8081"
+stats = "10.0.0.1:8404"
+config = "haproxy.cfg"
+socket = "admin.sock"
+state_file = "state"
+master_pid_file = "pid"
+probe_user = "probe"
+probe_password_file = "{folder}/probe"
+[tls]
+ca_file = "ca.pem"
+cert_file = "operator.pem"
+key_file = "operator.key"
+server_name = "bus.example"
+check_cert_file = "check.pem"
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("server_name", "no name", "tls.server_name"),
+        ("server_nam", "x", "tls.server_nam: unknown key; did you mean 'server_name'"),
+        ("ca_file", "", "tls.ca_file"),
+    ],
+)
+def test_what_is_wrong_with_tls_is_told(tmp_path: Path, key: str, value: str, told: str) -> None:
+    values = tomllib.loads(GOOD_TLS)
+    values["tls"][key] = value
+    with pytest.raises(ConfigError, match=told):
+        parse(values, base=tmp_path)
 
 
 def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:

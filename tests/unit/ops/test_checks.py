@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 
+from messagebus.broker import BrokerList
 from ops import checks
 from ops.step import Blocked
 from ops.view import Queue, View
@@ -101,3 +103,51 @@ def test_a_queue_without_consumers_is_reported_when_the_others_are_empty() -> No
     assert all("left" in check() for _ in range(12))
     with pytest.raises(Blocked, match="parked"):
         check()
+
+
+class Connections:
+    """Who is connected to a broker by its statistics, look by look: client -> whether it consumes."""
+
+    def __init__(self, *looks: dict[str, bool]) -> None:
+        self.looks = list(looks)
+        self.now = 0.0
+
+    def client_connections(self, _name: str) -> dict[str, bool]:
+        self.now += 1.0
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    @property
+    def listed(self) -> BrokerList:
+        return BrokerList.parse("# generation: 3\nmb1:5672\n")
+
+    def clients(self) -> list[object]:
+        return []
+
+    def left_by(self, who: str, interval_s: float) -> Callable[[], str]:
+        make = getattr(checks, f"left_by_{who}")
+        return cast(
+            Callable[[], str], make(self, "mb2", interval_s=interval_s, clock=lambda: self.now)
+        )
+
+
+@pytest.mark.parametrize("who", ["publishers", "clients"])
+def test_nobody_connected_is_believed_after_an_interval(who: str) -> None:
+    check = Connections({}).left_by(who, 1.5)
+    answers = [check(), check(), check()]
+    assert all("looking again" in answer for answer in answers[:2])
+    assert answers[2] == ""
+
+
+def test_a_publisher_that_statistics_show_late_begins_the_wait_anew() -> None:
+    check = Connections({}, {"p": False}, {}).left_by("publishers", 1.5)
+    assert "looking again" in check()
+    assert check() == "1 connections that may publish"
+    assert "looking again" in check()
+    assert "looking again" in check()
+    assert check() == ""
+
+
+def test_those_that_consume_are_no_publishers_and_are_clients() -> None:
+    consumers = Connections({"c": True})
+    assert consumers.left_by("publishers", 0)() != "1 connections that may publish"
+    assert consumers.left_by("clients", 0)() == "1 connections of clients"
