@@ -29,7 +29,9 @@ INSIDE = {
         "delay_step",
     },
     "messagebus.message": {"BODY_BYTES_MAX", "Header"},
-    "messagebus.publisher": {"Payload", "as_message", "raise_unless_confirmed"},
+    "messagebus.outgoing": {"Outgoing", "as_message"},
+    "messagebus.publisher": {"raise_unless_confirmed"},
+    "messagebus.stats": {"RUNNING"},
 }
 # Re-exported from inside, because public values hold it.
 FROM_INSIDE = {"Receipt"}

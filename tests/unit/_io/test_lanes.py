@@ -13,7 +13,7 @@ from messagebus._io.registering import Registration
 from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Address
 from messagebus.core.outbox import Item, Outbox
-from messagebus.destination import Destination, Topic
+from messagebus.destination import Delay, Destination, Topic
 from messagebus.errors import (
     ChannelRefused,
     LinkLost,
@@ -43,7 +43,7 @@ class FakeTopology:
             raise fault
         return Registration(True)
 
-    async def verify(self, link: Link, destinations: Iterable[Destination]) -> None:
+    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         raise AssertionError("no link here")
 
 
