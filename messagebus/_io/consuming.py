@@ -24,6 +24,7 @@ from messagebus._io.tasks import Tasks
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State
+from messagebus.core.subset import Subset
 from messagebus.destination import Source
 from messagebus.errors import (
     LinkError,
@@ -71,7 +72,11 @@ class ConsumeDriver:
             on_list=self._on_list,
         )
         self._loop = asyncio.get_running_loop()
-        self._members = Membership()
+        self._members = Membership(
+            subset=Subset(slot=config.slot, slots=config.slots, cover=config.cover)
+            if config.slots
+            else None
+        )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
         self._dials: dict[str, asyncio.Task[None]] = {}
