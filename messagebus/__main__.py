@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -25,11 +25,13 @@ import click
 from messagebus import directory
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
+from messagebus.destination import Destination, parse_destination
 from messagebus.errors import ConfigError, MessageBusError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message
-from messagebus.outcome import Outcome, Published
+from messagebus.outcome import Durability, Outcome, Published
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
+from messagebus.topology import with_options
 
 __all__ = ["main"]
 
@@ -87,6 +89,20 @@ def cli(verbose: bool) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
+_durability_option = click.option(
+    "--durability",
+    type=click.Choice([each.value for each in Durability]),
+    default=Durability.FSYNC.value,
+    show_default=True,
+    help="What a confirmed message survives: a power-off, a kill of the broker, nothing.",
+)
+
+
+def _destination(text: str, durability: str) -> Destination:
+    parsed = parse_destination(text)
+    return replace(parsed, durability=Durability(durability))
+
+
 # ---------------------------------------------------------------------- publish
 @cli.command()
 @click.argument("topic")
@@ -96,7 +112,8 @@ def cli(verbose: bool) -> None:
 )
 @click.option("--ndjson", "form", flag_value="ndjson", help="One JSON message a line; checked.")
 @click.option("--key", default="", help="Key of all messages: they keep their order per broker.")
-def publish(topic: str, file: Path, form: str | None, key: str) -> int:
+@_durability_option
+def publish(topic: str, file: Path, form: str | None, key: str, durability: str) -> int:
     """Publish FILE ("-": standard input) to TOPIC ("queue:NAME" for a queue) and wait for the confirms.
 
     \b
@@ -119,12 +136,13 @@ def publish(topic: str, file: Path, form: str | None, key: str) -> int:
                 err=True,
             )
 
+    destination = _destination(topic, durability)
     publisher = Publisher(_bus(), PublisherConfig.from_env(os.environ))
     publisher.start(require="one")
     try:
         with click.open_file(str(file), "rb") as source:
             for message in _messages(source, form, key):
-                publisher.submit(topic, message).add_done_callback(ended)
+                publisher.submit(destination, message).add_done_callback(ended)
     except OSError as fault:
         raise click.UsageError(f"{file}: {fault.strerror}") from fault
     finally:
@@ -161,8 +179,14 @@ def _messages(source: IO[bytes], form: str | None, key: str) -> Iterator[Message
     "--idle-exit-s", type=click.FloatRange(min=0), help="Stop when that long nothing came."
 )
 @click.option("--ndjson", is_flag=True, help="Print id, broker, key, headers and body as JSON.")
+@_durability_option
 def consume(
-    topic: str, subscription: str, count: int | None, idle_exit_s: float | None, ndjson: bool
+    topic: str,
+    subscription: str,
+    count: int | None,
+    idle_exit_s: float | None,
+    ndjson: bool,
+    durability: str,
 ) -> int:
     r"""Print the messages of TOPIC, one a line, from all brokers; acked once they are printed.
 
@@ -176,7 +200,8 @@ def consume(
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
     config = ConsumerConfig.from_env(os.environ)
-    consumer = Consumer(_bus(), topic, subscription=subscription, config=config)
+    source = _destination(topic, durability)
+    consumer = Consumer(_bus(), source, subscription=subscription, config=config)
     consumer.start()
     try:
         _print_all(consumer, _as_json if ndjson else _as_line, count, idle_exit_s, stop)
@@ -237,14 +262,21 @@ def _as_json(delivery: Delivery) -> bytes:
 @cli.command()
 @click.argument("wanted", nargs=-1, required=True)
 @click.option("--timeout-s", type=click.FloatRange(min=0.1), default=directory.DECLARE_TIMEOUT_S)
-def declare(wanted: tuple[str, ...], timeout_s: float) -> int:
+@_durability_option
+def declare(wanted: tuple[str, ...], timeout_s: float, durability: str) -> int:
     """Make topics, subscriptions and queues exist on every broker, settled.
+
+    What exists with another durability is an error that shows both.
 
     \b
     Example:
       messagebus declare orders orders/billing queue:jobs
+      messagebus declare --durability page-cache clicks clicks/counted
     """
-    done = directory.declare(_bus(), wanted, timeout_s=timeout_s)
+    level = Durability(durability)
+    options = {} if level is Durability.FSYNC else {"durability": level.value}
+    asked = [with_options(each, options) for each in wanted]
+    done = directory.declare(_bus(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     click.echo(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
     return 0

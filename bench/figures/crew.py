@@ -32,7 +32,10 @@ def wait_until(condition: Callable[[], object], *, within_s: float, what: str) -
 
 
 class Crew:
-    """consumers: name -> subscription. publishers send records of `size` bytes at one common rate."""
+    """consumers: name -> subscription. publishers send records of `size` bytes at one common rate.
+
+    env: settings of the clients that differ from the cluster's.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Crew:
         publishers: tuple[str, ...],
         consumers: Mapping[str, str],
         size: int,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         (folder / "progress").mkdir(parents=True)
         self.folder = folder
@@ -52,7 +56,8 @@ class Crew:
         self._children = Children(folder / "logs")
         self._env = {
             key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")
-        } | cluster.client_env()
+        }
+        self._env |= cluster.client_env() | dict(env or {})
         set_rate(folder, 0)
         common = ["--run", str(folder), "--run-id", run_id, "--topic", topic]
         for name, subscription in consumers.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bench.errors import InputInvalid
 from bench.figures.attach import attach_figures
-from bench.figures.client import batch, consume, latency, publish, threads
+from bench.figures.client import batch, consume, gap, latency, mesh, publish, stream, threads
 from bench.figures.kill import kill_figures
 from bench.figures.memory import memory_figures
 from bench.figures.publish import publish_figures
@@ -23,6 +23,8 @@ GROUPS = (
     batch.GROUP,
     threads.GROUP,
     latency.GROUP,
+    stream.GROUP,
+    mesh.GROUP,
     Group(
         "way.publish", 3, BEHIND_HAPROXY, lambda scene: publish_figures(scene.cluster, scene.say)
     ),
@@ -39,6 +41,7 @@ GROUPS = (
         BEHIND_HAPROXY,
         lambda scene: kill_figures(scene.cluster, scene.folder / "crew", scene.say),
     ),
+    gap.GROUP,
 )
 
 

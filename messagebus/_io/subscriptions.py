@@ -18,7 +18,7 @@ from messagebus._io.https import http_client
 from messagebus._io.registering import Registration, read_registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
-from messagebus.errors import LinkLost, LoginRefused, TopologyError
+from messagebus.errors import ConfigError, LinkLost, LoginRefused, TopologyError
 from messagebus.secret import Secret
 
 __all__ = ["PurgedMessages", "SubscriptionCount", "SubscriptionCounts", "count", "delete", "purge"]
@@ -83,7 +83,7 @@ async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
 async def purge(
     bus: BusConfig, brokers: BrokerList, names: Sequence[str], *, token: Secret
 ) -> PurgedMessages:
-    """Drop what is ready, everywhere. Raises LoginRefused."""
+    """Drop what is ready, everywhere. Raises LoginRefused, or ConfigError for a token that cannot be."""
     answers, unanswered = await _ask_all(
         bus,
         brokers,
@@ -98,8 +98,10 @@ async def purge(
 async def delete(bus: BusConfig, names: Sequence[str], *, token: Secret) -> Registration:
     """Leave tombstones for all brokers, through whichever agent answers.
 
-    Raises TopologyError when no agent could do it, or when one of the names never was; LoginRefused.
+    Raises TopologyError when no agent could do it, or when one of the names never was; LoginRefused;
+    ConfigError for a token that cannot be one.
     """
+    bearer = _bearer(token)
     fault = "no list address: only agents know the subscriptions"
     async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
         for url in bus.list_urls:
@@ -108,7 +110,7 @@ async def delete(bus: BusConfig, names: Sequence[str], *, token: Secret) -> Regi
                 answer = await http.post(
                     urljoin(url, "topology"),
                     json={"wanted": list(names), "alive": False},
-                    headers=_bearer(token),
+                    headers=bearer,
                 )
                 if answer.status_code == httpx.codes.OK:
                     return read_registration(url, answer)
@@ -160,7 +162,11 @@ async def _ask_all(
 
 
 def _bearer(token: Secret) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token.reveal()}"}
+    text = token.reveal()
+    # httpx would show it in its complaint.
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigError("token: printable ASCII without blanks, as in the operators' token file")
+    return {"Authorization": f"Bearer {text}"}
 
 
 def _raise_if_refused(url: str, answer: httpx.Response) -> None:

@@ -3,7 +3,8 @@
 # nothing is missing. Exit code 2, with one message and nothing done, when that needs root and there
 # is no way to it.
 #
-#   ops/local/install.sh
+#   ops/local/install.sh                    all that the project needs
+#   ops/local/install.sh --also PACKAGE...  Debian packages that only some of its commands want
 set -eu
 script=$(readlink -f "$0")
 cd "${script%/ops/local/install.sh}"
@@ -158,9 +159,22 @@ pip_install() {
     .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input install "$@"
 }
 
+# Packages that are not installed, of those named.
+install_also() {
+    python=$(find_python)
+    # shellcheck disable=SC2046 # one word per package
+    set -- $(for package in "$@"; do
+        dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q 'ok installed' || echo "$package"
+    done)
+    [ $# = 0 ] || install_as_root "$@"
+}
+
 if [ "${1:-}" = --packages ]; then
     shift
     install_packages "$@"
+elif [ "${1:-}" = --also ]; then
+    shift
+    install_also "$@"
 else
     main
 fi

@@ -6,6 +6,9 @@ import logging
 import time
 from collections import Counter
 from concurrent.futures import Future
+from typing import Literal
+
+import pytest
 
 from messagebus import (
     BusConfig,
@@ -100,15 +103,16 @@ def test_stop_ends_in_time_and_says_how_much_a_frozen_broker_left_unknown(
     broken.thaw("mb1")
 
 
-def test_a_broker_in_memory_alarm_is_left_and_its_consumers_go_on_acking(
-    broken: LocalCluster, bus: BusConfig, topic: str
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_broker_in_alarm_is_left_and_its_consumers_go_on_acking(
+    broken: LocalCluster, bus: BusConfig, topic: str, kind: Literal["memory", "disk"]
 ) -> None:
     backlog = _publish(broken, f"queue:{topic}", "mb1", 3 * OPEN)
     first = broken.node("mb1").broker
     try:
         with publishing(bus, f"queue:{topic}", config=PublisherConfig()) as load:
             eventually(lambda: load.confirmed_by(first) > 0, within_s=READY_WITHIN_S)
-            alarm(broken, "mb1", True)
+            alarm(broken, "mb1", True, kind=kind)
             began = time.monotonic()
             eventually(
                 lambda: first not in {p.stats().broker for p in load.publishers},
@@ -133,7 +137,7 @@ def test_a_broker_in_memory_alarm_is_left_and_its_consumers_go_on_acking(
                 load.stop()
                 assert work.wait_for(load.confirmed_ids()) == set()
     finally:
-        alarm(broken, "mb1", False)
+        alarm(broken, "mb1", False, kind=kind)
     assert set(load.outcomes()) == {Outcome.CONFIRMED}
 
 

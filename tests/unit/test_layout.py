@@ -34,6 +34,11 @@ TESTED_ELSEWHERE = {
     "messagebus/directory.py": "tests/integration/test_command.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",
+    "bench/figures/rest.py": "tests/integration/test_bench_mesh.py",
+    "bench/relay.py": "tests/integration/test_bench_relay.py",
+    "bench/figures/client/mesh_brokers.py": "tests/integration/test_bench_mesh.py",
+    "bench/figures/client/mesh_consumer.py": "tests/integration/test_bench_mesh.py",
+    "bench/figures/client/stream_consumer.py": "tests/integration/test_bench_mesh.py",
     "bench/systems/aio_pika_client.py": "tests/integration/test_bench_systems.py",
     "bench/systems/kombu_client.py": "tests/integration/test_bench_systems.py",
     "bench/systems/pika_blocking.py": "tests/integration/test_bench_systems.py",
@@ -42,11 +47,7 @@ TESTED_ELSEWHERE = {
     "bench/demo/stage.py": "tests/integration/test_demo.py",
 }
 # Tests of these are still to be written; the list only gets shorter.
-PENDING = {
-    "bench/figures/crew.py",
-    "bench/figures/rest.py",
-    "bench/load.py",
-}
+PENDING: frozenset[str] = frozenset()
 # Unit tests that are about no single source file.
 ABOUT_THE_WHOLE = {
     "tests/unit/test_docs.py",

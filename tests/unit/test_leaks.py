@@ -64,7 +64,7 @@ def test_a_secret_may_become_known_later() -> None:
 
 def test_logs_of_a_cluster_are_told_by_file_and_line(tmp_path: Path) -> None:
     for file, text in {
-        "secrets/bus.password": "generated-secret\n",
+        "secrets/admin.password": "generated-secret\n",
         "run/haproxy.log": "fine\n",
         "nodes/mb1/log/broker.log": "fine\nlogin generated-secret\nfine\n",
         "nodes/mb1/advanced.config": "generated-secret",

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from messagebus import BusConfig, LoginRefused, Secret, TopologyError
+from messagebus import BusConfig, ConfigError, LoginRefused, Secret, TopologyError
 from messagebus._io import subscriptions as module
 from messagebus._io.https import http_client
 from messagebus._io.subscriptions import SubscriptionCount, count, delete, purge
@@ -145,6 +145,18 @@ async def test_nothing_is_said_to_be_deleted_when_nobody_can(agents: Agents) -> 
     agents.answers = {"GET lb2/topology": told(MAP), "POST lb2/topology": told({})}
     with pytest.raises(TopologyError, match="nothing is known to be deleted"):
         await delete(BUS, ["orders/billing"], token=TOKEN)
+
+
+@pytest.mark.parametrize("text", ["", "two lines\nof it", "with blanks", "münchen", "nul\0"])
+async def test_what_cannot_be_a_token_is_refused_and_not_shown(agents: Agents, text: str) -> None:
+    for ask in (
+        delete(BUS, ["orders/billing"], token=Secret(text)),
+        purge(BUS, BROKERS, ["orders/billing"], token=Secret(text)),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            await ask
+        assert not text or text not in str(raised.value)
+    assert not agents.requests
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -1,0 +1,53 @@
+"""One consumer process that receives and acks so many messages, and tells its memory as it goes.
+
+``python -m bench.figures.client.stream_consumer TASK`` prints one JSON object a second. It keeps
+nothing of what it receives.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from bench.systems.ours_async import consumer_config
+from bench.systems.turn import Task, event_loop
+from messagebus import AsyncConsumer
+
+EVERY_S = 1.0
+
+
+def main(text: str) -> None:
+    task = Task.from_json(text)
+    with asyncio.Runner(loop_factory=event_loop(task.loop)) as runner:
+        runner.run(_consume(task))
+
+
+async def _consume(task: Task) -> None:
+    received = 0
+    async with AsyncConsumer(
+        task.bus, task.topic, subscription=task.subscription, config=consumer_config(task)
+    ) as consumer:
+        next_s = time.monotonic()
+        async for delivery in consumer:
+            consumer.ack(delivery)
+            received += 1
+            if received == task.messages or (
+                not received % 1000 and (now_s := time.monotonic()) >= next_s
+            ):
+                next_s = now_s + EVERY_S if received < task.messages else next_s
+                _say(received)
+            if received == task.messages:
+                return
+
+
+def _say(received: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    rss_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+    values = {"received": received, "rss_bytes": rss_bytes, "cpu_s": time.process_time()}
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

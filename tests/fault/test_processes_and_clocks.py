@@ -1,0 +1,243 @@
+"""Promise: forks, exits, jumping clocks and careless threads lose nothing in silence."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from messagebus import (
+    AlreadySettled,
+    BusConfig,
+    Consumer,
+    Delivery,
+    NotReady,
+    Outcome,
+    Publisher,
+)
+from tests.support.eventually import FACTOR, eventually
+from tests.support.fake_amqp import FakeRabbit, fake_rabbit
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
+WITHIN_S = 20.0
+INSIST_S = 0.5
+IN_FLIGHT = 500
+ROUNDS = 100
+YEAR_S = 365 * 86_400
+
+
+@pytest.fixture
+def rabbit() -> Iterator[FakeRabbit]:
+    with fake_rabbit() as rabbit:
+        rabbit.hold(TOPIC)
+        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
+        yield rabbit
+
+
+def received(consumer: Consumer) -> Delivery:
+    delivery = consumer.receive(WITHIN_S * FACTOR)
+    assert delivery is not None, "nothing arrived"
+    return delivery
+
+
+def script(rabbit: FakeRabbit, text: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own, with `bus` made; returns when it has ended."""
+    head = f"""
+import os, sys
+from messagebus import *
+bus = BusConfig(broker={rabbit.name!r})
+"""
+    return subprocess.run(
+        [sys.executable, "-c", head + text],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3 * WITHIN_S * FACTOR,
+        check=False,
+    )
+
+
+# -- processes
+
+
+def test_an_interpreter_that_exits_with_messages_in_flight_settles_them(
+    rabbit: FakeRabbit,
+) -> None:
+    done = script(
+        rabbit,
+        f"""
+publisher = Publisher(bus)
+publisher.start(require="one")
+publisher.send_safe("{TOPIC}", b"first", timeout_s=5)
+for number in range({IN_FLIGHT}):
+    publisher.submit("{TOPIC}", b"%d" % number)
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    stored = [each.body for each in rabbit.queues[QUEUE].messages]
+    assert stored == [b"first", *(b"%d" % number for number in range(IN_FLIGHT))]
+
+
+def test_a_client_that_was_started_before_a_fork_says_so_in_the_child_and_works_in_the_parent(
+    rabbit: FakeRabbit,
+) -> None:
+    done = script(
+        rabbit,
+        f"""
+publisher = Publisher(bus)
+publisher.start(require="one")
+consumer = Consumer(bus, "{TOPIC}", subscription="{SUBSCRIPTION}")
+consumer.start(require="one")
+child = os.fork()
+if child == 0:
+    told = 0
+    for call in (
+        lambda: publisher.send_safe("{TOPIC}", b"child", timeout_s=5),
+        lambda: publisher.flush(5),
+        lambda: consumer.stats(),
+    ):
+        try:
+            call()
+        except Stopped as fault:
+            told += "fork" in str(fault)
+    os._exit(10 + told)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 13, status
+publisher.send_safe("{TOPIC}", b"parent", timeout_s=5)
+delivery = consumer.receive(5)
+assert delivery.body == b"parent"
+consumer.ack(delivery)
+publisher.stop()
+consumer.stop()
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rabbit.published == 1
+
+
+# -- clocks
+
+
+@pytest.mark.parametrize("jump_s", [-10 * YEAR_S, -3600, 3600, 60 * YEAR_S], ids=str)
+def test_a_wall_clock_that_jumps_disturbs_nobody(
+    rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    bus = BusConfig(broker=rabbit.name, heartbeat_s=1)
+    with Publisher(bus) as publisher, Consumer(bus, TOPIC, subscription=SUBSCRIPTION) as consumer:
+        _send_and_receive(publisher, consumer)
+        accepted, real = rabbit.accepted, time.time
+        monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+        _send_and_receive(publisher, consumer)
+        late = publisher.submit("queue:nowhere", b"", timeout_s=0.2)
+        assert late.result(WITHIN_S * FACTOR).outcome is not Outcome.CONFIRMED
+        assert consumer.receive(0.2) is None
+        monkeypatch.setattr(time, "time", real)
+        _send_and_receive(publisher, consumer)
+        assert publisher.stats().links_lost == 0
+        assert rabbit.accepted <= accepted + 1, "more than the registration of nowhere"
+
+
+def test_a_wall_clock_that_never_stands_still_disturbs_nobody(
+    rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = itertools.cycle([0, YEAR_S, -YEAR_S, 10 * YEAR_S])
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    bus = BusConfig(broker=rabbit.name)
+    with Publisher(bus) as publisher, Consumer(bus, TOPIC, subscription=SUBSCRIPTION) as consumer:
+        for _ in range(ROUNDS):
+            _send_and_receive(publisher, consumer)
+        assert publisher.stats().links_lost == 0
+
+
+def _send_and_receive(publisher: Publisher, consumer: Consumer) -> None:
+    sent = publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+    assert 0 <= sent.settled_ns - sent.sent_ns < WITHIN_S * 10**9
+    delivery = received(consumer)
+    assert delivery.message_id == sent.message_id
+    assert consumer.ack(delivery)
+
+
+# -- threads
+
+
+def test_of_two_threads_that_answer_one_delivery_exactly_one_does(rabbit: FakeRabbit) -> None:
+    for number in range(ROUNDS):
+        rabbit.put(QUEUE, b"%d" % number)
+    bus = BusConfig(broker=rabbit.name)
+    with Consumer(bus, TOPIC, subscription=SUBSCRIPTION) as consumer:
+        for _ in range(ROUNDS):
+            assert _answered_by_two(consumer, received(consumer)) == Counter(answered=1, told=1)
+        eventually(lambda: consumer.stats().acked == ROUNDS, within_s=WITHIN_S)
+        stats = consumer.stats()
+        assert (stats.acks_stale, stats.handed_out) == (0, 0)
+        assert stats.delivered == ROUNDS, "the broker was told twice and closed the channel"
+
+
+def _answered_by_two(consumer: Consumer, delivery: Delivery) -> Counter[str]:
+    said: Counter[str] = Counter()
+    together = threading.Barrier(2)
+
+    def answer() -> None:
+        together.wait()
+        try:
+            said["answered"] += consumer.ack(delivery)
+        except AlreadySettled:
+            said["told"] += 1
+
+    threads = [threading.Thread(target=answer) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+# -- the list
+
+
+def test_a_start_without_a_list_and_without_a_cached_one_says_so_in_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    bus = BusConfig(list_urls=("http://127.0.0.1:1/list",), list_cache=str(tmp_path / "list"))
+    consumer = Consumer(bus, TOPIC, subscription=SUBSCRIPTION)
+    began = time.monotonic()
+    with pytest.raises(NotReady, match="no list"):
+        consumer.start(require="one", timeout_s=INSIST_S)
+    assert time.monotonic() - began < WITHIN_S * FACTOR
+    assert any("list" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("cached", ["", "<html>", "127.0.0.1:99999\n", "\x00\xff", "# comment\n"])
+def test_a_damaged_cached_list_is_as_good_as_none(tmp_path: Path, cached: str) -> None:
+    cache = tmp_path / "list"
+    cache.write_text(cached)
+    bus = BusConfig(list_urls=("http://127.0.0.1:1/list",), list_cache=str(cache))
+    with pytest.raises(NotReady, match="no list"):
+        Consumer(bus, TOPIC, subscription=SUBSCRIPTION).start(require="one", timeout_s=INSIST_S)
+
+
+def test_a_start_without_a_list_attaches_by_the_cached_one(
+    rabbit: FakeRabbit, tmp_path: Path
+) -> None:
+    cache = tmp_path / "list"
+    cache.write_text(f"# cluster: fake\n# generation: 3\n{rabbit.name}\n")
+    bus = BusConfig(list_urls=("http://127.0.0.1:1/list",), list_cache=str(cache))
+    consumer = Consumer(bus, TOPIC, subscription=SUBSCRIPTION)
+    consumer.start(require="one", timeout_s=WITHIN_S)
+    try:
+        rabbit.put(QUEUE, b"x")
+        assert received(consumer).body == b"x"
+        assert consumer.stats().list_age_ms is None  # a cached list is not a fresh one
+    finally:
+        consumer.stop(drain_s=0)
