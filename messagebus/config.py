@@ -238,7 +238,7 @@ class PublisherConfig(_Settings):
     attempts_max: int = 20
     retry_unknown: bool = True
     connection_lifetime_s: int = 600
-    confirm_slow_ms: int = 2_000
+    confirm_slow_ms: int = 1_500
     batch: Mapping[str, Batching] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

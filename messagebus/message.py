@@ -16,7 +16,7 @@ from messagebus.core.receipts import Ledger, Receipt
 from messagebus.destination import Source
 from messagebus.errors import MessageInvalid, WrongPayload
 
-__all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message"]
+__all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Reading"]
 
 # RabbitMQ 4 refuses larger ones by closing the channel, which makes the whole window unknown.
 BODY_BYTES_MAX = 16 * 1024 * 1024

@@ -27,11 +27,13 @@ from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, 
 from messagebus.core.subset import Subset
 from messagebus.destination import Source
 from messagebus.errors import (
+    ChannelRefused,
     LinkError,
     LinkLost,
     LoginRefused,
     MessageBusError,
     RegistrationIncomplete,
+    TopologyMismatch,
 )
 from messagebus.message import Delivery
 from messagebus.stats import BrokerStats, ConsumerStats
@@ -46,6 +48,9 @@ REGISTER_RETRY_MS = 1_000
 LOGIN_RETRY_MS = 10_000
 # For copies of half-answered batches, at the end.
 FINISH_TIMEOUT_S = 5.0
+# Many clients that start together would make each other's handshakes too late.
+DIALS_AT_ONCE = 8
+NOT_FOUND = 404
 
 
 class ConsumeDriver:
@@ -61,7 +66,7 @@ class ConsumeDriver:
         """on_ready: called when `take` may have something, at most once a turn."""
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
         self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source), self._turn)
-        self.fatal: LoginRefused | None = None
+        self.fatal: LoginRefused | TopologyMismatch | None = None
         self.registration: Registration | None = None
         """None until an agent answered; `complete` in it says whether every broker has the queue."""
         self._topology = topology_for(bus)
@@ -80,6 +85,8 @@ class ConsumeDriver:
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
         self._dials: dict[str, asyncio.Task[None]] = {}
+        self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._registering: asyncio.Task[None] | None = None
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
@@ -89,13 +96,19 @@ class ConsumeDriver:
 
     # ------------------------------------------------------------------ life
     def start(self) -> None:
-        self._tasks.spawn(self._register())
+        self._register_soon()
         self.follower.start()
         self._tick()
 
+    def _register_soon(self) -> None:
+        """At the start, and when a broker lacks the queue: one that expires may have done so."""
+        if self._registering is None or self._registering.done():
+            self._registering = self._tasks.spawn(self._register())
+
     async def _register(self) -> None:
         """Make the subscription exist on every broker; go on until it does."""
-        while self.registration is None or not self.registration.complete:
+        complete = False
+        while not complete:
             try:
                 self.registration = await self._topology.register(
                     [self._source], timeout_ms=REGISTER_TIMEOUT_MS
@@ -105,6 +118,13 @@ class ConsumeDriver:
                 log.warning(
                     "registration incomplete subscription=%s reason=%r", self._source, str(fault)
                 )
+            except TopologyMismatch as fault:
+                log.error(
+                    "registration refused subscription=%s reason=%r", self._source, str(fault)
+                )
+                self.fatal = fault
+                self._tell_changed()
+                await asyncio.sleep(LOGIN_RETRY_MS / 1000)
             except LoginRefused as fault:
                 self._login_refused(fault)
                 await asyncio.sleep(LOGIN_RETRY_MS / 1000)
@@ -113,6 +133,8 @@ class ConsumeDriver:
                     "registration failed subscription=%s reason=%r", self._source, str(fault)
                 )
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
+            else:
+                complete = self.registration.complete
             self._tell_changed()
 
     def _login_refused(self, fault: LoginRefused) -> None:
@@ -269,7 +291,7 @@ class ConsumeDriver:
         )
         link: Link | None = None
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with self._dialing, asyncio.timeout(timeout_ms / 1000):
                 address = Broker.parse(broker)
                 # A list names its brokers; a single configured address may be a balancer's.
                 target = Target.named(address) if self._bus.list_urls else Target(address)
@@ -313,6 +335,8 @@ class ConsumeDriver:
         log.info("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self._login_refused(fault)
+        if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
+            self._register_soon()
         if self._members.states.get(broker) is State.DIALING:
             # A certificate that is not taken locks no account.
             refused = type(fault) is LoginRefused

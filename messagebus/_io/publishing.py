@@ -260,6 +260,8 @@ class PublishDriver:
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
         """What this settles makes room; the pipe calls `_pump` after it."""
         self.counters.last_confirm_ms = now_ms()
+        if self._slow_until_ms and link == self.route.current:
+            self._slow_until_ms = 0  # this one answers: not all brokers are slow
         self._tell(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
         if link in self._retire_at_ms:
             self._hang_up_if_answered(link)
@@ -447,7 +449,7 @@ class PublishDriver:
         self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
     def _leave_if_slow(self, now: int) -> None:
-        """An fsync stall of all brokers moves nobody twice: the next move is a while away."""
+        """An fsync stall of all brokers moves nobody twice: until the new one answers, it is stayed with."""
         slow_ms = self._config.confirm_slow_ms
         if now < self._slow_until_ms or self.outbox.unanswered_ms(now) < slow_ms:
             return

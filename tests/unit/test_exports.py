@@ -28,10 +28,9 @@ INSIDE = {
         "Delay",
         "delay_step",
     },
-    "messagebus.message": {"BODY_BYTES_MAX", "Header"},
+    "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
     "messagebus.outgoing": {"Outgoing", "as_message"},
     "messagebus.publisher": {"raise_unless_confirmed"},
-    "messagebus.stats": {"RUNNING"},
 }
 # Re-exported from inside, because public values hold it.
 FROM_INSIDE = {"Receipt"}
