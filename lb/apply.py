@@ -174,7 +174,8 @@ def _save_state(inventory: Inventory) -> None:
 
 
 def _let_haproxy_check(candidate: Path) -> None:
-    argv = [HAPROXY, "-c", "-q", "-f", str(candidate)]
+    # Not "-q": then it is silent about certificates that it cannot load.
+    argv = [HAPROXY, "-c", "-f", str(candidate)]
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=CHECK_WITHIN_S, check=False

@@ -60,12 +60,8 @@ class ListedBroker:
 
     @property
     def agent_address(self) -> str:
+        """``host:port``; a list does not say whether TLS is spoken there."""
         return f"{self.broker.host}:{self.agent_port}"
-
-    @property
-    def agent_url(self) -> str:
-        """Where TLS is off; a list does not say whether it is on."""
-        return f"http://{self.agent_address}"
 
     def render(self) -> str:
         agent = f" agent={self.agent_port}" if self.agent_port != AGENT_PORT else ""

@@ -66,16 +66,26 @@ def figures(
     folder = (folder or Path(tempfile.mkdtemp(prefix="messagebus-figures-"))).resolve()
     name = name or time.strftime("%Y-%m-%d-%H%M%S")
     scene = Scene(folder, console.print, repeat=repeat, quick=quick)
+    path = RESULTS / f"{name}.json"
     found: list[Figure] = []
+    failed: list[str] = []
     with Stage(folder, network, console.print).open() as stage:
         for group in wanted:
             console.print(f"measuring {group.name}: {group.path}")
-            measured, environment = _measure(group, stage, scene)
+            try:
+                measured, environment = _measure(group, stage, scene)
+            except BenchError as fault:
+                # An hour of other groups must not be lost for one of them.
+                console.print(f"{group.name} failed: {fault}")
+                failed.append(group.name)
+                continue
             found += measured
-            path = keep(RESULTS / f"{name}.json", group.name, measured, environment)
+            keep(path, group.name, measured, environment)
     Console(highlight=False, width=WIDTH).print(figures_table(found))
     console.print(f"results: {os.path.relpath(path)}")
     shutil.rmtree(folder, ignore_errors=True)
+    if failed:
+        raise BenchError(f"not measured: {', '.join(failed)}")
     if missed := [figure.id for figure in found if figure.met is False]:
         raise BenchError(f"goals not met: {', '.join(missed)}")
 

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 # A turn that hangs is ended, with an error that says so.
-TURN_WITHIN_S = 180.0
+TURN_WITHIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

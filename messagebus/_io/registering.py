@@ -53,6 +53,9 @@ log = logging.getLogger("messagebus.topology")
 # An agent asks all others before it answers; each of those has a deadline of its own below this.
 ANSWER_TIMEOUT_S = 10.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
+# One agent with a strange certificate is no reason to give up: the next try may be another one's. So
+# many in a row (within half a second) are: then it is our own authority that is wrong.
+STRANGERS_MAX = 4
 # RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/ARCHITECTURE.md.
 SETTLE_MS = 4_000
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
@@ -114,7 +117,7 @@ class Agents:
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
     ) -> Registration:
-        until_ms, failures = now_ms() + timeout_ms, 0
+        until_ms, failures, strangers = now_ms() + timeout_ms, 0, 0
         missing: Mapping[str, str] = {}
         async with http_client(
             self._bus, timeout=ANSWER_TIMEOUT_S, transport=self._transport
@@ -125,9 +128,11 @@ class Agents:
                     found = await self._ask(http, urljoin(url, "topology"), wanted)
                     if found.complete or (enough and found.held):
                         return found
-                    missing = found.missing
+                    missing, strangers = found.missing, 0
                 except (httpx.HTTPError, LinkLost) as fault:
-                    if reason := certificate_fault(fault):
+                    reason = certificate_fault(fault)
+                    strangers = strangers + 1 if reason else 0
+                    if strangers == STRANGERS_MAX:
                         raise CertificateRefused(url, reason) from fault
                     missing = missing or {url: str(fault) or type(fault).__name__}
                 failures += 1

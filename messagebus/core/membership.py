@@ -64,6 +64,7 @@ class State(enum.Enum):
 class _Member:
     state: State
     due_ms: int
+    dialed_ms: int = 0
     failures: int = 0
     refusals: int = 0
 
@@ -129,21 +130,25 @@ class Membership:
             if member.due_ms > now_ms:
                 continue
             if member.state is State.WAITING:
-                member.state = State.DIALING
+                member.state, member.dialed_ms = State.DIALING, now_ms
                 actions.append(Dial(broker, member.failures))
             elif member.state is State.DRAINING:
                 actions += self.drained(broker, now_ms)
         return actions
 
     def opened(self, broker: str) -> None:
-        """The dial succeeded."""
+        """The dial succeeded. Failures count on until the link has lasted: see `lost`."""
         member = self._members.get(broker)
         assert member is not None
         assert member.state is State.DIALING
-        member.state, member.failures, member.refusals = State.OPEN, 0, 0
+        member.state, member.refusals = State.OPEN, 0
 
     def lost(self, broker: str, now_ms: int, share: float, *, refused: bool = False) -> None:
-        """A dial failed or a link ended. refused: user or password were not taken."""
+        """A dial failed or a link ended. refused: user or password were not taken.
+
+        The back-off starts anew when the link lasted as long as its longest wait. One that ends soon
+        after each attach (a message that kills it, a broker that throws out) is no reason to hurry.
+        """
         member = self._members.get(broker)
         if member is None:
             return
@@ -156,7 +161,8 @@ class Membership:
                 member.refusals, first_ms=REFUSED_FIRST_MS, max_ms=REFUSED_MAX_MS, share=share
             )
         else:
-            member.failures += 1
+            lasted = member.state is not State.DIALING and now_ms - member.dialed_ms >= self._max_ms
+            member.failures = 1 if lasted else member.failures + 1
             wait_ms = backoff_ms(
                 member.failures, first_ms=self._first_ms, max_ms=self._max_ms, share=share
             )

@@ -12,10 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from lb.apply import check
+from lb.inventory import load
 from messagebus import (
     AsyncPublisher,
     BusConfig,
     CertificateRefused,
+    ConfigError,
     Consumer,
     ListUnavailable,
     NotReady,
@@ -71,6 +74,7 @@ def connections(cluster: LocalCluster, user: str) -> list[dict[str, Any]]:
 def test_messages_pass_and_every_connection_is_verified_on_both_ends(
     secured: LocalCluster, bus: BusConfig
 ) -> None:
+    seen: dict[str, dict[str, Any]] = {}
     with consuming(bus, "orders", "billing") as work:
         with publishing(bus, "orders", publishers=2) as load:
             eventually(
@@ -78,12 +82,17 @@ def test_messages_pass_and_every_connection_is_verified_on_both_ends(
                 within_s=READY_WITHIN_S,
                 what="both brokers were published to",
             )
-            # Two publishers and a consumer on each broker, once the brokers have counted them.
-            eventually(lambda: len(connections(secured, "bus")) >= 4, within_s=LISTED_WITHIN_S)
-            ours = connections(secured, "bus")
+            # Two publishers, whose connections come and go, and a consumer on each broker.
+            eventually(lambda: len(see(secured, seen)) >= 4, within_s=LISTED_WITHIN_S)
         assert work.wait_for(load.confirmed_ids()) == set()
-    assert {each["ssl"] for each in ours} == {True}
-    assert {each["peer_cert_subject"] for each in ours} == {f"CN={CLIENT}"}
+    assert {each["ssl"] for each in seen.values()} == {True}
+    assert {each["peer_cert_subject"] for each in seen.values()} == {f"CN={CLIENT}"}
+
+
+def see(cluster: LocalCluster, seen: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Add the connections of now to those that were seen before."""
+    seen |= {each["name"]: each for each in connections(cluster, "bus")}
+    return seen
 
 
 async def test_the_asyncio_client_speaks_tls_too(bus: BusConfig) -> None:
@@ -235,6 +244,19 @@ def test_haproxy_can_route_by_the_server_name(secured: LocalCluster, bus: BusCon
         with Publisher(named) as publisher:
             published = publisher.send_safe("queue:jobs", b"x", timeout_s=READY_WITHIN_S)
         assert published.broker == node.broker
+
+
+def test_certificates_that_haproxy_cannot_load_are_told_before_anything_is_touched(
+    secured: LocalCluster,
+) -> None:
+    inventory = load(secured.inventory)
+    assert inventory.tls is not None
+    for key in ("ca_file", "check_cert_file"):
+        missing: dict[str, Any] = {key: Path("/no/such.pem")}
+        wrong = replace(inventory, tls=replace(inventory.tls, **missing))
+        with pytest.raises(ConfigError, match=r"/no/such\.pem"):
+            check(wrong)
+    check(inventory)
 
 
 def test_a_broker_with_a_strange_certificate_gets_no_publishes(

@@ -48,7 +48,7 @@ def test_a_listed_broker_is_found_by_name() -> None:
 
 
 def test_an_agent_has_its_own_port() -> None:
-    assert BrokerList.parse(LISTED).listed[1].agent_url == "http://mb2.example:99"
+    assert BrokerList.parse(LISTED).listed[1].agent_address == "mb2.example:99"
 
 
 @pytest.mark.parametrize(

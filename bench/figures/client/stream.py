@@ -49,18 +49,17 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
         direct_task(scene), body_bytes=BODY_BYTES, batch=BATCH, loop=best_loop()
     )
     purge(scene, task)
-    total = scene.part(MESSAGES)
+    total, portions = scene.part(MESSAGES), scene.part(PORTION)
     began_s = time.monotonic()
     consuming = dataclasses.replace(task, verb="consume", window=WINDOW, messages=total)
     with _Consumer(consuming) as consumer:
         published = 0
         while published < total:
-            portion = min(PORTION, total - published)
+            portion = min(portions, total - published)
             publishing = dataclasses.replace(task, window=50, messages=portion, warm_up=0)
             take_turn(Case("portion", "ours_async", publishing))
             published += portion
-            goal = published - PORTION
-            consumer.wait(goal, TAKEN_WITHIN_S)
+            consumer.wait(published - portions, TAKEN_WITHIN_S)
             scene.say(f"{consumer.received:,} of {total:,} received")
         consumer.wait(total, LAST_WITHIN_S)
         samples = consumer.samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 
 from messagebus import (
     BusConfig,
+    CertificateRefused,
     Durability,
     LoginRefused,
     NameInvalid,
@@ -199,3 +201,22 @@ def test_certificates_behind_the_balancer_alone_are_for_the_server_name(tmp_path
     }
     assert list(asked.values()) == ["bus.example", "mb1.example", "10.0.0.1", "::1"]
     assert _parameters(Broker.parse("mb1"), credentials(BusConfig()), 500).ssl_options is None
+
+
+def not_trusted() -> httpx.ConnectError:
+    fault = httpx.ConnectError("failed")
+    fault.__cause__ = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] no")
+    fault.__cause__.verify_message = "no"
+    return fault
+
+
+async def test_one_agent_with_a_strange_certificate_is_passed_over() -> None:
+    asked = Asked(not_trusted(), not_trusted(), not_trusted(), told(COMPLETE))
+    assert (await register(asked)).complete
+
+
+async def test_many_strange_certificates_in_a_row_are_told_at_once() -> None:
+    asked = Asked(not_trusted())
+    with pytest.raises(CertificateRefused, match="its certificate is not good: no"):
+        await register(asked)
+    assert len(asked.requests) == registering.STRANGERS_MAX

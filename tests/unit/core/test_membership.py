@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from messagebus.core.backoff import REFUSED_MAX_MS, backoff_ms
+from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 from messagebus.core.membership import Dial, Drain, HangUp, Membership, State
 from messagebus.core.subset import Subset
 
@@ -58,7 +58,7 @@ def test_a_broker_that_is_down_at_the_start_is_dialled_until_it_comes_up() -> No
     assert made.states == {A: State.OPEN}
 
 
-def test_the_back_off_starts_anew_after_a_link_was_open() -> None:
+def test_the_back_off_starts_anew_after_a_link_that_lasted() -> None:
     made = members(A)
     made.lost(A, 0, 1.0)
     made.tick(FIRST_MS)
@@ -67,6 +67,23 @@ def test_the_back_off_starts_anew_after_a_link_was_open() -> None:
     made.opened(A)
     made.lost(A, 10_000, 1.0)
     assert made.next_due_ms() == 10_000 + FIRST_MS
+
+
+def test_a_link_that_ends_soon_after_each_attach_is_dialled_ever_slower() -> None:
+    made = members(A)
+    now_ms, waits = 0, []
+    for _try in range(8):
+        made.lost(A, now_ms, 1.0)
+        due_ms = made.next_due_ms()
+        assert due_ms is not None
+        waits.append(due_ms - now_ms)
+        (dial,) = made.tick(due_ms)
+        assert isinstance(dial, Dial)
+        made.opened(A)
+        now_ms = due_ms + 10
+    assert waits == [100, 200, 400, 800, 1_600, 3_200, MAX_MS, MAX_MS]
+    made.lost(A, now_ms + MAX_MS, 1.0)
+    assert made.next_due_ms() == now_ms + MAX_MS + FIRST_MS
 
 
 def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
@@ -82,8 +99,8 @@ def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
         now_ms = due_ms
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, REFUSED_MAX_MS, REFUSED_MAX_MS]
     made.opened(A)
-    made.lost(A, now_ms, 1.0)
-    assert made.next_due_ms() == now_ms + FIRST_MS
+    made.lost(A, now_ms, 1.0, refused=True)
+    assert made.next_due_ms() == now_ms + REFUSED_FIRST_MS, "one that was taken counts"
 
 
 def test_a_removed_broker_is_finished_then_let_go() -> None:
@@ -199,6 +216,7 @@ class AgainstATable(RuleBasedStateMachine):
         self.dialing: set[str] = set()
         self.open: set[str] = set()
         self.failures = dict.fromkeys(BROKERS, 0)
+        self.dialed_ms: dict[str, int] = {}
 
     def expect_tick(self) -> list[object]:
         expected: list[object] = []
@@ -206,6 +224,7 @@ class AgainstATable(RuleBasedStateMachine):
             if self.waiting.get(broker, self.now_ms + 1) <= self.now_ms:
                 del self.waiting[broker]
                 self.dialing.add(broker)
+                self.dialed_ms[broker] = self.now_ms
                 expected.append(Dial(broker, self.failures[broker]))
             elif self.draining.get(broker, self.now_ms + 1) <= self.now_ms:
                 expected += self.expect_drained(broker)
@@ -252,13 +271,17 @@ class AgainstATable(RuleBasedStateMachine):
             broker = data.draw(st.sampled_from(sorted(self.dialing)))
             self.dialing.remove(broker)
             self.open.add(broker)
-            self.failures[broker] = 0
             self.members.opened(broker)
 
     @rule(broker=st.sampled_from(BROKERS), share=st.floats(0, 1))
     def link_ends(self, broker: str, share: float) -> None:
         if broker in self.waiting:
             return  # there is none
+        if (
+            broker in {*self.draining, *self.open}
+            and self.now_ms - self.dialed_ms[broker] >= MAX_MS
+        ):
+            self.failures[broker] = 0
         known = broker in {*self.draining, *self.dialing, *self.open}
         self.draining.pop(broker, None)
         self.dialing.discard(broker)

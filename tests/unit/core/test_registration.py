@@ -67,3 +67,14 @@ def test_every_combination_of_three_against_the_rule_in_words() -> None:
         two_stored = sum(reply in (HELD, LATER) for reply in three) >= 2
         expected = nobody_serves_without and two_stored
         assert completion("ABC", replies).complete == expected, three
+
+
+def test_a_refusal_without_a_reason_is_one_all_the_same() -> None:
+    judged = completion("AB", {"A": HELD, "B": Reply(answer=Answer.NO, stored=True)})
+    assert not judged.complete
+    assert judged.missing == {"B": "refused it"}
+
+
+def test_agents_off_the_list_do_not_make_a_majority() -> None:
+    replies = {"A": HELD, "B": DEAD, "C": DEAD, "X": HELD, "Y": HELD}
+    assert not completion("ABC", replies).complete

@@ -51,8 +51,8 @@ class FakeHAProxy:
         return self.read.balancer.config.read_text()
 
     def _check(self, argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert argv[:4] == ["/usr/sbin/haproxy", "-c", "-q", "-f"]
-        candidate = Path(argv[4])
+        assert argv[:3] == ["/usr/sbin/haproxy", "-c", "-f"]
+        candidate = Path(argv[3])
         assert stat.S_IMODE(candidate.stat().st_mode) == 0o600
         self.checked.append(candidate.read_text())
         return subprocess.CompletedProcess(argv, 1 if self.complaint else 0, "", self.complaint)
