@@ -54,6 +54,7 @@ from messagebus.errors import (
 )
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
+from messagebus.outgoing import Options, Payload
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
 from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
@@ -89,7 +90,9 @@ __all__ = [
     "MessageInvalid",
     "NameInvalid",
     "NotReady",
+    "Options",
     "Outcome",
+    "Payload",
     "PublishError",
     "Published",
     "Publisher",

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
-from messagebus._io.publishing import PublishDriver, Ticket
+from messagebus._io.publishing import PublishDriver
+from messagebus._io.tickets import Many, Shape, Ticket, Waiter
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
 from messagebus.destination import Destination
 from messagebus.errors import BacklogFull, NotReady, Stopped
-from messagebus.message import Delivery
+from messagebus.message import Delivery, Message
 from messagebus.outcome import Published
+from messagebus.outgoing import Options, Outgoing, Payload
 from messagebus.publisher import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
-    Payload,
-    as_destination,
-    as_message,
     publisher_stats,
     raise_unless_confirmed,
+    refuse_unconfirmed,
 )
-from messagebus.stats import ConsumerStats, PublisherStats, Status
+from messagebus.stats import RUNNING, ConsumerStats, PublisherStats, Status
 
 __all__ = ["AsyncConsumer", "AsyncPublisher"]
 
@@ -45,7 +46,8 @@ class AsyncPublisher:
         self._config = config or PublisherConfig()
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._outgoing = Outgoing()
+        self._waiting: deque[asyncio.Future[None]] = deque()  # for room
 
     @property
     def status(self) -> Status:
@@ -57,9 +59,10 @@ class AsyncPublisher:
         """As `Publisher.start`."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a publisher starts once; this one is {self._status.value}")
+        self._loop = asyncio.get_running_loop()
         self._driver = driver = self._make_driver()
         driver.start()
-        self._status = Status.RUNNING
+        self._status = RUNNING
         if require is None:
             return
         try:
@@ -74,7 +77,7 @@ class AsyncPublisher:
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """As `Publisher.stop`."""
-        if self._status is not Status.RUNNING or self._driver is None:
+        if self._status is not RUNNING or self._driver is None:
             self._status = Status.STOPPED
             return 0
         self._status = Status.STOPPED
@@ -94,33 +97,45 @@ class AsyncPublisher:
         await self.stop()
 
     async def submit(
-        self, destination: Destination | str, payload: Payload, *, timeout_s: float | None = None
+        self,
+        destination: Destination | str,
+        payload: Payload,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish, return the future of its end. As `Publisher.submit`."""
-        message, driver = as_message(payload), self._running()
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        shape, body, message = self._outgoing.read(destination, payload, options)
+        driver = self._driver
+        if driver is None or self._status is not RUNNING:
+            driver = self._running()
         timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
-        if not driver.outbox.has_room(len(message.body)):
-            timeout_ms = await self._wait_for_room(len(message.body), timeout_ms)
-
-        def on_done(published: Published) -> None:
-            if not future.done():
-                future.set_result(published)
-
-        driver.submit(Ticket(as_destination(destination), message, on_done), timeout_ms)
+        if self._waiting or not driver.outbox.has_room(len(body)):
+            timeout_ms = await self._wait_for_room(len(body), timeout_ms)
+        future: asyncio.Future[Published] = self._loop.create_future()
+        driver.submit(shape, body, message, timeout_ms, future)
         return future
 
-    async def send(self, destination: Destination | str, payload: Payload) -> None:
+    async def send(
+        self, destination: Destination | str, payload: Payload, **options: Unpack[Options]
+    ) -> None:
         """As `Publisher.send`; waits for room only."""
-        await self.submit(destination, payload)
+        await self._accept(self._outgoing.read(destination, payload, options), None, None)
 
     async def send_safe(
-        self, destination: Destination | str, payload: Payload, *, timeout_s: float | None = None
+        self,
+        destination: Destination | str,
+        payload: Payload,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> Published:
         """As `Publisher.send_safe`."""
-        return raise_unless_confirmed(
-            await (await self.submit(destination, payload, timeout_s=timeout_s))
-        )
+        outgoing = self._outgoing.read(destination, payload, options)
+        refuse_unconfirmed(outgoing[0])
+        future: asyncio.Future[Published] = self._loop.create_future()
+        await self._accept(outgoing, timeout_s, future)
+        return raise_unless_confirmed(await future)
 
     async def send_many(
         self,
@@ -128,10 +143,30 @@ class AsyncPublisher:
         payloads: Iterable[Payload],
         *,
         timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> list[Published]:
         """As `Publisher.send_many`."""
-        futures = [await self.submit(destination, each, timeout_s=timeout_s) for each in payloads]
-        return [await future for future in futures]
+        finished: asyncio.Future[None] = self._loop.create_future()
+        many = Many(finished)
+        read = self._outgoing.read
+        for payload in payloads:
+            many.add(await self._accept(read(destination, payload, options), timeout_s, many))
+        many.all_added()
+        await finished
+        return many.results()
+
+    async def _accept(
+        self,
+        outgoing: tuple[Shape, bytes, Message | None],
+        timeout_s: float | None,
+        waiter: Waiter | None,
+    ) -> Ticket:
+        driver = self._running()
+        shape, body, message = outgoing
+        timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
+        if self._waiting or not driver.outbox.has_room(len(body)):
+            timeout_ms = await self._wait_for_room(len(body), timeout_ms)
+        return driver.submit(shape, body, message, timeout_ms, waiter)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """As `Publisher.flush`."""
@@ -151,26 +186,41 @@ class AsyncPublisher:
         return PublishDriver(self._bus, self._config, self._on_room)
 
     def _running(self) -> PublishDriver:
-        if self._driver is None or self._status is not Status.RUNNING:
+        if self._driver is None or self._status is not RUNNING:
             raise Stopped(f"the publisher is {self._status.value}")
         return self._driver
 
     async def _wait_for_room(self, size: int, timeout_ms: int) -> int:
-        """Returns how much of the time is left. Raises BacklogFull."""
+        """Returns how much of the time is left. Raises BacklogFull. First come, first served."""
         until_ms = now_ms() + timeout_ms
-        while not self._running().outbox.has_room(size):
-            room = asyncio.get_running_loop().create_future()
-            self._waiting.append(room)
-            try:
-                async with asyncio.timeout(max(0, until_ms - now_ms()) / 1000):
+        room: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(room)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while True:
                     await room
-            except TimeoutError:
-                raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms") from None
-        return max(1, until_ms - now_ms())
+                    if self._running().outbox.has_room(size):
+                        return max(1, until_ms - now_ms())
+                    room = self._loop.create_future()
+                    self._waiting.appendleft(room)
+        except TimeoutError:
+            raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms") from None
+        finally:
+            if not room.done():  # timed out or cancelled: its turn is the next one's
+                self._waiting.remove(room)
 
     def _on_room(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for room in waiting:
+        """Wakes as many as there is room for, once half the backlog is free: few wake-ups, many sends."""
+        if not self._waiting or self._driver is None:
+            return
+        outbox, most = self._driver.outbox, self._config.backlog_messages_max
+        count = len(self._waiting)
+        if self._status is RUNNING:  # else all: they find that we have stopped
+            if outbox.waiting > most // 2 or not outbox.has_room(0):
+                return
+            count = min(count, most - outbox.waiting)
+        for _ in range(count):
+            room = self._waiting.popleft()
             if not room.done():
                 room.set_result(None)
 
@@ -211,7 +261,7 @@ class AsyncConsumer:
             raise Stopped(f"a consumer starts once; this one is {self._status.value}")
         self._driver = driver = self._make_driver()
         driver.start()
-        self._status = Status.RUNNING
+        self._status = RUNNING
         try:
             done = await fulfilled(driver, require, timeout_s)
         except BaseException:
@@ -224,7 +274,7 @@ class AsyncConsumer:
 
     async def stop(self, drain_s: float = DRAIN_S) -> int:
         """As `Consumer.stop`."""
-        if self._status is not Status.RUNNING or self._driver is None:
+        if self._status is not RUNNING or self._driver is None:
             self._status = Status.STOPPED
             return 0
         self._status = Status.STOPPED
@@ -245,29 +295,50 @@ class AsyncConsumer:
 
     async def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """As `Consumer.receive`."""
-        self._started()
+        if (delivery := self.receive_immediate()) is not None:  # without the cost of a timeout
+            return delivery
         try:
             async with asyncio.timeout(timeout_s):
-                while self._status is Status.RUNNING:
-                    if (delivery := self.receive_immediate()) is not None:
-                        return delivery
+                while self._status is RUNNING:
                     self._ready.clear()
                     await self._ready.wait()
+                    if (delivery := self.receive_immediate()) is not None:
+                        return delivery
         except TimeoutError:
             pass
         return None
 
     def receive_immediate(self) -> Delivery | None:
         """A delivery that has arrived already, or None."""
-        driver = self._started()
+        driver = self._driver
+        if driver is None:
+            driver = self._started()
         delivery = driver.take()
         if delivery is not None and self._config.at_most_once:
-            driver.ack(delivery.receipt)
+            driver.ack(delivery)
         return delivery
+
+    async def receive_many(self, count_max: int, max_wait_s: float | None = None) -> list[Delivery]:
+        """As `Consumer.receive_many`."""
+        first = await self.receive(max_wait_s)
+        found = [] if first is None else [first]
+        while found and len(found) < count_max:
+            if (delivery := self.receive_immediate()) is None:
+                break
+            found.append(delivery)
+        return found
+
+    def pause(self) -> None:
+        """As `Consumer.pause`."""
+        self._started().pause()
+
+    def resume(self) -> None:
+        """As `Consumer.resume`."""
+        self._started().resume()
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Deliveries until the consumer is stopped."""
-        while (delivery := await self.receive()) is not None:
+        while (delivery := self.receive_immediate() or await self.receive()) is not None:
             yield delivery
 
     async def run(
@@ -290,17 +361,17 @@ class AsyncConsumer:
     def ack(self, delivery: Delivery) -> bool:
         """As `Consumer.ack`, and exact: an answer given twice is stale the second time."""
         driver = self._started()
-        return self._config.at_most_once or driver.ack(delivery.receipt)
+        return self._config.at_most_once or driver.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
         """As `Consumer.nack`."""
         driver = self._started()
-        return not self._config.at_most_once and driver.nack(delivery.receipt, requeue=requeue)
+        return not self._config.at_most_once and driver.nack(delivery, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
         """As `Consumer.ack_safe`."""
         driver = self._started()
-        return self._config.at_most_once or await driver.ack_safe(delivery.receipt, timeout_s)
+        return self._config.at_most_once or await driver.ack_safe(delivery, timeout_s)
 
     def keep_alive(self) -> bool:
         """As `Consumer.keep_alive`."""

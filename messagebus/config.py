@@ -238,7 +238,7 @@ class PublisherConfig(_Settings):
     attempts_max: int = 20
     retry_unknown: bool = True
     connection_lifetime_s: int = 600
-    confirm_slow_ms: int = 2_000
+    confirm_slow_ms: int = 1_500
     batch: Mapping[str, Batching] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -267,6 +267,9 @@ class ConsumerConfig(_Settings):
     prefetch: deliveries that one broker may have under way to us, held or not; 1 to 2,000.
     refresh_interval_s: the list is asked for again after that at the latest, changed or not.
     at_most_once: answer before the handler sees a delivery; a crash then loses it.
+    slots, slot, cover: with slots > 0 this consumer, number `slot` (from 0) of `slots` in its
+        subscription, takes only its share of the brokers; each broker is taken by `cover` of them.
+        For hundreds of brokers and consumers; 0 takes all.
     """
 
     _table: ClassVar[str] = "consumer"
@@ -275,6 +278,9 @@ class ConsumerConfig(_Settings):
     prefetch: int = 200
     refresh_interval_s: int = 30
     at_most_once: bool = False
+    slots: int = 0
+    slot: int = 0
+    cover: int = 2
 
     def __post_init__(self) -> None:
         _raise_all(
@@ -283,6 +289,9 @@ class ConsumerConfig(_Settings):
                 handed_out_max=(1, 1_000_000),
                 prefetch=(1, 2_000),
                 refresh_interval_s=(1, 3_600),
+                slots=(0, 10_000),
+                slot=(0, max(0, self.slots - 1)),
+                cover=(1, 1_000),
             )
         )
 

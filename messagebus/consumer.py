@@ -14,7 +14,6 @@ from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.loopthread import LoopThread
 from messagebus.config import BusConfig, ConsumerConfig
-from messagebus.core.receipts import Receipt
 from messagebus.destination import Destination, Queue, Source, Subscription, parse_destination
 from messagebus.errors import AlreadySettled, NameInvalid, NotReady, RegistrationIncomplete, Stopped
 from messagebus.message import Delivery
@@ -95,9 +94,10 @@ class Consumer:
         # Taken from the driver and not yet received; bounded by handed_out_max.
         self._arrived = threading.Condition()
         self._ready: deque[Delivery] = deque()
-        self._open: set[Receipt] = set()
-        self._answers: deque[tuple[Receipt, str]] = deque()
+        self._open: set[Delivery] = set()
+        self._answers: deque[tuple[Delivery, str]] = deque()
         self._woken = False
+        self._paused = False
 
     # ------------------------------------------------------------------ life
     @property
@@ -145,7 +145,7 @@ class Consumer:
                 return 0
             self._status = Status.STOPPED
             thread, driver = self._running()
-            untouched = sum(driver.is_live(delivery.receipt) for delivery in self._ready)
+            untouched = sum(delivery.ledger.is_live for delivery in self._ready)
             self._ready.clear()
             self._arrived.notify_all()
         left = thread.run(driver.stop(drain_s, untouched=untouched))
@@ -181,16 +181,47 @@ class Consumer:
         with self._arrived:
             return self._next()
 
+    def receive_many(self, count_max: int, max_wait_s: float | None = None) -> list[Delivery]:
+        """Wait for one delivery as `receive` does, and return it with all that are there, in order.
+
+        At most count_max; none after max_wait_s, or when the consumer is stopped.
+        """
+        first = self.receive(max_wait_s)
+        found = [] if first is None else [first]
+        with self._arrived:
+            while found and len(found) < count_max and (delivery := self._next()) is not None:
+                found.append(delivery)
+        return found
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`. Links stay open, and their buffers fill once.
+
+        A broker takes back what it has waited for longer than its consumer timeout (30 minutes,
+        if not set otherwise): to rest for longer, stop.
+        """
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Hand out again."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        thread, driver = self._running()
+        with self._arrived:
+            self._paused = paused
+            self._arrived.notify_all()
+        thread.call_soon(driver.pause if paused else driver.resume)
+
     def _next(self) -> Delivery | None:
         """Holds `_arrived`. What a lost link delivered comes again: it is not handed out twice."""
         self._check_started()
-        while self._ready:
+        while self._ready and not self._paused:
             delivery = self._ready.popleft()
-            if self._driver is not None and self._driver.is_live(delivery.receipt):
+            if self._driver is not None and delivery.ledger.is_live:
                 if self._config.at_most_once:
-                    self._send_answer(delivery.receipt, "ack")
+                    self._send_answer(delivery, "ack")
                 else:
-                    self._open.add(delivery.receipt)
+                    self._open.add(delivery)
                 return delivery
         return None
 
@@ -250,22 +281,22 @@ class Consumer:
             return True
         self._close(delivery)
         try:
-            return thread.run(driver.ack_safe(delivery.receipt, timeout_s))
+            return thread.run(driver.ack_safe(delivery, timeout_s))
         except Stopped:
             return False
 
     def _answer(self, delivery: Delivery, answer: str) -> bool:
-        _, driver = self._running()
+        self._running()
         if self._config.at_most_once:
             return answer == "ack"
         self._close(delivery)
         # Asked first: a stop that waits for this answer ends the link a moment after it.
-        live = driver.is_live(delivery.receipt)
-        self._send_answer(delivery.receipt, answer)
+        live = delivery.ledger.is_live
+        self._send_answer(delivery, answer)
         return live
 
-    def _send_answer(self, receipt: Receipt, answer: str) -> None:
-        self._answers.append((receipt, answer))
+    def _send_answer(self, delivery: Delivery, answer: str) -> None:
+        self._answers.append((delivery, answer))
         if not self._woken:
             self._woken = True  # a race wakes twice, never not at all: cleared before taking
             # Stopped: the loop has ended and its links with it, the brokers deliver it again.
@@ -274,7 +305,7 @@ class Consumer:
 
     def _close(self, delivery: Delivery) -> None:
         try:
-            self._open.remove(delivery.receipt)
+            self._open.remove(delivery)
         except KeyError:
             raise AlreadySettled(f"{delivery.message_id} was answered before") from None
 
@@ -283,11 +314,11 @@ class Consumer:
         assert self._driver is not None
         self._woken = False
         while self._answers:
-            receipt, answer = self._answers.popleft()
+            delivery, answer = self._answers.popleft()
             if answer == "ack":
-                self._driver.ack(receipt)
+                self._driver.ack(delivery)
             else:
-                self._driver.nack(receipt, requeue=answer == "requeue")
+                self._driver.nack(delivery, requeue=answer == "requeue")
 
     # ------------------------------------------------------------------ questions
     def keep_alive(self) -> bool:

@@ -10,13 +10,13 @@ import json as jsonlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, Self
 
-from messagebus.core.receipts import Receipt
+from messagebus.core.receipts import Ledger, Receipt
 from messagebus.destination import Source
 from messagebus.errors import MessageInvalid, WrongPayload
 
-__all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message"]
+__all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Reading"]
 
 # RabbitMQ 4 refuses larger ones by closing the channel, which makes the whole window unknown.
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -123,34 +123,105 @@ class Message:
         return self.content_type.partition(";")[0].strip().lower()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Protocol):
+    """How what arrived becomes a message; the raw form is the transport's own."""
+
+    def message(self, raw: bytes, body: bytes) -> Message: ...
+
+    def message_id(self, raw: bytes) -> str: ...
+
+
 class Delivery:
-    """One message as it arrived.
+    """One message as it arrived. Read-only; compared by identity.
 
     receipt: where the answer goes; valid for one answer while that link lives.
     source: the subscription or queue it was consumed from.
     redelivered: the broker handed it out before (to anyone): it may be a duplicate.
     received_ns: time.monotonic_ns() when it arrived.
+    body: its bytes. message: all of it; decoded when it is first asked for.
     """
 
-    message: Message
-    receipt: Receipt
-    source: Source
-    redelivered: bool = False
-    received_ns: int = field(default=0, compare=False)
+    __slots__ = (
+        "_message",
+        "_raw",
+        "_reading",
+        "body",
+        "ledger",
+        "part",
+        "received_ns",
+        "redelivered",
+        "source",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        message: Message,
+        receipt: Receipt,
+        source: Source,
+        redelivered: bool = False,
+        received_ns: int = 0,
+    ) -> None:
+        """For tests of applications; what arrives is made by `arrived`."""
+        self.ledger = Ledger(receipt.broker, receipt.epoch)
+        self.tag, self.part = receipt.tag, receipt.part
+        self.source, self.redelivered, self.received_ns = source, redelivered, received_ns
+        self.body, self._raw = message.body, b""
+        self._message: Message | None = message
+        self._reading: Reading | None = None
+
+    @classmethod
+    def arrived(
+        cls,
+        ledger: Ledger,
+        tag: int,
+        part: int,
+        source: Source,
+        redelivered: bool,
+        received_ns: int,
+        raw: bytes,
+        body: bytes,
+        reading: Reading,
+    ) -> Self:
+        """From a transport: what the application does not ask for is never decoded."""
+        made = cls.__new__(cls)
+        made.ledger = ledger
+        made.tag = tag
+        made.part = part
+        made.source = source
+        made.redelivered = redelivered
+        made.received_ns = received_ns
+        made._raw = raw
+        made.body = body
+        made._reading = reading
+        made._message = None
+        return made
+
+    @property
+    def message(self) -> Message:
+        if self._message is None:
+            assert self._reading is not None
+            self._message = self._reading.message(self._raw, self.body)
+        return self._message
+
+    @property
+    def message_id(self) -> str:
+        if self._message is not None or self._reading is None:
+            return self.message.message_id
+        return self._reading.message_id(self._raw)
+
+    @property
+    def receipt(self) -> Receipt:
+        return Receipt(self.ledger.broker, self.ledger.epoch, self.tag, self.part)
 
     @property
     def broker(self) -> str:
         """``host:port`` of the broker that delivered."""
-        return self.receipt.broker
+        return self.ledger.broker
 
-    @property
-    def message_id(self) -> str:
-        return self.message.message_id
-
-    @property
-    def body(self) -> bytes:
-        return self.message.body
+    def __repr__(self) -> str:
+        size = len(self.body)
+        return f"Delivery({self.message_id!r}, {size} bytes, {self.source}, {self.receipt})"
 
 
 def _check_short(name: str, text: object) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from messagebus._io.clock import now_ms
 from messagebus._io.loopthread import LoopThread
-from messagebus._io.publishing import PublishDriver, Ticket
+from messagebus._io.publishing import PublishDriver
+from messagebus._io.tickets import Many, Shape, Waiter
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.destination import Destination, parse_destination
+from messagebus.core.outbox import CONFIRMED, REFUSED, UNKNOWN, UNROUTABLE
+from messagebus.destination import Destination
 from messagebus.errors import (
     BacklogFull,
+    ConfigError,
     NotReady,
     PublishError,
     Refused,
@@ -29,12 +32,10 @@ from messagebus.errors import (
 )
 from messagebus.message import Message
 from messagebus.outcome import Outcome, Published
-from messagebus.stats import PublisherStats, Status
+from messagebus.outgoing import Options, Outgoing, Payload
+from messagebus.stats import RUNNING, PublisherStats, Status
 
-__all__ = ["Payload", "Publisher", "as_message", "raise_unless_confirmed"]
-
-Payload = Message | bytes | str
-"""What may be published: a message, its bytes, or a text."""
+__all__ = ["Publisher", "raise_unless_confirmed"]
 
 STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 10.0
@@ -46,26 +47,50 @@ _ERRORS: dict[Outcome, type[PublishError]] = {
 }
 
 
-def as_message(payload: Payload) -> Message:
-    """A message as it is, bytes as binary, str as text."""
-    match payload:
-        case Message():
-            return payload
-        case str():
-            return Message.text(payload)
-        case _:
-            return Message(body=payload)
-
-
-def as_destination(destination: Destination | str) -> Destination:
-    return parse_destination(destination) if isinstance(destination, str) else destination
-
-
 def raise_unless_confirmed(published: Published) -> Published:
     """Raises Refused, Unroutable or Unknown, by outcome."""
     if published.outcome is not Outcome.CONFIRMED:
         raise _ERRORS[published.outcome](published.message_id, published.reason)
     return published
+
+
+def refuse_unconfirmed(shape: Shape) -> None:
+    """Raises ConfigError where a publish is not confirmed."""
+    if not shape.confirms:
+        raise ConfigError(
+            f"{shape.address.name} has durability none: nothing is confirmed; use send"
+        )
+
+
+class _Submitted:
+    """One call of a thread, on its way to the loop."""
+
+    __slots__ = ("body", "deadline_ms", "message", "shape", "waiter")
+
+    def __init__(
+        self,
+        shape: Shape,
+        body: bytes,
+        message: Message | None,
+        deadline_ms: int,
+        waiter: Waiter | Many | None,
+    ) -> None:
+        self.shape, self.body, self.message = shape, body, message
+        self.deadline_ms, self.waiter = deadline_ms, waiter
+
+    def hand_over(self, driver: PublishDriver, now: int) -> None:
+        timeout_ms = max(1, self.deadline_ms - now)
+        ticket = driver.submit(self.shape, self.body, self.message, timeout_ms, self.waiter)
+        if isinstance(self.waiter, Many):
+            self.waiter.add(ticket)
+
+
+class _Waiting:
+    """A call that found no room."""
+
+    def __init__(self, submitted: _Submitted) -> None:
+        self.submitted = submitted
+        self.admitted = threading.Event()
 
 
 class Publisher:
@@ -83,11 +108,14 @@ class Publisher:
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: PublishDriver | None = None
-        # Submitted and not yet taken over by the loop; `_room` guards it and wakes who waits for room.
-        self._room = threading.Condition()
-        self._inbox: deque[tuple[Ticket, int]] = deque()
+        self._pid = os.getpid()
+        self._outgoing = Outgoing()
+        # Guards all below. Inbox: submitted and not yet taken over by the loop. Queue: what waits for
+        # room, first come, first served, so that no thread is starved by the others.
+        self._lock = threading.Lock()
+        self._inbox: deque[_Submitted] = deque()
         self._inbox_bytes = 0
-        self._waiters = 0
+        self._queue: deque[_Waiting] = deque()
         self._woken = False
 
     # ------------------------------------------------------------------ life
@@ -107,7 +135,7 @@ class Publisher:
             raise ValueError(f"require={require!r}: None or 'one'")
         self._thread = LoopThread("messagebus-publisher")
         self._driver = self._thread.run(self._make_driver())
-        self._status = Status.RUNNING
+        self._status = RUNNING
         _running.add(self)
         if require and not self._thread.run(self._wait_connected(self._driver, timeout_s)):
             fatal = self._driver.fatal
@@ -133,17 +161,17 @@ class Publisher:
 
         Their futures say `unknown`, or `refused` for those that were never sent.
         """
-        with self._room:
-            if self._status is not Status.RUNNING:
+        with self._lock:
+            if self._status is not RUNNING:
                 self._status = Status.STOPPED
                 return 0
             self._status = Status.STOPPED
+            for waiting in self._queue:
+                waiting.admitted.set()  # finds that we have stopped
         thread, driver = self._running()
         left = thread.run(self._stop(driver, timeout_s))
         thread.stop()
         _running.discard(self)
-        with self._room:
-            self._room.notify_all()
         return left
 
     async def _stop(self, driver: PublishDriver, timeout_s: float) -> int:
@@ -164,33 +192,49 @@ class Publisher:
 
     # ------------------------------------------------------------------ publishing
     def submit(
-        self, destination: Destination | str, payload: Payload, *, timeout_s: float | None = None
+        self,
+        destination: Destination | str,
+        payload: Payload,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> Future[Published]:
         """Accept a publish and return the future of its end, which never raises for an outcome.
 
         timeout_s: bounds the wait for room and the publish together; None takes the config's
-        deadline. Raises BacklogFull, Stopped, NameInvalid or MessageInvalid; then nothing is sent.
+        deadline. options: see `Options`. Raises BacklogFull, Stopped, NameInvalid or MessageInvalid;
+        then nothing is sent.
         """
         future: Future[Published] = Future()
         # It cannot be cancelled: what is accepted is sent, and ends.
         future.set_running_or_notify_cancel()
-        self._accept(destination, payload, timeout_s, future)
+        self._accept(self._outgoing.read(destination, payload, options), timeout_s, future)
         return future
 
-    def send(self, destination: Destination | str, payload: Payload) -> None:
+    def send(
+        self, destination: Destination | str, payload: Payload, **options: Unpack[Options]
+    ) -> None:
         """Accept a publish and forget it; how it ends is only counted. Raises as `submit`."""
-        self._accept(destination, payload, None, None)
+        self._accept(self._outgoing.read(destination, payload, options), None, None)
 
     def send_safe(
-        self, destination: Destination | str, payload: Payload, *, timeout_s: float | None = None
+        self,
+        destination: Destination | str,
+        payload: Payload,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> Published:
-        """Publish and wait for the confirm: the message is then stored and fsynced on a broker.
+        """Publish and wait for the confirm: the message is then as safe as `Published.durability` says.
 
-        Raises as `submit`, and Refused, Unroutable or Unknown when it ends otherwise.
+        Raises as `submit`, and Refused, Unroutable or Unknown when it ends otherwise; where the
+        destination's durability is `none` there is nothing to wait for: ConfigError, nothing is sent.
         """
-        return raise_unless_confirmed(
-            self.submit(destination, payload, timeout_s=timeout_s).result()
-        )
+        outgoing = self._outgoing.read(destination, payload, options)
+        refuse_unconfirmed(outgoing[0])
+        future: Future[Published] = Future()
+        self._accept(outgoing, timeout_s, future)
+        return raise_unless_confirmed(future.result())
 
     def send_many(
         self,
@@ -198,11 +242,20 @@ class Publisher:
         payloads: Iterable[Payload],
         *,
         timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> list[Published]:
-        """Publish all in flight together; returns their ends, in order. Raises as `submit`."""
-        futures = [self.submit(destination, each, timeout_s=timeout_s) for each in payloads]
-        concurrent.futures.wait(futures)
-        return [future.result() for future in futures]
+        """Publish all in flight together; returns their ends, in order. Raises as `submit`.
+
+        timeout_s: for each of them. When one is not accepted, those before it are on their way.
+        """
+        finished: Future[None] = Future()
+        many = Many(finished)
+        read = self._outgoing.read
+        for payload in payloads:
+            self._accept(read(destination, payload, options), timeout_s, many)
+        self._running()[0].call_soon(many.all_added)  # behind them all, on the loop
+        finished.result()
+        return many.results()
 
     def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until everything accepted so far is settled. Returns how many are not, in time."""
@@ -232,43 +285,48 @@ class Publisher:
 
     def _accept(
         self,
-        destination: Destination | str,
-        payload: Payload,
+        outgoing: tuple[Shape, bytes, Message | None],
         timeout_s: float | None,
-        future: Future[Published] | None,
+        waiter: Waiter | Many | None,
     ) -> None:
-        message = as_message(payload)
-        on_done = future.set_result if future is not None else _forget
-        ticket = Ticket(as_destination(destination), message, on_done)
+        shape, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
-        deadline_ms = now_ms() + timeout_ms
-        with self._room:
-            self._wait_for_room(len(message.body), timeout_ms)
-            self._inbox.append((ticket, max(1, deadline_ms - now_ms())))
-            self._inbox_bytes += len(message.body)
+        submitted = _Submitted(shape, body, message, now_ms() + timeout_ms, waiter)
+        with self._lock:
+            self._check_running()
+            if self._queue or not self._has_room(len(body)):
+                waiting = _Waiting(submitted)
+                self._queue.append(waiting)
+            else:
+                waiting = None
+                self._put_in(submitted)
             wake, self._woken = not self._woken, True
         if wake:
             self._running()[0].call_soon(self._take_inbox)
+        if waiting is not None:
+            self._wait_for_room(waiting, timeout_ms)
 
-    def _wait_for_room(self, size: int, timeout_ms: int) -> None:
-        """Holds `_room`. The loop notifies when messages have left the backlog."""
-        self._check_running()
-        if self._has_room(size):
-            return
-        self._waiters += 1
-        try:
-            if not self._room.wait_for(
-                lambda: self._status is not Status.RUNNING or self._has_room(size),
-                timeout_ms / 1000,
-            ):
-                raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms")
-        finally:
-            self._waiters -= 1
-        self._check_running()
+    def _put_in(self, submitted: _Submitted) -> None:
+        """Holds the lock."""
+        self._inbox.append(submitted)
+        self._inbox_bytes += len(submitted.body)
+
+    def _wait_for_room(self, waiting: _Waiting, timeout_ms: int) -> None:
+        """The loop puts it in when it is its turn."""
+        waiting.admitted.wait(timeout_ms / 1000)
+        with self._lock:
+            if waiting not in self._queue:
+                return
+            self._queue.remove(waiting)
+            self._check_running()
+        size = len(waiting.submitted.body)
+        raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms")
 
     def _check_running(self) -> None:
-        if self._status is not Status.RUNNING:
+        if self._status is not RUNNING:
             raise Stopped(f"the publisher is {self._status.value}")
+        if os.getpid() != self._pid:
+            raise Stopped("started in another process: start a publisher after fork, not before")
 
     def _has_room(self, size: int) -> bool:
         """The loop's own count may be one turn old: the bound holds within one inbox."""
@@ -281,35 +339,36 @@ class Publisher:
         )
 
     def _take_inbox(self) -> None:
-        """On the loop: take over what threads have submitted, tell those that wait for room."""
-        if self._driver is not None and (self._inbox or self._waiters):
+        """On the loop: take over what threads have submitted, let in those that wait for room."""
+        if self._driver is not None and (self._inbox or self._queue):
             self._take_all(self._driver)
 
     def _take_all(self, driver: PublishDriver) -> None:
-        with self._room:
+        with self._lock:
+            self._woken = False
+            while self._queue and self._has_room(len(self._queue[0].submitted.body)):
+                waiting = self._queue.popleft()
+                self._put_in(waiting.submitted)
+                waiting.admitted.set()
             taken, self._inbox = self._inbox, deque()
             self._inbox_bytes = 0
-            self._woken = False
-            if self._waiters:
-                self._room.notify_all()
-        for ticket, timeout_ms in taken:
-            driver.submit(ticket, timeout_ms)
-
-
-def _forget(_published: Published) -> None:
-    pass
+        now = now_ms()
+        for each in taken:
+            each.hand_over(driver, now)
 
 
 def publisher_stats(driver: PublishDriver, extra_backlog: int = 0) -> PublisherStats:
-    counters = driver.counters
+    counters, ended = driver.counters, driver.outbox.ended
     return PublisherStats(
-        confirmed=counters.confirmed,
-        refused=counters.refused,
-        unroutable=counters.unroutable,
-        unknown=counters.unknown,
-        retried=counters.retried,
+        confirmed=ended[CONFIRMED],
+        refused=ended[REFUSED],
+        unroutable=ended[UNROUTABLE],
+        unknown=ended[UNKNOWN] - counters.unconfirmed,
+        unconfirmed=counters.unconfirmed,
+        retried=driver.outbox.retried,
         backlog=driver.outbox.waiting + extra_backlog,
         window=driver.outbox.in_flight,
+        settling=driver.settling,
         broker=driver.route.broker,
         dials=driver.route.dials,
         moves=driver.route.moves,

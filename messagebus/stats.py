@@ -17,12 +17,18 @@ class Status(enum.Enum):
     STOPPED = "stopped"
 
 
+RUNNING = Status.RUNNING
+"""Looked up once: an enum's members are found by a slow hook of its class."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStats:
     """One moment of a publisher; counts since its start.
 
-    confirmed, refused, unroutable, unknown: outcomes. retried: sends after the first of a message.
-    backlog: accepted and not sent. window: sent and not answered.
+    confirmed, refused, unroutable, unknown: outcomes; unconfirmed: sent where no confirm is wanted.
+    retried: sends after the first of a message. backlog: accepted and not sent. window: sent and not
+    answered; a batch counts once. settling: destinations that are registered and settled just now,
+    whose publishes wait.
     broker: the one that takes publishes now, "" when there is none or it does not say.
     dials: links tried. moves: links changed in good order. links_lost: links that ended by themselves.
     last_confirm_age_ms: since the last answer of a broker; None before the first.
@@ -33,9 +39,11 @@ class PublisherStats:
     refused: int
     unroutable: int
     unknown: int
+    unconfirmed: int
     retried: int
     backlog: int
     window: int
+    settling: int
     broker: str
     dials: int
     moves: int
@@ -59,6 +67,7 @@ class ConsumerStats:
     """One moment of a consumer; counts since its start.
 
     acks_stale: answers that could go nowhere, because their link had ended.
+    batches_damaged: parked whole, because they could not be unpacked.
     list_age_ms: since the last good answer about the list; None without one.
     list_faults: answers that changed nothing because they were no list, older, or none at all.
     """
@@ -68,6 +77,7 @@ class ConsumerStats:
     acked: int
     nacked: int
     acks_stale: int
+    batches_damaged: int
     buffered: int
     handed_out: int
     list_generation: int

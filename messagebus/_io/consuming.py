@@ -11,33 +11,29 @@ import asyncio
 import contextlib
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
-
-import pika
-from pika.channel import Channel
 
 from messagebus._io.clock import now_ms
+from messagebus._io.copies import Copies
 from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
+from messagebus._io.inbox import Inbox
 from messagebus._io.link import TOO_LATE, Link
 from messagebus._io.registering import Registration, credentials, topology_for
 from messagebus._io.tasks import Tasks
-from messagebus._io.wire import from_amqp
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
-from messagebus.core.fanin import FanIn
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State
-from messagebus.core.receipts import Receipt, Receipts
+from messagebus.core.subset import Subset
 from messagebus.destination import Source
 from messagebus.errors import (
+    ChannelRefused,
     LinkError,
     LinkLost,
     LoginRefused,
     MessageBusError,
     RegistrationIncomplete,
+    TopologyMismatch,
 )
 from messagebus.message import Delivery
 from messagebus.stats import BrokerStats, ConsumerStats
@@ -50,14 +46,11 @@ TICK_MS = 100
 REGISTER_TIMEOUT_MS = 30_000
 REGISTER_RETRY_MS = 1_000
 LOGIN_RETRY_MS = 10_000
-
-
-@dataclass(slots=True)
-class Counters:
-    delivered: int = 0
-    acked: int = 0
-    nacked: int = 0
-    acks_stale: int = 0
+# For copies of half-answered batches, at the end.
+FINISH_TIMEOUT_S = 5.0
+# Many clients that start together would make each other's handshakes too late.
+DIALS_AT_ONCE = 8
+NOT_FOUND = 404
 
 
 class ConsumeDriver:
@@ -72,8 +65,8 @@ class ConsumeDriver:
     ) -> None:
         """on_ready: called when `take` may have something, at most once a turn."""
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
-        self.counters = Counters()
-        self.fatal: LoginRefused | None = None
+        self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source), self._turn)
+        self.fatal: LoginRefused | TopologyMismatch | None = None
         self.registration: Registration | None = None
         """None until an agent answered; `complete` in it says whether every broker has the queue."""
         self._topology = topology_for(bus)
@@ -84,28 +77,38 @@ class ConsumeDriver:
             on_list=self._on_list,
         )
         self._loop = asyncio.get_running_loop()
-        self._members = Membership()
-        self._fanin: FanIn[Delivery] = FanIn(config.handed_out_max)
-        self._receipts = Receipts()
+        self._members = Membership(
+            subset=Subset(slot=config.slot, slots=config.slots, cover=config.cover)
+            if config.slots
+            else None
+        )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
-        self._delivered: dict[str, int] = {}
         self._dials: dict[str, asyncio.Task[None]] = {}
+        self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._registering: asyncio.Task[None] | None = None
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
+        self._paused = False
         self._stopping = False
         self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     # ------------------------------------------------------------------ life
     def start(self) -> None:
-        self._tasks.spawn(self._register())
+        self._register_soon()
         self.follower.start()
         self._tick()
 
+    def _register_soon(self) -> None:
+        """At the start, and when a broker lacks the queue: one that expires may have done so."""
+        if self._registering is None or self._registering.done():
+            self._registering = self._tasks.spawn(self._register())
+
     async def _register(self) -> None:
         """Make the subscription exist on every broker; go on until it does."""
-        while self.registration is None or not self.registration.complete:
+        complete = False
+        while not complete:
             try:
                 self.registration = await self._topology.register(
                     [self._source], timeout_ms=REGISTER_TIMEOUT_MS
@@ -115,6 +118,13 @@ class ConsumeDriver:
                 log.warning(
                     "registration incomplete subscription=%s reason=%r", self._source, str(fault)
                 )
+            except TopologyMismatch as fault:
+                log.error(
+                    "registration refused subscription=%s reason=%r", self._source, str(fault)
+                )
+                self.fatal = fault
+                self._tell_changed()
+                await asyncio.sleep(LOGIN_RETRY_MS / 1000)
             except LoginRefused as fault:
                 self._login_refused(fault)
                 await asyncio.sleep(LOGIN_RETRY_MS / 1000)
@@ -123,6 +133,8 @@ class ConsumeDriver:
                     "registration failed subscription=%s reason=%r", self._source, str(fault)
                 )
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
+            else:
+                complete = self.registration.complete
             self._tell_changed()
 
     def _login_refused(self, fault: LoginRefused) -> None:
@@ -145,23 +157,23 @@ class ConsumeDriver:
             self._timer.cancel()
         await self._tasks.cancel()
         await self.follower.stop()
-        self._give_back_buffers()
-        await self.wait_until(lambda: self._fanin.handed_out <= untouched, drain_s)
-        left = max(0, self._fanin.handed_out - untouched)
-        self._flush_acks()
+        self._cancel_all()
+        inbox = self._inbox
+        inbox.close()
+        await self.wait_until(lambda: inbox.handed_out <= untouched, drain_s)
+        left = max(0, inbox.handed_out - untouched)
+        await inbox.finish(FINISH_TIMEOUT_S)
         links, self._links = self._links, {}
         for broker in links:  # an answer from now on goes nowhere
-            self._receipts.disconnected(broker)
-            self._fanin.dropped(broker)
+            inbox.disconnected(broker)
         await asyncio.gather(*(link.close() for link in links.values()))
         return left
 
-    def _give_back_buffers(self) -> None:
-        """Closing the channel gives them back, in order; until then nobody gets them."""
+    def _cancel_all(self) -> None:
+        """No more deliveries. What is buffered goes back with the channel, in order."""
         for broker, tag in self._tags.items():
             if self._links[broker].is_open:
                 self._links[broker].channel.basic_cancel(tag)
-        self._fanin.discard_buffers()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for something that a change of links, registration or answers may bring about."""
@@ -196,33 +208,37 @@ class ConsumeDriver:
     # ------------------------------------------------------------------ the application's side
     def take(self) -> Delivery | None:
         """The next delivery; None when there is none or the application holds enough."""
-        if self._stopping:
+        if self._stopping or self._paused:
             return None
-        return self._fanin.take()
+        return self._inbox.take()
 
-    def ack(self, receipt: Receipt) -> bool:
+    def pause(self) -> None:
+        """Hand out nothing until `resume`; the buffers stay full, so the brokers send no more either."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._wake()
+
+    def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
-        if not self._receipts.ack(receipt):
-            return self._stale()
-        self.counters.acked += 1
-        self._answered(receipt)
-        return True
+        self._wake()
+        return self._inbox.ack(delivery)
 
-    def nack(self, receipt: Receipt, *, requeue: bool) -> bool:
+    def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
         """Give a delivery back (requeue), or reject it into the parking queue. False: stale."""
-        if not self._receipts.nack(receipt):
-            return self._stale()
-        self.counters.nacked += 1
-        self._links[receipt.broker].channel.basic_nack(receipt.tag, requeue=requeue)
-        self._answered(receipt)
-        return True
+        self._wake()
+        return self._inbox.nack(delivery, requeue=requeue)
 
-    async def ack_safe(self, receipt: Receipt, timeout_s: float) -> bool:
-        """Answer, and return when the broker has received it: after a round trip behind it."""
-        if not self.ack(receipt):
+    async def ack_safe(self, delivery: Delivery, timeout_s: float) -> bool:
+        """Answer, and return when the broker has received it: after a round trip behind it.
+
+        A part of a batch is received when the whole of it has been answered; until then only we know.
+        """
+        if not self._inbox.ack(delivery):
             return False
-        self._flush_acks()
-        link = self._links.get(receipt.broker)
+        self._flush()
+        link = self._links.get(delivery.broker)
         try:
             if link is None:
                 return False
@@ -232,38 +248,26 @@ class ConsumeDriver:
             return False
         return True
 
-    def is_live(self, receipt: Receipt) -> bool:
-        """Whether the link that delivered still lives. May be asked from any thread."""
-        return self._receipts.is_live(receipt)
-
-    def _stale(self) -> bool:
-        self.counters.acks_stale += 1
-        return False
-
-    def _answered(self, receipt: Receipt) -> None:
-        self._fanin.answered(receipt.broker)
-        self._wake()
-
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Once a turn of the loop: acks go out together, the application is told."""
+        """Once a turn of the loop, or after each read: acks go out together, the application is told."""
         self._woken = False
-        self._flush_acks()
+        self._flush()
         if not self._stopping:
             self._on_ready()
         if self._changed:
             self._tell_changed()
 
-    def _flush_acks(self) -> None:
-        for broker, tag, multiple in self._receipts.flush():
-            self._links[broker].channel.basic_ack(tag, multiple)
-        for broker in [b for b, s in self._members.states.items() if s is State.DRAINING]:
-            if not self._receipts.owed(broker):
-                self._perform(self._members.drained(broker, now_ms()))
+    def _flush(self) -> None:
+        self._inbox.flush()
+        if self._members.draining:
+            for broker in list(self._members.draining):
+                if not self._inbox.owed(broker):
+                    self._perform(self._members.drained(broker, now_ms()))
 
     # ------------------------------------------------------------------ links
     def _on_list(self, brokers: BrokerList) -> None:
@@ -287,7 +291,7 @@ class ConsumeDriver:
         )
         link: Link | None = None
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with self._dialing, asyncio.timeout(timeout_ms / 1000):
                 address = Broker.parse(broker)
                 # A list names its brokers; a single configured address may be a balancer's.
                 target = Target.named(address) if self._bus.list_urls else Target(address)
@@ -308,21 +312,15 @@ class ConsumeDriver:
 
     async def _consume(self, broker: str, link: Link) -> None:
         """Attach. Deliveries may arrive before the broker's answer: the epoch comes first."""
-        epoch = self._receipts.connected(broker)
+        epoch = self._inbox.connected(broker, link.pipe)
         self._links[broker] = link
         link.on_lost(lambda why: self._lost(broker, link, why))
-
-        def arrived(
-            _channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
-        ) -> None:
-            self._arrived(broker, epoch, method, properties, body)
-
         link.channel.add_on_cancel_callback(lambda _frame: link.abort())
         tag = f"messagebus-{epoch}"
         await link.call(
             "basic_consume",
             queue=self._source.amqp_queue,
-            on_message_callback=arrived,
+            on_message_callback=link.pipe.pika_content,
             consumer_tag=tag,
         )
         if not link.is_open:
@@ -337,36 +335,16 @@ class ConsumeDriver:
         log.info("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self._login_refused(fault)
+        if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
+            self._register_soon()
         if self._members.states.get(broker) is State.DIALING:
             # A certificate that is not taken locks no account.
             refused = type(fault) is LoginRefused
             self._members.lost(broker, now_ms(), random.random(), refused=refused)
 
-    def _arrived(
-        self, broker: str, epoch: int, method: Any, properties: pika.BasicProperties, body: bytes
-    ) -> None:
-        received_ns = time.monotonic_ns()
-        receipt = self._receipts.delivered(broker, method.delivery_tag)
-        assert receipt.epoch == epoch
-        if self._stopping:
-            return
-        self.counters.delivered += 1
-        self._delivered[broker] = self._delivered.get(broker, 0) + 1
-        self._fanin.arrived(
-            broker,
-            Delivery(
-                message=from_amqp(properties, body),
-                receipt=receipt,
-                source=self._source,
-                redelivered=method.redelivered,
-                received_ns=received_ns,
-            ),
-        )
-        self._wake()
-
     def _drain(self, broker: str) -> None:
         """What is buffered is handed out still; what is owed is waited for, then we hang up."""
-        log.info("draining broker=%s owed=%d", broker, self._receipts.owed(broker))
+        log.info("draining broker=%s owed=%d", broker, self._inbox.owed(broker))
         link = self._links.get(broker)
         if link is not None and link.is_open and broker in self._tags:
             link.channel.basic_cancel(self._tags.pop(broker), callback=lambda _frame: self._wake())
@@ -382,7 +360,7 @@ class ConsumeDriver:
         if self._links.get(broker) is not link:
             return  # we hung up ourselves
         self._tasks.spawn(link.close())  # `stop` waits for its socket too
-        owed, was_attached = self._receipts.owed(broker), broker in self._tags
+        owed, was_attached = self._inbox.owed(broker), broker in self._tags
         self._forget(broker)
         if was_attached:
             log.warning("link lost broker=%s owed=%d reason=%r", broker, owed, why.reason)
@@ -393,8 +371,7 @@ class ConsumeDriver:
         link = self._links.pop(broker, None)
         if link is not None:
             self._tags.pop(broker, None)
-            self._receipts.disconnected(broker)
-            self._fanin.dropped(broker)
+            self._inbox.disconnected(broker)
         return link
 
     # ------------------------------------------------------------------ time
@@ -409,22 +386,23 @@ class ConsumeDriver:
         return bool(states) and all(state is State.OPEN for state in states.values())
 
     def stats(self) -> ConsumerStats:
-        keeper = self.follower.keeper
+        keeper, inbox = self.follower.keeper, self._inbox
         return ConsumerStats(
             brokers={
                 broker: BrokerStats(
                     state=state.value,
-                    delivered=self._delivered.get(broker, 0),
-                    owed=self._receipts.owed(broker),
+                    delivered=inbox.delivered.get(broker, 0),
+                    owed=inbox.owed(broker),
                 )
                 for broker, state in sorted(self._members.states.items())
             },
-            delivered=self.counters.delivered,
-            acked=self.counters.acked,
-            nacked=self.counters.nacked,
-            acks_stale=self.counters.acks_stale,
-            buffered=self._fanin.buffered,
-            handed_out=self._fanin.handed_out,
+            delivered=inbox.counters.delivered,
+            acked=inbox.counters.acked,
+            nacked=inbox.counters.nacked,
+            acks_stale=inbox.counters.acks_stale,
+            batches_damaged=inbox.counters.batches_damaged,
+            buffered=inbox.buffered,
+            handed_out=inbox.handed_out,
             list_generation=max(keeper.generation, 0),
             list_age_ms=keeper.age_ms(now_ms()),
             list_faults=keeper.faults,

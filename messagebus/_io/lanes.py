@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from messagebus._io.link import Link
 from messagebus._io.registering import Topology
 from messagebus._io.tasks import Tasks
-from messagebus.core.outbox import Outbox, Settled
-from messagebus.destination import Destination
+from messagebus._io.tickets import Address
+from messagebus.core.outbox import Item, Outbox
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 
 __all__ = ["Lanes"]
@@ -49,7 +49,7 @@ class Lanes:
         tasks: Tasks,
         *,
         link: Callable[[], Link | None],
-        settle: Callable[[Iterable[Settled]], None],
+        settle: Callable[[list[Item]], None],
         wake: Callable[[], None],
         leave: Callable[[], None],
         on_login_refused: Callable[[LoginRefused], None],
@@ -57,66 +57,83 @@ class Lanes:
         self._topology, self._outbox, self._tasks = topology, outbox, tasks
         self._link, self._settle, self._wake, self._leave = link, settle, wake, leave
         self._on_login_refused = on_login_refused
-        self._destinations: dict[str, Destination] = {}
+        self._loop = asyncio.get_running_loop()
+        self.known: dict[str, Address] = {}
+        """By lane: what was asked for and is open, or will be."""
         self._refusals: dict[str, _Refusal] = {}
 
-    def use(self, destination: Destination) -> None:
-        """Something was accepted for this destination."""
-        lane = destination.exchange
-        if lane in self._destinations:
+    def use(self, address: Address) -> None:
+        """Something is accepted for this address, in this turn of the loop."""
+        lane = address.lane
+        if lane in self.known:
             return
         refusal = self._refusals.get(lane)
         if refusal is not None and time.monotonic() < refusal.until_s:
-            self._settle(self._outbox.refuse_lane(lane, refusal.reason))
+            self._loop.call_soon(self._refuse_again, lane, refusal.reason)
             return
-        self._destinations[lane] = destination
-        self._tasks.spawn(self._open(destination))
+        self.known[lane] = address
+        if not address.wanted:
+            self._outbox.open_lane(lane)
+            return
+        self._tasks.spawn(self._open(address))
+
+    def _refuse_again(self, lane: str, reason: str) -> None:
+        if lane not in self.known:
+            self._settle(self._outbox.refuse_lane(lane, reason))
+
+    @property
+    def opening(self) -> int:
+        """How many are registered and settled just now."""
+        return sum(not self._outbox.lane_is_open(lane) for lane in self.known)
 
     async def verify(self, link: Link) -> None:
         """Make sure that a new link has all destinations in use. Raises LinkError."""
         await self._topology.verify(
-            link, [d for d in self._destinations.values() if self._is_open(d)]
+            link,
+            [
+                each
+                for lane, address in self.known.items()
+                if self._outbox.lane_is_open(lane)
+                for each in address.wanted
+            ],
         )
 
     def link_lost(self, why: LinkError) -> None:
         """If the broker closed it for a forbidden exchange, refuse what waits for that one."""
         if not isinstance(why, ChannelRefused) or why.code != ACCESS_REFUSED:
             return
-        for lane, destination in list(self._destinations.items()):
-            if f"'{lane}'" in why.reason:
-                self._refuse(destination, why.reason)
+        for address in list(self.known.values()):
+            if f"'{address.exchange}'" in why.reason:
+                self._refuse(address, why.reason)
 
-    def _is_open(self, destination: Destination) -> bool:
-        return self._outbox.lane_is_open(destination.exchange)
-
-    async def _open(self, destination: Destination) -> None:
+    async def _open(self, address: Address) -> None:
         try:
             await self._topology.register(
-                [destination], timeout_ms=REGISTER_TIMEOUT_MS, enough=True
+                address.wanted, timeout_ms=REGISTER_TIMEOUT_MS, enough=True
             )
             if (link := self._link()) is not None:
-                await self._topology.verify(link, [destination])
+                await self._topology.verify(link, address.wanted)
         except LoginRefused as fault:
             self._on_login_refused(fault)
-            self._refuse(destination, str(fault))
+            self._refuse(address, str(fault))
         except LinkError:
             # It ended meanwhile, or this broker lacks the exchange: the next link will have it.
             self._leave()
-            self._tasks.spawn(self._open_later(destination))
+            self._tasks.spawn(self._open_later(address))
         except MessageBusError as fault:
-            self._refuse(destination, str(fault))
+            self._refuse(address, str(fault))
         else:
-            self._outbox.open_lane(destination.exchange)
+            self._outbox.open_lane(address.lane)
             self._wake()
 
-    async def _open_later(self, destination: Destination) -> None:
+    async def _open_later(self, address: Address) -> None:
         await asyncio.sleep(RETRY_S)
-        await self._open(destination)
+        await self._open(address)
 
-    def _refuse(self, destination: Destination, reason: str) -> None:
-        log.warning("destination refused destination=%s reason=%r", destination, reason)
-        lane = destination.exchange
-        self._destinations.pop(lane, None)
+    def _refuse(self, address: Address, reason: str) -> None:
+        log.warning("destination refused destination=%s reason=%r", address.name, reason)
+        lane = address.lane
+        self.known.pop(lane, None)
         self._refusals[lane] = _Refusal(reason, time.monotonic() + REFUSED_S)
         self._outbox.close_lane(lane)
         self._settle(self._outbox.refuse_lane(lane, reason))

@@ -19,6 +19,7 @@ import pika.exceptions
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
+from messagebus._io.pipe import connection_class, pipe_for
 from messagebus.broker import Broker
 from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
 from messagebus.secret import Secret
@@ -65,6 +66,8 @@ class Link:
         self.address = address
         self.connection = connection
         self.channel = channel
+        self.pipe = pipe_for(connection, channel)
+        """Publishes and answers out, confirms and deliveries in."""
         self.broker = _own_name(connection)
         self.is_open = True
         self._aborted = False
@@ -90,12 +93,11 @@ class Link:
         """
         return await self._await_answer(getattr(self.channel, method), arguments)
 
-    async def confirm_select(self, on_answer: Callable[[int, bool, bool], None]) -> None:
-        """Ask for confirms: on_answer(tag, multiple, ok) for each answer of the broker."""
+    async def confirm_select(self) -> None:
+        """Ask for confirms; `pipe.on_confirm` is told each answer of the broker."""
 
         def answered(frame: Any) -> None:
-            method = frame.method
-            on_answer(method.delivery_tag, method.multiple, isinstance(method, pika.spec.Basic.Ack))
+            self.pipe.pika_confirm(frame.method)
 
         await self._await_answer(self.channel.confirm_delivery, {"ack_nack_callback": answered})
 
@@ -225,7 +227,7 @@ async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) ->
         if not opened.done():
             opened.set_result(channel)
 
-    connection = AsyncioConnection(
+    connection = connection_class()(
         _parameters(address, credentials, timeout_ms),
         on_open_callback=lambda connection: connection.channel(on_open_callback=channel_opened),
         on_open_error_callback=fail,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import functools
 import logging
 import random
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import pika.exceptions
 
@@ -24,19 +24,20 @@ from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.lanes import Lanes
 from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.properties import encode, encode_entry
 from messagebus._io.registering import credentials, topology_for
+from messagebus._io.sending import Sender
 from messagebus._io.tasks import Tasks
-from messagebus._io.wire import to_properties
+from messagebus._io.tickets import Shape, Ticket, Waiter, lane_name, message_ids, tell
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.outbox import Item, Outbox, Settled
+from messagebus.core.outbox import Entry, Item, Outbox
+from messagebus.core.packing import Packing
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
-from messagebus.destination import Destination
-from messagebus.errors import LinkError, LoginRefused, MessageBusError
+from messagebus.errors import LinkError, LoginRefused, MessageBusError, MessageInvalid
 from messagebus.message import Message
-from messagebus.outcome import Durability, Outcome, Published
 
-__all__ = ["PublishDriver", "Ticket"]
+__all__ = ["PublishDriver"]
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -48,41 +49,27 @@ RETIRE_MS = 10_000
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
-
-
-class Ticket:
-    """One publish on its way: what is sent, and whom to tell the end."""
-
-    __slots__ = ("broker", "destination", "message", "on_done", "sent_ns")
-
-    def __init__(
-        self, destination: Destination, message: Message, on_done: Callable[[Published], None]
-    ) -> None:
-        self.destination, self.message, self.on_done = destination, message, on_done
-        self.sent_ns = 0
-        self.broker = ""
+# How soon to look again whether the socket takes more: pika does not say when it does.
+BACKED_UP_S = 0.005
 
 
 @dataclass(slots=True)
 class Counters:
-    confirmed: int = 0
-    refused: int = 0
-    unroutable: int = 0
-    unknown: int = 0
-    retried: int = 0
+    """unconfirmed: sent, and no confirm was wanted."""
+
+    unconfirmed: int = 0
     links_lost: int = 0
     last_confirm_ms: int = 0
 
 
-class MessageIds:
-    """32 hex digits each: ten random bytes for the process, six that count."""
-
-    def __init__(self) -> None:
-        self._prefix = secrets.token_hex(10)
-        self._numbers = itertools.count(1)
-
-    def make(self) -> str:
-        return f"{self._prefix}{next(self._numbers):012x}"
+def _encode(shape: Shape, message: Message, message_id: str, *, alone: bool) -> bytes:
+    """The properties as they are now: the application may change its headers afterwards."""
+    try:
+        if alone:
+            return encode(message, message_id, int(time.time()), persistent=shape.confirms)
+        return encode_entry(message, message_id)
+    except Exception as fault:  # whatever an AMQP table cannot hold
+        raise MessageInvalid(f"cannot be encoded: {type(fault).__name__}: {fault}") from fault
 
 
 class PublishDriver:
@@ -111,7 +98,9 @@ class PublishDriver:
         self.fatal: LoginRefused | None = None
         self.connected = asyncio.Event()
         """Set when a link is open, or when there will never be one (`fatal`)."""
-        self._ids = MessageIds()
+        self._make_id = message_ids().__next__
+        self._sender: Sender | None = None  # of the current link
+        self._unconfirmed: set[str] = set()  # lanes whose publishes nobody waits for
         self._follower = ListFollower(
             bus, subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
         )
@@ -129,6 +118,7 @@ class PublishDriver:
             leave=self.leave,
             on_login_refused=self._login_refused,
         )
+        self._known_lanes = self._lanes.known
         self._dials: dict[int, asyncio.Task[None]] = {}
         self._ever_listed: frozenset[str] = frozenset()
         self._last_fault = ""
@@ -166,26 +156,62 @@ class PublishDriver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await done
-        return sum(not item.settled for item in items)
+        return sum(item.end is None for item in items)
 
     # ------------------------------------------------------------------ accepting
-    def submit(self, ticket: Ticket, timeout_ms: int) -> str:
+    def submit(
+        self,
+        shape: Shape,
+        body: bytes,
+        message: Message | None,
+        timeout_ms: int,
+        waiter: Waiter | None,
+    ) -> Ticket:
         """Accept a publish, whatever the backlog holds: the caller has asked for room.
 
-        Returns its message id. The end comes through ticket.on_done.
+        message: None for nothing but a body. waiter: is told the end. Raises MessageInvalid for
+        headers that were changed into something that cannot be carried.
         """
-        message_id = ticket.message.message_id or self._ids.make()
-        item = Item(
-            message_id=message_id,
-            lane=ticket.destination.exchange,
-            size=len(ticket.message.body),
-            deadline_ms=now_ms() + timeout_ms,
-            token=ticket,
+        if shape.lane not in self._known_lanes:
+            self._open_lane(shape)
+        deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
+        if message is None:
+            ticket = Ticket(self._make_id(), shape, body, None, deadline_ms, waiter)
+            self.outbox.accept(ticket)
+        else:
+            message_id = message.message_id or self._make_id()
+            alone = self._goes_alone(shape, message)
+            properties = _encode(shape, message, message_id, alone=alone)
+            ticket = Ticket(message_id, shape, body, properties, deadline_ms, waiter)
+            self.outbox.accept(ticket, alone=alone)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+        return ticket
+
+    def _open_lane(self, shape: Shape) -> None:
+        packing = self._packing(shape)
+        if packing is not None:
+            self.outbox.pack(shape.lane, packing)
+        if not shape.confirms:
+            self._unconfirmed.add(shape.lane)
+        self._lanes.use(shape.address)
+
+    def _packing(self, shape: Shape) -> Packing | None:
+        batching = self._config.batch.get(shape.address.name)
+        if batching is None or shape.address.routing_key:
+            return None
+        return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
+
+    def _goes_alone(self, shape: Shape, message: Message) -> bool:
+        """What the broker must see, or what is too large, is not put into a batch."""
+        packing = self._packing(shape)
+        return (
+            packing is None
+            or message.priority is not None
+            or message.expires_after_ms is not None
+            or len(message.body) >= packing.bytes_max
         )
-        self.outbox.accept(item)
-        self._lanes.use(ticket.destination)
-        self._wake()
-        return message_id
 
     # ------------------------------------------------------------------ sending
     def _wake(self) -> None:
@@ -194,38 +220,37 @@ class PublishDriver:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
+        """Once a turn of the loop, or after each read: send what the window takes, in one write."""
         self._woken = False
         link = self._links.get(self.route.current or 0)
-        if link is not None and link.is_open and not self._blocked:
-            sent_ns = time.monotonic_ns()
-            for item in self.outbox.take(sent_ns // 1_000_000):
-                if not self._send(link, item, sent_ns):
-                    break
+        if link is not None and link.is_open and not self._blocked and self._sender is not None:
+            if not link.pipe.backed_up:
+                self._send(link, self._sender)
+            elif not self._woken:
+                self._woken = True
+                self._loop.call_later(BACKED_UP_S, self._pump)
         self._on_room()
 
-    def _send(self, link: Link, item: Item, sent_ns: int) -> bool:
-        """Returns False when nothing more can be sent on this link."""
-        ticket: Ticket = item.token
-        ticket.sent_ns, ticket.broker = sent_ns, link.broker
-        if item.attempts > 1:
-            self.counters.retried += 1
+    def _send(self, link: Link, sender: Sender) -> None:
+        sent_ns = time.monotonic_ns()
+        entries = self.outbox.take(sent_ns // 1_000_000)
+        if not entries:
+            return
         try:
-            link.channel.basic_publish(
-                ticket.destination.exchange,
-                "",
-                ticket.message.body,
-                to_properties(ticket.message, item.message_id),
-                mandatory=True,
-            )
+            sender.send(entries, link.broker, sent_ns)
+            link.pipe.flush()
         except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
-            link.abort()  # it has just ended: the message goes out on the next one
-            return False
-        except Exception as fault:  # whatever pika cannot encode; its tag would count another one
-            reason = f"cannot be encoded: {type(fault).__name__}"
-            self._settle([self.outbox.refuse(item, reason)])
-            link.abort()
-            return False
-        return True
+            link.abort()  # it has just ended: they go out on the next one
+            return
+        if self._unconfirmed:
+            self._settle_unconfirmed(entries)
+
+    def _settle_unconfirmed(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.lane in self._unconfirmed:
+                settled = self.outbox.unconfirmed(entry)
+                self.counters.unconfirmed += len(settled)
+                self._tell(settled)
 
     # ------------------------------------------------------------------ answers
     def _login_refused(self, fault: LoginRefused) -> None:
@@ -233,37 +258,28 @@ class PublishDriver:
         self.connected.set()
 
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
+        """What this settles makes room; the pipe calls `_pump` after it."""
         self.counters.last_confirm_ms = now_ms()
-        self._settle(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
+        if self._slow_until_ms and link == self.route.current:
+            self._slow_until_ms = 0  # this one answers: not all brokers are slow
+        self._tell(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
         if link in self._retire_at_ms:
             self._hang_up_if_answered(link)
-        self._wake()
 
-    def _settle(self, settled: Iterable[Settled]) -> None:
-        settled_ns = time.monotonic_ns()
-        for each in settled:
-            ticket: Ticket = each.item.token
-            outcome = Outcome(each.outcome)
-            setattr(self.counters, each.outcome, getattr(self.counters, each.outcome) + 1)
-            ticket.on_done(
-                Published(
-                    message_id=each.item.message_id,
-                    outcome=outcome,
-                    durability=_durability(outcome),
-                    broker=ticket.broker,
-                    attempts=each.item.attempts,
-                    sent_ns=ticket.sent_ns,
-                    settled_ns=settled_ns,
-                    reason=each.reason,
-                )
-            )
-        self._wake()  # there may be room now
+    def _settle(self, settled: list[Item]) -> None:
+        """Tell who waits; what it was may have made room."""
+        if settled:
+            self._tell(settled)
+            self._wake()
+
+    def _tell(self, settled: list[Item]) -> None:
+        tell(cast(list[Ticket], settled), time.monotonic_ns())
         if self._flushes:
             self._tell_flushes()
 
     def _tell_flushes(self) -> None:
         for items, done in self._flushes:
-            while items and items[-1].settled:
+            while items and items[-1].end is not None:
                 items.pop()
             if not items and not done.done():
                 done.set_result(None)
@@ -288,9 +304,9 @@ class PublishDriver:
                 link = await dial_target(
                     self._target, credentials(self._bus), timeout_ms=timeout_ms
                 )
-                await link.confirm_select(
-                    lambda tag, multiple, ok: self._answered(number, tag, multiple, ok)
-                )
+                link.pipe.on_confirm = functools.partial(self._answered, number)
+                link.pipe.on_turn = self._pump
+                await link.confirm_select()
                 await self._lanes.verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
@@ -320,7 +336,7 @@ class PublishDriver:
         self._links[number] = link
         link.channel.add_on_return_callback(
             lambda _channel, method, properties, _body: self.outbox.returned(
-                number, method.exchange, properties.message_id
+                number, lane_name(method.exchange, method.routing_key), properties.message_id
             )
         )
         link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
@@ -336,6 +352,7 @@ class PublishDriver:
             if not new.broker or self._links[other].broker in ("", new.broker)
         ]
         self.outbox.link_opened(number, after=same)
+        self._sender = Sender(new.pipe)
         self._blocked = False
         for other in old:
             self._retire_at_ms.setdefault(other, now_ms() + RETIRE_MS)
@@ -409,6 +426,8 @@ class PublishDriver:
     def _tick(self) -> None:
         now = now_ms()
         self._settle(self.outbox.expire(now, f"deadline passed{self._last_fault}"))
+        if self.outbox.lingers_until_ms() is not None:
+            self._wake()
         self._leave_if_slow(now)
         for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
             self._hang_up(number)
@@ -430,7 +449,7 @@ class PublishDriver:
         self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
     def _leave_if_slow(self, now: int) -> None:
-        """An fsync stall of all brokers moves nobody twice: the next move is a while away."""
+        """An fsync stall of all brokers moves nobody twice: until the new one answers, it is stayed with."""
         slow_ms = self._config.confirm_slow_ms
         if now < self._slow_until_ms or self.outbox.unanswered_ms(now) < slow_ms:
             return
@@ -439,14 +458,14 @@ class PublishDriver:
         self.route.leave(now)
 
     @property
+    def settling(self) -> int:
+        """Destinations that are being registered."""
+        return self._lanes.opening
+
+    @property
     def list_age_ms(self) -> int | None:
         return self._follower.keeper.age_ms(now_ms())
 
     @property
     def list_faults(self) -> int:
         return self._follower.keeper.faults
-
-
-def _durability(outcome: Outcome) -> Durability:
-    """Every queue that can confirm is a settled quorum queue: see `topology.Declarations`."""
-    return Durability.FSYNC if outcome is Outcome.CONFIRMED else Durability.NONE

@@ -29,6 +29,11 @@ class Tasks:
         if not task.cancelled() and (fault := task.exception()) is not None:
             log.error("background work failed", exc_info=fault)
 
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until all have ended, so long at most."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
     async def cancel(self) -> None:
         """Cancel all and wait until they have ended."""
         left = list(self._running)

@@ -39,10 +39,10 @@ class FanIn(Generic[T]):
             return None
         broker, buffer = next(iter(self._ready.items()))
         item = buffer.popleft()
-        if buffer:
-            self._ready.move_to_end(broker)
-        else:
+        if not buffer:
             del self._ready[broker]
+        elif len(self._ready) > 1:
+            self._ready.move_to_end(broker)
         self._handed_out[broker] = self._handed_out.get(broker, 0) + 1
         self._handed_out_in_all += 1
         return item

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
+from messagebus.core.subset import Subset
 
 __all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State"]
 
@@ -72,21 +73,32 @@ class Membership:
     """The brokers of one consumer. Not thread-safe."""
 
     def __init__(
-        self, *, backoff_first_ms: int = 100, backoff_max_ms: int = 5_000, drain_ms: int = 60_000
+        self,
+        *,
+        subset: Subset | None = None,
+        backoff_first_ms: int = 100,
+        backoff_max_ms: int = 5_000,
+        drain_ms: int = 60_000,
     ) -> None:
+        """subset: which of the listed brokers are ours; None: all."""
+        self._subset = subset
         self._first_ms, self._max_ms, self._drain_ms = backoff_first_ms, backoff_max_ms, drain_ms
         self._members: dict[str, _Member] = {}
         self._listed: frozenset[str] = frozenset()
+        self.draining: set[str] = set()
+        """In state `DRAINING`: tell `drained` when nothing is owed to them."""
 
     @property
     def states(self) -> dict[str, State]:
         return {broker: member.state for broker, member in self._members.items()}
 
     def refresh(self, listed: Iterable[str], now_ms: int) -> list[Action]:
-        """A new list: the brokers that are ours."""
+        """A new list. A broker that is not ours is to us as if it were not listed."""
         wanted = frozenset(listed)
         if not wanted:
             return []
+        if self._subset is not None:
+            wanted = self._subset.of(wanted)
         self._listed = wanted
         for broker in sorted(wanted - self._members.keys()):
             self._members[broker] = _Member(State.WAITING, now_ms)
@@ -105,6 +117,7 @@ class Membership:
                 return [HangUp(broker)]
             case State.OPEN:
                 member.state, member.due_ms = State.DRAINING, now_ms + self._drain_ms
+                self.draining.add(broker)
                 return [Drain(broker)]
             case State.DRAINING:
                 return []
@@ -161,6 +174,7 @@ class Membership:
         if member is None or member.state is not State.DRAINING:
             return []
         del self._members[broker]
+        self.draining.discard(broker)
         if broker in self._listed:
             self._members[broker] = _Member(State.WAITING, now_ms)
         return [HangUp(broker)]

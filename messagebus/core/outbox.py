@@ -9,6 +9,9 @@ An item is *held* (its lane is not open yet: the destination is not registered),
                                      ▲                 │
                                      └───link_lost─────┘   (attempts and deadline permitting)
 
+Items of a lane that packs travel as batches (`core.packing`): one entry of backlog and window, one
+tag, and still one outcome, deadline and count of attempts for each item.
+
 One link is *current*: it takes from the backlog. Others are *retiring*: they only wait for answers.
 An item whose deadline passes is settled at once; a place in a window is kept until the broker's
 answer, so that tags stay counted as the broker counts them.
@@ -16,45 +19,53 @@ answer, so that tags stay counted as the broker counts them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
-from messagebus.core.confirms import REFUSED, ConfirmWindow
+from messagebus.core.confirms import ConfirmWindow
+from messagebus.core.packing import Batch, Packing
 
-__all__ = ["UNKNOWN", "Item", "Outbox", "Settled"]
+__all__ = ["CONFIRMED", "REFUSED", "UNKNOWN", "UNROUTABLE", "End", "Entry", "Item", "Outbox"]
 
-UNKNOWN = "unknown"
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """One publish. lane: its destination. token: the driver's own, never looked at here."""
-
-    message_id: str
-    lane: str
-    size: int
-    deadline_ms: int
-    token: Any = None
-    attempts: int = 0
-    sent_ms: int = 0
-    settled: bool = False
+CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN = "confirmed", "refused", "unroutable", "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The end of one publish. outcome: confirmed, refused, unroutable or unknown."""
+class End(NamedTuple):
+    """How a publish ended. outcome: confirmed, refused, unroutable or unknown."""
 
-    item: Item
     outcome: str
     reason: str = ""
+
+
+NO_DEADLINE_MS = 1 << 62
+END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE)
+END_REFUSED = End(REFUSED, "the broker refused it")
+
+
+class Item:
+    """One publish. lane: its destination. end: None until it is settled, then it never changes."""
+
+    __slots__ = ("attempts", "deadline_ms", "end", "lane", "message_id", "size")
+
+    def __init__(self, message_id: str, lane: str, size: int, deadline_ms: int) -> None:
+        self.message_id, self.lane = message_id, lane
+        self.size, self.deadline_ms = size, deadline_ms
+        self.attempts = 0
+        self.end: End | None = None
+
+
+Entry = Item | Batch[Item]
+"""What goes out as one AMQP message."""
 
 
 @dataclass(slots=True)
 class _Lane:
     is_open: bool = False
-    held: deque[Item] = field(default_factory=deque)
+    held: deque[Entry] = field(default_factory=deque)
+    packing: Packing | None = None
+    filling: Batch[Item] | None = None  # takes more; lingers, or stands at the end of its queue
 
 
 class Outbox:
@@ -73,85 +84,128 @@ class Outbox:
         self._messages_max, self._bytes_max = messages_max, bytes_max
         self._window, self._window_bytes_max = window, window_bytes_max
         self._attempts_max, self._retry_unknown = attempts_max, retry_unknown
-        self._backlog: deque[Item] = deque()
-        self._lanes: dict[str, _Lane] = {}
-        self._waiting = 0  # held and backlog together
-        self._waiting_bytes = 0
-        self._windows: dict[int, ConfirmWindow[Item]] = {}
+        self._backlog: deque[Entry] = deque()
+        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._lingering: dict[str, Batch[Item]] = {}
+        self.waiting = 0
+        """Accepted and not sent."""
+        self.waiting_bytes = 0
+        """Their bodies' bytes."""
+        self.retried = 0
+        """Messages put back because their link ended, in all."""
+        self.ended = dict.fromkeys((CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN), 0)
+        """Settled so far, by outcome."""
+        self._windows: dict[int, ConfirmWindow[Entry]] = {}
         self._current: int | None = None
         self._after: set[int] = set()  # send nothing before these links are answered
-        self.open = 0
-        """Accepted and not settled."""
         # No deadline lies before this. Recomputed only when it has passed: at most once per length of
         # a deadline while all is well, because by then its item has been settled long ago.
-        self._earliest_ms: int | None = None
+        self._earliest_ms = NO_DEADLINE_MS
 
     # ------------------------------------------------------------------ questions
     @property
-    def waiting(self) -> int:
-        """Accepted and not sent."""
-        return self._waiting
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Their bodies' bytes."""
-        return self._waiting_bytes
-
-    @property
     def in_flight(self) -> int:
-        """Sent and not answered, on all links."""
+        """Sent and not answered, on all links; a batch counts once."""
         return sum(len(window) for window in self._windows.values())
 
     def has_room(self, size: int) -> bool:
         """Whether a message of that many bytes may be accepted; one that is alone always may."""
-        if self._waiting >= self._messages_max:
+        if self.waiting >= self._messages_max:
             return False
-        return self._waiting_bytes + size <= self._bytes_max or not self._waiting
+        return self.waiting_bytes + size <= self._bytes_max or not self.waiting
 
     def unanswered_ms(self, now_ms: int) -> int:
         """How long the oldest publish of the current link has waited for its answer."""
         window = self._windows.get(self._current) if self._current is not None else None
-        oldest = window.oldest() if window else None
-        return now_ms - oldest.sent_ms if oldest else 0
+        oldest_ms = window.oldest_ms() if window else None
+        return 0 if oldest_ms is None else now_ms - oldest_ms
 
     def is_answered(self, link: int) -> bool:
         """Whether nothing is open on this link: it can be hung up without an unknown outcome."""
         window = self._windows.get(link)
         return window is None or not len(window)
 
+    def lingers_until_ms(self) -> int | None:
+        """When `take` may give a batch that waits for more now; None when none does."""
+        return min(
+            (batch.due_ms for batch in self._lingering.values() if batch.due_ms is not None),
+            default=None,
+        )
+
     # ------------------------------------------------------------------ accepting
-    def accept(self, item: Item) -> None:
-        """Take a publish. The caller has asked has_room, or does not want a bound."""
-        lane = self._lanes.setdefault(item.lane, _Lane())
-        (self._backlog if lane.is_open else lane.held).append(item)
-        self._count(item, 1)
-        self.open += 1
-        if self._earliest_ms is None or item.deadline_ms < self._earliest_ms:
+    def pack(self, lane: str, packing: Packing) -> None:
+        """Items of this lane travel in batches from now on."""
+        self._lanes[lane].packing = packing
+
+    def accept(self, item: Item, *, alone: bool = False) -> None:
+        """Take a publish. The caller has asked has_room, or does not want a bound.
+
+        alone: it does not go into a batch, because the broker must see what it carries.
+        """
+        lane = self._lanes[item.lane]
+        if lane.packing is None:
+            (self._backlog if lane.is_open else lane.held).append(item)
+        else:
+            self._pack(lane, lane.packing, item, alone)
+        self.waiting += 1
+        self.waiting_bytes += item.size
+        if item.deadline_ms < self._earliest_ms:
             self._earliest_ms = item.deadline_ms
+
+    def _pack(self, lane: _Lane, packing: Packing, item: Item, alone: bool) -> None:
+        batch = lane.filling
+        if alone or item.size >= packing.bytes_max:
+            self._close_batch(lane)
+            self._queue(lane).append(item)
+            return
+        if batch is not None and batch.has_room(item, packing):
+            batch.add(item)
+        else:
+            self._close_batch(lane)
+            batch = lane.filling = Batch(item)
+            if packing.linger_ms:
+                self._lingering[item.lane] = batch
+            else:
+                self._queue(lane).append(batch)
+        if batch.is_full(packing):
+            self._close_batch(lane)
+
+    def _close_batch(self, lane: _Lane) -> None:
+        """Nothing more is added to the batch that this lane fills."""
+        batch, lane.filling = lane.filling, None
+        if batch is not None and self._lingering.get(batch.lane) is batch:
+            del self._lingering[batch.lane]
+            self._queue(lane).append(batch)
+
+    def _queue(self, lane: _Lane) -> deque[Entry]:
+        return self._backlog if lane.is_open else lane.held
 
     def lane_is_open(self, lane: str) -> bool:
         return lane in self._lanes and self._lanes[lane].is_open
 
     def open_lane(self, lane: str) -> None:
         """The destination may be published to from now on."""
-        state = self._lanes.setdefault(lane, _Lane())
+        state = self._lanes[lane]
         state.is_open = True
         self._backlog.extend(state.held)
         state.held.clear()
 
     def close_lane(self, lane: str) -> None:
         """Publishes of this destination wait from now on until open_lane."""
-        state = self._lanes.setdefault(lane, _Lane())
+        state = self._lanes[lane]
         state.is_open = False
-        state.held.extend(item for item in self._backlog if item.lane == lane)
-        self._backlog = deque(item for item in self._backlog if item.lane != lane)
+        state.held.extend(entry for entry in self._backlog if entry.lane == lane)
+        self._backlog = deque(entry for entry in self._backlog if entry.lane != lane)
 
-    def refuse_lane(self, lane: str, reason: str) -> list[Settled]:
+    def refuse_lane(self, lane: str, reason: str) -> list[Item]:
         """The destination cannot be published to: settle what waits for it."""
-        held = self._lanes.setdefault(lane, _Lane()).held
-        items = list(held)
-        held.clear()
-        return [self._settle_waiting(item, reason) for item in items]
+        state = self._lanes[lane]
+        self._close_batch(state)
+        items = [item for entry in state.held for item in _items(entry)]
+        state.held.clear()
+        for item in items:
+            self._waits_no_more(item)
+        return self._give_up(items, reason)
 
     # ------------------------------------------------------------------ links
     def link_opened(self, link: int, *, after: Iterable[int]) -> None:
@@ -166,71 +220,101 @@ class Outbox:
         )
         self._current = link
 
-    def link_lost(self, link: int, now_ms: int) -> list[Settled]:
+    def link_lost(self, link: int, now_ms: int) -> list[Item]:
         """A link is gone: what it left open is sent again, first and in order, or ends as unknown."""
         window = self._windows.pop(link, None)
         if self._current == link:
             self._current = None
         if window is None:
             return []
-        left = [item for item in window.abandon() if not item.settled]
-        again = [item for item in left if self._may_retry(item, now_ms)]
-        for item in reversed(again):
-            lane = self._lanes[item.lane]
-            (self._backlog if lane.is_open else lane.held).appendleft(item)
-            self._count(item, 1)
-        lost = [item for item in left if not self._may_retry(item, now_ms)]
-        return [self._settle(item, UNKNOWN, "the link ended") for item in lost]
+        lost: list[Item] = []
+        for entry in reversed(window.abandon()):
+            left = [item for item in _items(entry) if item.end is None]
+            again = [item for item in left if self._may_retry(item, now_ms)]
+            if again:
+                self._put_back(entry, again)
+            lost += [item for item in reversed(left) if not self._may_retry(item, now_ms)]
+        return self._settle(reversed(lost), End(UNKNOWN, "the link ended"))
 
-    def take(self, now_ms: int) -> Iterator[Item]:
-        """The items to send now on the current link, in order; send each before taking the next."""
-        self._after = {link for link in self._after if not self.is_answered(link)}
+    def _put_back(self, entry: Entry, again: list[Item]) -> None:
+        if isinstance(entry, Batch):
+            entry.keep(again)
+        self._queue(self._lanes[entry.lane]).appendleft(entry)
+        self.waiting += len(again)
+        self.waiting_bytes += entry.size
+        self.retried += len(again)
+
+    def take(self, now_ms: int) -> list[Entry]:
+        """What to send now on the current link, in order, all of it."""
+        if self._lingering:
+            self._end_lingering(now_ms)
         if self._after:
-            return
+            self._after = {link for link in self._after if not self.is_answered(link)}
+            if self._after:
+                return []
         window = self._windows.get(self._current) if self._current is not None else None
-        while window is not None and self._backlog and window.has_room(self._backlog[0].size):
-            item = self._backlog.popleft()
-            self._count(item, -1)
-            item.attempts += 1
-            item.sent_ms = now_ms
-            window.add(item)
-            yield item
+        if window is None or not self._backlog:
+            return []
+        taken = window.fill(self._backlog, now_ms)
+        for entry in taken:
+            if isinstance(entry, Batch):
+                self._batch_sent(entry)
+            else:
+                entry.attempts += 1
+                self.waiting -= 1
+            self.waiting_bytes -= entry.size
+        return taken
 
-    def refuse(self, item: Item, reason: str) -> Settled:
-        """What was just taken cannot be sent. Its tag is counted: the link must be hung up now."""
-        return self._settle(item, REFUSED, reason)
+    def _batch_sent(self, batch: Batch[Item]) -> None:
+        lane = self._lanes[batch.lane]
+        if lane.filling is batch:
+            lane.filling = None
+        for item in batch.items:
+            item.attempts += 1
+        self.waiting -= len(batch.items)
+
+    def _end_lingering(self, now_ms: int) -> None:
+        for name, batch in list(self._lingering.items()):
+            lane = self._lanes[name]
+            if batch.due_ms is None:
+                batch.due_ms = now_ms + (lane.packing.linger_ms if lane.packing else 0)
+            if batch.due_ms <= now_ms:
+                self._close_batch(lane)
+
+    def unconfirmed(self, entry: Entry) -> list[Item]:
+        """Nobody waits for the answer to what was just sent. Settles it; its tag stays counted."""
+        return self._settle([entry], End(UNKNOWN, "no confirm is waited for"))
 
     def returned(self, link: int, lane: str, message_id: str) -> None:
         """The broker sent this message back on this link; its ack follows."""
         if link in self._windows:
             self._windows[link].returned(lane, message_id)
 
-    def answered(self, link: int, tag: int, *, multiple: bool, ok: bool) -> list[Settled]:
+    def answered(self, link: int, tag: int, *, multiple: bool, ok: bool) -> list[Item]:
         """The broker's answer on this link. Returns what it settles: nothing once it is gone."""
         window = self._windows.get(link)
         if window is None:
             return []
-        answers = window.answered(tag, multiple=multiple, ok=ok)
-        return [
-            self._settle(item, outcome, "the broker refused it" if outcome == REFUSED else "")
-            for item, outcome in answers
-            if not item.settled
-        ]
+        answered, unroutable = window.answered(tag, multiple=multiple)
+        settled = self._settle(answered, END_CONFIRMED if ok else END_REFUSED)
+        return settled + self._settle(unroutable, END_UNROUTABLE) if unroutable else settled
 
     # ------------------------------------------------------------------ deadlines and the end
-    def expire(self, now_ms: int, reason: str = "deadline passed") -> list[Settled]:
+    def expire(self, now_ms: int, reason: str = "deadline passed") -> list[Item]:
         """Settle what has passed its deadline: refused when it was never sent, else unknown."""
-        if self._earliest_ms is None or now_ms < self._earliest_ms:
+        if now_ms < self._earliest_ms:
             return []
         late = [item for item in self.unsettled() if item.deadline_ms <= now_ms]
-        settled = [self._give_up(item, reason) for item in late]
+        settled = self._give_up(late, reason)
         self._forget_settled()
-        self._earliest_ms = min((item.deadline_ms for item in self.unsettled()), default=None)
+        self._earliest_ms = min(
+            (item.deadline_ms for item in self.unsettled()), default=NO_DEADLINE_MS
+        )
         return settled
 
-    def give_up(self, reason: str) -> list[Settled]:
+    def give_up(self, reason: str) -> list[Item]:
         """The publisher stops: settle everything."""
-        settled = [self._give_up(item, reason) for item in list(self.unsettled())]
+        settled = self._give_up(list(self.unsettled()), reason)
         self._forget_settled()
         return settled
 
@@ -241,33 +325,66 @@ class Outbox:
 
     def unsettled(self) -> Iterator[Item]:
         """All that is accepted and not settled, in no order; take it whole before changing anything."""
-        places: list[Iterable[Item]] = [self._backlog]
+        places: list[Iterable[Entry]] = [self._backlog, self._lingering.values()]
         places += [lane.held for lane in self._lanes.values()]
         places += [window.items() for window in self._windows.values()]
-        return (item for place in places for item in place if not item.settled)
+        return (
+            item
+            for place in places
+            for entry in place
+            for item in _items(entry)
+            if item.end is None
+        )
 
     def _forget_settled(self) -> None:
+        """Take what is settled out of the places where it waits."""
         for queue in (self._backlog, *(lane.held for lane in self._lanes.values())):
-            kept = [item for item in queue if not item.settled]
-            for item in queue:
-                if item.settled:
-                    self._count(item, -1)
+            kept = [entry for entry in queue if self._still_waits(entry)]
             queue.clear()
             queue.extend(kept)
+        for batch in list(self._lingering.values()):
+            if not self._still_waits(batch):
+                del self._lingering[batch.lane]
 
-    def _give_up(self, item: Item, reason: str) -> Settled:
-        return self._settle(item, UNKNOWN if item.attempts else REFUSED, reason)
+    def _still_waits(self, entry: Entry) -> bool:
+        """Whether anything of it is left; what is not is counted out."""
+        items = _items(entry)
+        left = [item for item in items if item.end is None]
+        for item in items:
+            if item.end is not None:
+                self._waits_no_more(item)
+        if isinstance(entry, Batch):
+            if left:
+                entry.keep(left)
+            elif self._lanes[entry.lane].filling is entry:
+                self._lanes[entry.lane].filling = None
+        return bool(left)
 
-    def _settle_waiting(self, item: Item, reason: str) -> Settled:
-        self._count(item, -1)
-        return self._give_up(item, reason)
+    def _waits_no_more(self, item: Item) -> None:
+        self.waiting -= 1
+        self.waiting_bytes -= item.size
 
-    def _count(self, item: Item, sign: int) -> None:
-        self._waiting += sign
-        self._waiting_bytes += sign * item.size
+    def _give_up(self, items: list[Item], reason: str) -> list[Item]:
+        refused, unknown = End(REFUSED, reason), End(UNKNOWN, reason)
+        for item in items:
+            self._settle([item], unknown if item.attempts else refused)
+        return items
 
-    def _settle(self, item: Item, outcome: str, reason: str) -> Settled:
-        assert not item.settled
-        item.settled = True
-        self.open -= 1
-        return Settled(item, outcome, reason)
+    def _settle(self, entries: Iterable[Entry], end: End) -> list[Item]:
+        """What is settled by this: all that was not before."""
+        settled: list[Item] = []
+        for entry in entries:
+            if isinstance(entry, Batch):
+                left = [item for item in entry.items if item.end is None]
+                for item in left:
+                    item.end = end
+                settled += left
+            elif entry.end is None:
+                entry.end = end
+                settled.append(entry)
+        self.ended[end.outcome] += len(settled)
+        return settled
+
+
+def _items(entry: Entry) -> list[Item]:
+    return entry.items if isinstance(entry, Batch) else [entry]

@@ -1,120 +1,155 @@
 """Where the answer to each delivery must go, and whether it still can.
 
-Decides; sends nothing. A broker's *epoch* counts the links to it, so a receipt of an earlier link
-never matches: its broker has requeued that message long ago, and the tag now means another.
+Decides; sends nothing. Each link to a broker has a `Ledger` of its own, and a delivery belongs to the
+ledger that it was entered into: an answer to an earlier link never matches, because that ledger has
+ended; its broker has requeued the message long ago, and the tag now means another.
 
 Acknowledgements are coalesced: `flush` returns the fewest acks that answer everything answered
 since the last call and nothing else. Only a prefix of tags without a gap becomes one ``multiple``.
+
+A delivery may hold several messages (a batch): it has as many parts, each with an answer of its own,
+and the broker gets its ack when every part has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Ack", "Receipt", "Receipts"]
+__all__ = ["Ack", "Ledger", "Ledgers", "Receipt"]
 
 
 class Receipt(NamedTuple):
-    """Names one delivery for ever: broker ``host:port``, which link to it, AMQP delivery tag."""
+    """Names one delivery for ever: broker ``host:port``, which link to it, AMQP delivery tag.
+
+    part: 0 for a message that came alone, else its place in its batch, from 1.
+    """
 
     broker: str
     epoch: int
     tag: int
+    part: int = 0
 
 
 class Ack(NamedTuple):
-    """Send basic.ack on the link of this broker."""
+    """Send basic.ack on the link of this ledger."""
 
-    broker: str
     tag: int
     multiple: bool
 
 
-@dataclass(slots=True)
-class _Link:
-    epoch: int
-    owed: dict[int, None]  # tags without an answer, in the order of delivery
-    acked: set[int]  # answered by ack and not yet sent
+class Ledger:
+    """The deliveries of one link that have no answer yet. epoch: counts the links to its broker."""
+
+    __slots__ = ("_acked", "_owed", "_parts", "broker", "epoch", "is_live")
+
+    def __init__(self, broker: str, epoch: int) -> None:
+        self.broker, self.epoch = broker, epoch
+        self.is_live = True
+        """Until `end`. May be read from any thread."""
+        self._owed: dict[int, None] = {}  # tags without an answer, in the order of delivery
+        self._acked: list[int] = []  # answered by ack and not yet sent
+        self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
+
+    def delivered(self, tag: int) -> None:
+        """A delivery arrived that holds one message."""
+        self._owed[tag] = None
+
+    def batch_delivered(self, tag: int, parts: int, content: bytes) -> None:
+        """A delivery arrived that holds several; content: given back by `half_answered`."""
+        self._owed[tag] = None
+        self._parts[tag] = _Parts(parts, content)
+
+    def ack(self, tag: int, part: int = 0) -> bool:
+        """True exactly once, and only while the link lives; `flush` returns it then."""
+        if part:
+            return self.claim(tag, part) and self.part_done(tag, part)
+        if tag not in self._owed or not self.is_live:
+            return False
+        del self._owed[tag]
+        self._acked.append(tag)
+        return True
+
+    def nack(self, tag: int) -> bool:
+        """As `ack` for a delivery that is no batch; the caller sends the nack itself, at once."""
+        if tag not in self._owed or not self.is_live:
+            return False
+        del self._owed[tag]
+        return True
+
+    def claim(self, tag: int, part: int) -> bool:
+        """Somebody answers this part: True exactly once, and only while the link lives.
+
+        `part_done` follows when what the answer needs (a copy elsewhere) is done.
+        """
+        parts = self._parts.get(tag)
+        if parts is None or part not in parts.open or not self.is_live:
+            return False
+        parts.open.remove(part)
+        return True
+
+    def part_done(self, tag: int, part: int) -> bool:
+        """A claimed part has its answer. The last one acks the delivery. False: the link has ended."""
+        parts = self._parts.get(tag)
+        if parts is None or not self.is_live:
+            return False
+        parts.undone -= 1
+        if not parts.undone:
+            del self._parts[tag], self._owed[tag]
+            self._acked.append(tag)
+        return True
+
+    def flush(self) -> list[Ack]:
+        """The acks to send now. After it nothing answered is unsent."""
+        if not self._acked:
+            return []
+        acked, self._acked = self._acked, []
+        # Every tag below the lowest owed one has its answer; a nack in between is sent already, so
+        # "multiple" up to the highest acked tag below that touches nothing else.
+        lowest_owed = next(iter(self._owed), None)
+        if lowest_owed is None:
+            return [Ack(max(acked), len(acked) > 1)]
+        prefix = [tag for tag in acked if tag < lowest_owed]
+        acks = [Ack(max(prefix), len(prefix) > 1)] if prefix else []
+        return acks + [Ack(tag, False) for tag in sorted(acked) if tag > lowest_owed]
+
+    @property
+    def owed(self) -> int:
+        return len(self._owed)
+
+    def half_answered(self) -> list[tuple[int, list[int], bytes]]:
+        """Batches some of whose parts are answered: tag, the parts that nobody answers yet, content."""
+        return [
+            (tag, sorted(parts.open), parts.content)
+            for tag, parts in self._parts.items()
+            if 0 < len(parts.open) < parts.count
+        ]
+
+    def end(self) -> int:
+        """The link is gone. Returns how many deliveries it still owed an answer for."""
+        self.is_live = False
+        owed = len(self._owed)
+        self._owed.clear()
+        self._acked.clear()
+        self._parts.clear()
+        return owed
 
 
-class Receipts:
-    """The deliveries of all live links that have no answer yet. Not thread-safe."""
+class _Parts:
+    __slots__ = ("content", "count", "open", "undone")
+
+    def __init__(self, count: int, content: bytes) -> None:
+        self.count = self.undone = count
+        self.content = content
+        self.open = set(range(1, count + 1))
+
+
+class Ledgers:
+    """Gives each link its ledger."""
 
     def __init__(self) -> None:
         self._epochs: dict[str, int] = {}
-        self._links: dict[str, _Link] = {}
 
-    def connected(self, broker: str) -> int:
-        """A new link to this broker is open. Returns its epoch, from 1."""
+    def connected(self, broker: str) -> Ledger:
+        """A new link to this broker is open; its epoch is one more than that of the last."""
         epoch = self._epochs[broker] = self._epochs.get(broker, 0) + 1
-        self._links[broker] = _Link(epoch, {}, set())
-        return epoch
-
-    def delivered(self, broker: str, tag: int) -> Receipt:
-        """A message arrived on the live link of this broker."""
-        link = self._links[broker]
-        link.owed[tag] = None
-        return Receipt(broker, link.epoch, tag)
-
-    def ack(self, receipt: Receipt) -> bool:
-        """True exactly once, and only while the delivering link lives; `flush` returns it then."""
-        link = self._live(receipt)
-        if link is None:
-            return False
-        del link.owed[receipt.tag]
-        link.acked.add(receipt.tag)
-        return True
-
-    def nack(self, receipt: Receipt) -> bool:
-        """As `ack`, but the caller sends the nack itself, at once."""
-        link = self._live(receipt)
-        if link is None:
-            return False
-        del link.owed[receipt.tag]
-        return True
-
-    def flush(self) -> Iterator[Ack]:
-        """The acks to send now. After it nothing answered is unsent."""
-        for broker, link in self._links.items():
-            if link.acked:
-                yield from self._coalesced(broker, link)
-
-    def _coalesced(self, broker: str, link: _Link) -> Iterator[Ack]:
-        # Every tag below the lowest owed one has its answer; a nack in between is sent already, so
-        # "multiple" up to the highest acked tag below that touches nothing else.
-        lowest_owed = next(iter(link.owed), None)
-        single = set[int]()
-        if lowest_owed is not None:
-            single = {tag for tag in link.acked if tag > lowest_owed}
-        prefix = link.acked - single if single else link.acked
-        if prefix:
-            yield Ack(broker, max(prefix), len(prefix) > 1)
-        for tag in sorted(single):
-            yield Ack(broker, tag, False)
-        link.acked = set()
-
-    def is_live(self, receipt: Receipt) -> bool:
-        """Whether the link that delivered still lives."""
-        link = self._links.get(receipt.broker)
-        return link is not None and link.epoch == receipt.epoch
-
-    def _live(self, receipt: Receipt) -> _Link | None:
-        link = self._links.get(receipt.broker)
-        if link is None or link.epoch != receipt.epoch or receipt.tag not in link.owed:
-            return None
-        return link
-
-    def disconnected(self, broker: str) -> int:
-        """The link is gone. Returns how many deliveries it still owed an answer for."""
-        link = self._links.pop(broker, None)
-        return len(link.owed) if link else 0
-
-    def owed(self, broker: str) -> int:
-        link = self._links.get(broker)
-        return len(link.owed) if link else 0
-
-    @property
-    def owed_in_all(self) -> int:
-        return sum(len(link.owed) for link in self._links.values())
+        return Ledger(broker, epoch)

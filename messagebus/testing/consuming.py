@@ -10,11 +10,12 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from messagebus._io.consuming import Counters
+from messagebus._io.inbox import Counters
+from messagebus._io.properties import ALONE, encode
 from messagebus._io.registering import Registration
 from messagebus.config import ConsumerConfig
 from messagebus.core.fanin import FanIn
-from messagebus.core.receipts import Receipt, Receipts
+from messagebus.core.receipts import Ledger, Ledgers
 from messagebus.destination import Source
 from messagebus.message import Delivery, Message
 from messagebus.stats import BrokerStats, ConsumerStats
@@ -41,18 +42,20 @@ class MemoryConsumeDriver:
         self.registration: Registration | None = None
         self._loop = asyncio.get_running_loop()
         self._fanin: FanIn[Delivery] = FanIn(config.handed_out_max)
-        self._receipts = Receipts()
+        self._ledgers = Ledgers()
+        self._live: dict[str, Ledger] = {}
         self._takers: dict[str, Taker] = {}
         self._delivered = dict.fromkeys(brokers.names, 0)
         self._answered_one = asyncio.Event()
         self._stopping = False
+        self._paused = False
 
     # ------------------------------------------------------------------ life
     def start(self) -> None:
         self._brokers.declare(self._source)
         self.registration = Registration(True, held=self._brokers.names)
         for broker in self._brokers.names:
-            self._receipts.connected(broker)
+            self._live[broker] = self._ledgers.connected(broker)
             self._takers[broker] = taker = Taker(self._config.prefetch, self._deliver_from(broker))
             self._brokers.attach(broker, self._source, taker)
 
@@ -71,7 +74,7 @@ class MemoryConsumeDriver:
         left = max(0, self._fanin.handed_out - untouched)
         takers, self._takers = self._takers, {}
         for broker, taker in takers.items():
-            self._receipts.disconnected(broker)
+            self._live.pop(broker).end()
             self._fanin.dropped(broker)
             self._brokers.detach(broker, self._source, taker)
         return left
@@ -92,53 +95,55 @@ class MemoryConsumeDriver:
 
     # ------------------------------------------------------------------ the application's side
     def take(self) -> Delivery | None:
-        return None if self._stopping else self._fanin.take()
+        return None if self._stopping or self._paused else self._fanin.take()
 
-    def ack(self, receipt: Receipt) -> bool:
-        return self._answer(receipt, "ack")
+    def pause(self) -> None:
+        self._paused = True
 
-    def nack(self, receipt: Receipt, *, requeue: bool) -> bool:
-        return self._answer(receipt, "requeue" if requeue else "reject")
+    def resume(self) -> None:
+        self._paused = False
+        self._tell()
 
-    async def ack_safe(self, receipt: Receipt, timeout_s: float) -> bool:
-        return self.ack(receipt)
+    def ack(self, delivery: Delivery) -> bool:
+        return self._answer(delivery, "ack")
 
-    def _answer(self, receipt: Receipt, answer: str) -> bool:
-        if not self._receipts.nack(receipt):  # each answer is given at once, none is coalesced
+    def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
+        return self._answer(delivery, "requeue" if requeue else "reject")
+
+    async def ack_safe(self, delivery: Delivery, timeout_s: float) -> bool:
+        return self.ack(delivery)
+
+    def _answer(self, delivery: Delivery, answer: str) -> bool:
+        ledger = delivery.ledger
+        if not ledger.nack(delivery.tag):  # each answer is given at once, none is coalesced
             self.counters.acks_stale += 1
             return False
         if answer == "ack":
             self.counters.acked += 1
         else:
             self.counters.nacked += 1
-        self._fanin.answered(receipt.broker)
-        taker = self._takers[receipt.broker]
-        self._brokers.answer(receipt.broker, self._source, taker, receipt.tag, answer)
+        self._fanin.answered(ledger.broker)
+        taker = self._takers[ledger.broker]
+        self._brokers.answer(ledger.broker, self._source, taker, delivery.tag, answer)
         self._answered_one.set()
         self._loop.call_soon(self._tell)
         return True
 
-    def is_live(self, receipt: Receipt) -> bool:
-        return self._receipts.is_live(receipt)
-
     def _arrived(self, broker: str, tag: int, message: Message, redelivered: bool) -> None:
         if broker not in self._takers:
             return  # given back meanwhile
-        receipt = self._receipts.delivered(broker, tag)
+        ledger = self._live[broker]
+        ledger.delivered(tag)
         if self._stopping:
             return
         self.counters.delivered += 1
         self._delivered[broker] += 1
-        self._fanin.arrived(
-            broker,
-            Delivery(
-                message=message,
-                receipt=receipt,
-                source=self._source,
-                redelivered=redelivered,
-                received_ns=time.monotonic_ns(),
-            ),
+        raw = encode(message, message.message_id, 0)
+        arrived_ns = time.monotonic_ns()
+        delivery = Delivery.arrived(
+            ledger, tag, 0, self._source, redelivered, arrived_ns, raw, message.body, ALONE
         )
+        self._fanin.arrived(broker, delivery)
         self._tell()
 
     def _tell(self) -> None:
@@ -155,7 +160,7 @@ class MemoryConsumeDriver:
                 broker: BrokerStats(
                     state="open",
                     delivered=self._delivered[broker],
-                    owed=self._receipts.owed(broker),
+                    owed=self._live[broker].owed if broker in self._live else 0,
                 )
                 for broker in self._brokers.names
             },
@@ -163,6 +168,7 @@ class MemoryConsumeDriver:
             acked=self.counters.acked,
             nacked=self.counters.nacked,
             acks_stale=self.counters.acks_stale,
+            batches_damaged=0,
             buffered=self._fanin.buffered,
             handed_out=self._fanin.handed_out,
             list_generation=0,

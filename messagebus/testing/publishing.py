@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from messagebus._io.clock import now_ms
-from messagebus._io.publishing import Counters, Ticket
+from messagebus._io.properties import decode, encode
+from messagebus._io.publishing import Counters
+from messagebus._io.tickets import Shape, Ticket, Waiter, tell
 from messagebus.config import PublisherConfig
-from messagebus.core.outbox import Item, Outbox, Settled
-from messagebus.destination import Topic
-from messagebus.errors import MessageInvalid
+from messagebus.core.outbox import Item, Outbox
+from messagebus.destination import Delay, Queue
 from messagebus.message import Message
-from messagebus.outcome import Durability, Outcome, Published
 from messagebus.testing.brokers import MemoryBrokers
 
 __all__ = ["MemoryPublishDriver"]
@@ -44,6 +43,7 @@ class MemoryPublishDriver:
     list_age_ms = None
     list_faults = 0
     fatal = None
+    settling = 0
 
     def __init__(
         self, brokers: MemoryBrokers, config: PublisherConfig, on_room: Callable[[], None]
@@ -83,10 +83,10 @@ class MemoryPublishDriver:
         items = list(self.outbox.unsettled())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not all(item.settled for item in items):
+                while not all(item.end for item in items):
                     self._settled.clear()
                     await self._settled.wait()
-        return sum(not item.settled for item in items)
+        return sum(item.end is None for item in items)
 
     def renew(self) -> None:
         """Move to the next broker."""
@@ -95,77 +95,56 @@ class MemoryPublishDriver:
         )
         self.outbox.link_opened(self.route.dials, after=())
 
-    def submit(self, ticket: Ticket, timeout_ms: int) -> str:
-        message_id = ticket.message.message_id or uuid.uuid4().hex
-        lane = ticket.destination.exchange
-        if not isinstance(ticket.destination, Topic):
-            self._brokers.declare(ticket.destination)
-        self.outbox.accept(
-            Item(
-                message_id=message_id,
-                lane=lane,
-                size=len(ticket.message.body),
-                deadline_ms=now_ms() + timeout_ms,
-                token=ticket,
-            )
-        )
-        self.outbox.open_lane(lane)
+    def submit(
+        self,
+        shape: Shape,
+        body: bytes,
+        message: Message | None,
+        timeout_ms: int,
+        waiter: Waiter | None,
+    ) -> Ticket:
+        message = message or Message(body=body, content_type=shape.content_type)
+        message_id = message.message_id or uuid.uuid4().hex
+        raw = encode(message, message_id, 0)  # what arrives shares nothing with what was sent
+        destination = shape.address.wanted[0]
+        if isinstance(destination, Queue):
+            self._brokers.declare(destination)
+        ticket = Ticket(message_id, shape, body, raw, now_ms() + timeout_ms, waiter)
+        self.outbox.accept(ticket)
+        self.outbox.open_lane(shape.lane)
         self._loop.call_soon(self._pump)
-        return message_id
+        return ticket
 
     def _post_pump(self) -> None:
         """From any thread."""
         self._loop.call_soon_threadsafe(self._pump)
 
     def _pump(self) -> None:
-        while not self._brokers.frozen and (items := list(self.outbox.take(now_ms()))):
-            for item in items:
-                self._send(item)
+        while not self._brokers.frozen and (entries := self.outbox.take(now_ms())):
+            for entry in entries:
+                self._send(cast(Ticket, entry))
             answers = self.outbox.answered(self.route.dials, 0, multiple=True, ok=True)
             self.counters.last_confirm_ms = now_ms()
             self._settle(answers)
         self._on_room()
 
-    def _send(self, item: Item) -> None:
-        ticket: Ticket = item.token
-        ticket.sent_ns, ticket.broker = time.monotonic_ns(), self.route.broker
-        try:
-            message = _copy(ticket.message, item.message_id)
-        except MessageInvalid as fault:
-            self._settle([self.outbox.refuse(item, f"cannot be encoded: {fault}")])
-            return
-        if not self._brokers.publish(self.route.broker, ticket.destination, message):
-            self.outbox.returned(self.route.dials, item.lane, item.message_id)
+    def _send(self, ticket: Ticket) -> None:
+        ticket.sent = (self.route.broker, time.monotonic_ns())
+        assert ticket.properties is not None
+        message = decode(ticket.properties, ticket.body)
+        delay = ticket.shape.address.wanted[1:]
+        if delay:
+            ...
+        destination = ticket.shape.address.wanted[0]
+        assert not isinstance(destination, Delay)
+        if not self._brokers.publish(self.route.broker, destination, message):
+            self.outbox.returned(self.route.dials, ticket.lane, ticket.message_id)
 
-    def _settle(self, settled: Iterable[Settled]) -> None:
-        for each in settled:
-            ticket: Ticket = each.item.token
-            outcome = Outcome(each.outcome)
-            setattr(self.counters, each.outcome, getattr(self.counters, each.outcome) + 1)
-            ticket.on_done(
-                Published(
-                    message_id=each.item.message_id,
-                    outcome=outcome,
-                    # What the real bus promises; nothing in memory survives anything.
-                    durability=Durability.FSYNC
-                    if outcome is Outcome.CONFIRMED
-                    else Durability.NONE,
-                    broker=ticket.broker,
-                    attempts=each.item.attempts,
-                    sent_ns=ticket.sent_ns,
-                    settled_ns=time.monotonic_ns(),
-                    reason=each.reason,
-                )
-            )
+    def _settle(self, settled: list[Item]) -> None:
+        tell(cast(list[Ticket], settled), time.monotonic_ns())
         self._settled.set()
 
     def _tick(self) -> None:
         self._settle(self.outbox.expire(now_ms()))
         self._on_room()
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
-
-
-def _copy(message: Message, message_id: str) -> Message:
-    """What arrives shares nothing with what was sent."""
-    headers = deepcopy(dict(message.headers))
-    return dataclasses.replace(message, message_id=message_id, headers=headers)

@@ -43,7 +43,8 @@ async def _confirmed(link: Link, queue: str, count: int) -> int:
         if not ok or confirmed >= count:
             all_answered.set()
 
-    await link.confirm_select(answered)
+    link.pipe.on_confirm = answered
+    await link.confirm_select()
     for _ in range(count):
         link.channel.basic_publish("", queue, b"young")
     await all_answered.wait()

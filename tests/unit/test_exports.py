@@ -28,8 +28,9 @@ INSIDE = {
         "Delay",
         "delay_step",
     },
-    "messagebus.message": {"BODY_BYTES_MAX", "Header"},
-    "messagebus.publisher": {"Payload", "as_message", "raise_unless_confirmed"},
+    "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
+    "messagebus.outgoing": {"Outgoing", "as_message"},
+    "messagebus.publisher": {"raise_unless_confirmed"},
 }
 # Re-exported from inside, because public values hold it.
 FROM_INSIDE = {"Receipt"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from messagebus.events import OUTCOMES
@@ -23,5 +21,5 @@ def test_the_end_of_a_publish_is_a_value() -> None:
         message_id="x", outcome=Outcome.CONFIRMED, durability=Durability.FSYNC, broker="mb1:5672"
     )
     assert (published.attempts, published.reason) == (1, "")
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         published.attempts = 2  # type: ignore[misc]

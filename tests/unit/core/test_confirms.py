@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from messagebus.core.confirms import CONFIRMED, REFUSED, UNROUTABLE, ConfirmWindow
+from messagebus.core.confirms import ConfirmWindow
 
 MESSAGES_MAX, BYTES_MAX = 6, 100
 HUGE_TAG = 2**63
@@ -24,121 +25,130 @@ class Sent:
 
 def window(*items: Sent, messages_max: int = 100) -> ConfirmWindow[Sent]:
     made: ConfirmWindow[Sent] = ConfirmWindow(messages_max=messages_max, bytes_max=BYTES_MAX)
-    for item in items:
-        made.add(item)
+    assert fill(made, *items) == list(items)
     return made
 
 
-def test_tags_are_counted_as_the_broker_counts_them() -> None:
-    made = window()
-    assert [made.add(Sent("a")), made.add(Sent("b"))] == [1, 2]
-    made.answered(2, multiple=True, ok=True)
-    assert made.add(Sent("c")) == 3
+def fill(made: ConfirmWindow[Sent], *items: Sent, now_ms: int = 0) -> list[Sent]:
+    return made.fill(deque(items), now_ms)
 
 
 def test_multiple_settles_all_up_to_the_tag_oldest_first() -> None:
     a, b, c = Sent("a"), Sent("b"), Sent("c")
     made = window(a, b, c)
-    assert made.answered(2, multiple=True, ok=True) == [(a, CONFIRMED), (b, CONFIRMED)]
+    assert made.answered(2, multiple=True) == ([a, b], [])
     assert list(made.items()) == [c]
+
+
+def test_tags_go_on_counting_as_the_broker_counts_them() -> None:
+    made = window(Sent("a"), Sent("b"))
+    made.answered(2, multiple=True)
+    c = Sent("c")
+    fill(made, c)
+    assert made.answered(3, multiple=False) == ([c], [])
 
 
 def test_multiple_with_tag_0_settles_all_so_far() -> None:
     a, b = Sent("a"), Sent("b")
-    assert window(a, b).answered(0, multiple=True, ok=False) == [(a, REFUSED), (b, REFUSED)]
+    assert window(a, b).answered(0, multiple=True) == ([a, b], [])
 
 
 def test_a_single_answer_settles_only_its_own_tag() -> None:
     a, b, c = Sent("a"), Sent("b"), Sent("c")
     made = window(a, b, c)
-    assert made.answered(2, multiple=False, ok=True) == [(b, CONFIRMED)]
-    assert made.answered(3, multiple=True, ok=True) == [(a, CONFIRMED), (c, CONFIRMED)]
+    assert made.answered(2, multiple=False) == ([b], [])
+    assert made.answered(3, multiple=True) == ([a, c], [])
 
 
 def test_an_answer_given_twice_settles_nothing_the_second_time() -> None:
     made = window(Sent("a"))
-    made.answered(1, multiple=False, ok=True)
-    assert made.answered(1, multiple=False, ok=True) == []
-    assert made.answered(1, multiple=True, ok=False) == []
+    made.answered(1, multiple=False)
+    assert made.answered(1, multiple=False) == ([], [])
+    assert made.answered(1, multiple=True) == ([], [])
 
 
 @pytest.mark.parametrize("multiple", [True, False])
 def test_a_tag_that_was_never_sent_costs_nothing(multiple: bool) -> None:
     a = Sent("a")
     made = window(a)
-    settled = made.answered(HUGE_TAG, multiple=multiple, ok=True)
-    assert settled == ([(a, CONFIRMED)] if multiple else [])
+    assert made.answered(HUGE_TAG, multiple=multiple) == ([a] if multiple else [], [])
 
 
-def test_a_returned_message_is_unroutable_although_it_is_acked() -> None:
+def test_a_returned_message_is_told_apart_although_it_is_acked() -> None:
     a, b = Sent("a"), Sent("b")
     made = window(a, b)
     made.returned("orders", "a")
-    assert made.answered(2, multiple=True, ok=True) == [(a, UNROUTABLE), (b, CONFIRMED)]
+    assert made.answered(2, multiple=True) == ([b], [a])
 
 
-def test_two_returned_publishes_of_one_id_are_both_unroutable() -> None:
-    made = window(Sent("a"), Sent("a"), Sent("a"))
+def test_two_returned_publishes_of_one_id_are_both_told_apart() -> None:
+    a, b, c = Sent("a"), Sent("a"), Sent("a")
+    made = window(a, b, c)
     made.returned("orders", "a")
     made.returned("orders", "a")
-    outcomes = [outcome for _, outcome in made.answered(3, multiple=True, ok=True)]
-    assert outcomes == [UNROUTABLE, UNROUTABLE, CONFIRMED]
+    assert made.answered(3, multiple=True) == ([c], [a, b])
 
 
 def test_a_return_marks_only_the_lane_that_it_names() -> None:
     routed, returned = Sent("a", lane="orders"), Sent("a", lane="nowhere")
     made = window(routed, returned)
     made.returned("nowhere", "a")
-    assert made.answered(2, multiple=True, ok=True) == [
-        (routed, CONFIRMED),
-        (returned, UNROUTABLE),
-    ]
+    assert made.answered(2, multiple=True) == ([routed], [returned])
 
 
 def test_a_return_marks_no_later_publish_of_the_same_id() -> None:
     first, again = Sent("a"), Sent("a")
     made = window(first)
     made.returned("orders", "a")
-    made.answered(1, multiple=False, ok=True)
-    made.add(again)
-    assert made.answered(2, multiple=False, ok=True) == [(again, CONFIRMED)]
+    made.answered(1, multiple=False)
+    fill(made, again)
+    assert made.answered(2, multiple=False) == ([again], [])
 
 
 def test_room_is_bounded_by_messages_and_by_bytes() -> None:
     made = window(Sent("a"), Sent("b"), messages_max=3)
-    assert made.has_room(80)
-    assert not made.has_room(81)
-    made.add(Sent("c"))
-    assert not made.has_room(0)
+    assert fill(made, Sent("c", size=81)) == []
+    small = Sent("c", size=80)
+    assert fill(made, small, Sent("d", size=0)) == [small]
+
+
+def test_what_finds_no_room_stays_in_the_queue() -> None:
+    made = window(messages_max=1)
+    queue = deque([Sent("a"), Sent("b")])
+    made.fill(queue, 0)
+    assert [each.message_id for each in queue] == ["b"]
 
 
 def test_a_message_larger_than_all_bytes_goes_alone() -> None:
     made = window()
-    assert made.has_room(BYTES_MAX + 1)
-    made.add(Sent("a", size=BYTES_MAX + 1))
-    assert not made.has_room(0)
-    made.answered(1, multiple=False, ok=True)
-    assert made.has_room(BYTES_MAX)
+    large, small = Sent("a", size=BYTES_MAX + 1), Sent("b", size=0)
+    assert fill(made, large, small) == [large]
+    made.answered(1, multiple=False)
+    assert fill(made, Sent("c", size=BYTES_MAX)) != []
 
 
 def test_abandon_gives_back_everything_once_oldest_first() -> None:
     a, b, c = Sent("a"), Sent("b"), Sent("c")
     made = window(a, b, c)
-    made.answered(2, multiple=False, ok=True)
+    made.answered(2, multiple=False)
     assert made.abandon() == [a, c]
     assert made.abandon() == []
-    assert len(made) == 0
-    assert made.has_room(BYTES_MAX)
-    assert made.answered(3, multiple=True, ok=True) == []
+    assert (len(made), made.oldest_ms()) == (0, None)
+    assert fill(made, Sent("d", size=BYTES_MAX)) != []
+    assert made.answered(3, multiple=True) == ([], [])
 
 
-def test_the_oldest_is_the_one_that_has_waited_longest() -> None:
-    a, b, c = Sent("a"), Sent("b"), Sent("c")
-    made = window(a, b, c)
-    made.answered(1, multiple=False, ok=True)
-    assert made.oldest() is b
-    made.answered(0, multiple=True, ok=True)
-    assert made.oldest() is None
+def test_the_oldest_says_since_when_an_answer_is_missing() -> None:
+    made = window()
+    assert made.oldest_ms() is None
+    fill(made, Sent("a"), now_ms=10)
+    fill(made, Sent("b"), Sent("c"), now_ms=20)
+    made.answered(2, multiple=False)
+    assert made.oldest_ms() == 10
+    made.answered(1, multiple=False)
+    assert made.oldest_ms() == 20
+    made.answered(0, multiple=True)
+    assert made.oldest_ms() is None
 
 
 class AgainstABroker(RuleBasedStateMachine):
@@ -150,8 +160,10 @@ class AgainstABroker(RuleBasedStateMachine):
             messages_max=MESSAGES_MAX, bytes_max=BYTES_MAX
         )
         self.sent: list[Sent] = []
-        self.fate: dict[int, str] = {}  # tag -> what the broker did with it
-        self.told: dict[int, str] = {}  # tag -> what the window said
+        self.sent_ms: list[int] = []
+        self.now_ms = 0
+        self.unroutable: set[int] = set()
+        self.told: set[int] = set()  # tags that the window gave back
 
     @property
     def open_tags(self) -> list[int]:
@@ -159,43 +171,41 @@ class AgainstABroker(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 120), routed=st.booleans(), name=st.sampled_from("ab"))
     def publish(self, size: int, routed: bool, name: str) -> None:
+        self.now_ms += 1
         held = [self.sent[tag - 1].size for tag in self.open_tags]
         fits = len(held) < MESSAGES_MAX and (not held or sum(held) + size <= BYTES_MAX)
-        assert self.window.has_room(size) == fits
+        item = Sent(name, lane="orders" if routed else "nowhere", size=size)
+        assert self.window.fill(deque([item]), self.now_ms) == ([item] if fits else [])
         if not fits:
             return
-        item = Sent(name, lane="orders" if routed else "nowhere", size=size)
         self.sent.append(item)
-        tag = self.window.add(item)
-        assert tag == len(self.sent)
+        self.sent_ms.append(self.now_ms)
         if not routed:
-            self.fate[tag] = UNROUTABLE
+            self.unroutable.add(len(self.sent))
             self.window.returned(item.lane, item.message_id)
 
-    @rule(tag=st.integers(0, 40), multiple=st.booleans(), ok=st.booleans())
-    def answer(self, tag: int, multiple: bool, ok: bool) -> None:
+    @rule(tag=st.integers(0, 40), multiple=st.booleans())
+    def answer(self, tag: int, multiple: bool) -> None:
         meant = range(1, (tag or len(self.sent)) + 1) if multiple else [tag]
-        expected = {
-            each: self.fate.get(each, CONFIRMED if ok else REFUSED)
-            for each in meant
-            if each in self.open_tags
-        }
-        settled = self.window.answered(tag, multiple=multiple, ok=ok)
-        assert settled == [(self.sent[each - 1], outcome) for each, outcome in expected.items()]
-        self.told |= expected
+        expected = [each for each in meant if each in self.open_tags]
+        routed = [self.sent[each - 1] for each in expected if each not in self.unroutable]
+        returned = [self.sent[each - 1] for each in expected if each in self.unroutable]
+        assert self.window.answered(tag, multiple=multiple) == (routed, returned)
+        self.told |= set(expected)
 
     @precondition(lambda self: self.open_tags)
     @rule()
     def link_lost(self) -> None:
         assert self.window.abandon() == [self.sent[tag - 1] for tag in self.open_tags]
-        self.told |= dict.fromkeys(self.open_tags, "abandoned")
+        self.told |= set(self.open_tags)
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
         open_items = [self.sent[tag - 1] for tag in self.open_tags]
         assert list(self.window.items()) == open_items
         assert len(self.window) == len(open_items)
-        assert self.window.oldest() is (open_items[0] if open_items else None)
+        oldest_ms = self.sent_ms[self.open_tags[0] - 1] if self.open_tags else None
+        assert self.window.oldest_ms() == oldest_ms
 
 
 TestAgainstABroker = AgainstABroker.TestCase

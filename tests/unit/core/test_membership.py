@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 from messagebus.core.membership import Dial, Drain, HangUp, Membership, State
+from messagebus.core.subset import Subset
 
 A, B = "mb1:5672", "mb2:5672"
 FIRST_MS, MAX_MS, DRAIN_MS = 100, 5_000, 60_000
@@ -188,6 +189,16 @@ def test_an_open_that_nobody_dialled_is_a_bug(broker: str) -> None:
 
 
 BROKERS = (A, B, "mb3:5672")
+
+
+def test_a_broker_that_is_not_ours_is_never_dialled_and_is_let_go_when_it_ceases_to_be() -> None:
+    listed = [f"mb{number}" for number in range(20)]
+    subset = Subset(slot=0, slots=4, cover=1)
+    members = Membership(subset=subset)
+    dialled = {action.broker for action in members.refresh(listed, 0) if isinstance(action, Dial)}
+    assert dialled == subset.of(listed)
+    assert 0 < len(dialled) < len(listed)
+    assert members.states.keys() == dialled
 
 
 class AgainstATable(RuleBasedStateMachine):

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from messagebus.core.outbox import Item, Outbox, Settled
+from messagebus.core.outbox import Item, Outbox
+from messagebus.core.packing import Batch, Packing
 
 MESSAGES_MAX, BYTES_MAX = 5, 100
 WINDOW, WINDOW_BYTES_MAX = 3, 60
@@ -48,15 +49,23 @@ def ids(items: Any) -> list[str]:
     return [each.message_id for each in items]
 
 
-def ends(settled: list[Settled]) -> list[tuple[str, str]]:
-    return [(each.item.message_id, each.outcome) for each in settled]
+def ends(settled: list[Item]) -> list[tuple[str, str]]:
+    return [(each.message_id, each.end.outcome) for each in settled if each.end]
+
+
+def reasons(settled: list[Item]) -> set[str]:
+    return {each.end.reason for each in settled if each.end}
+
+
+def still_open(made: Outbox) -> int:
+    return len(list(made.unsettled()))
 
 
 # ---------------------------------------------------------------------- accepting
 def test_publishes_go_out_in_the_order_of_acceptance() -> None:
     made = accepted(item("1"), item("2"), item("3"))
     assert ids(made.take(5)) == ["1", "2", "3"]
-    assert (made.waiting, made.waiting_bytes, made.in_flight, made.open) == (0, 0, 3, 3)
+    assert (made.waiting, made.waiting_bytes, made.in_flight, still_open(made)) == (0, 0, 3, 3)
 
 
 def test_a_publish_waits_until_its_destination_is_registered() -> None:
@@ -81,7 +90,7 @@ def test_a_refused_destination_settles_what_waits_for_it_and_nothing_else() -> N
     made = accepted(item("1", lane="b"))
     made.accept(item("2", lane="a"))
     assert ends(made.refuse_lane("a", "not allowed")) == [("2", "refused")]
-    assert (made.waiting, made.waiting_bytes, made.open) == (1, 10, 1)
+    assert (made.waiting, made.waiting_bytes, still_open(made)) == (1, 10, 1)
     assert made.refuse_lane("never seen", "why") == []
 
 
@@ -152,9 +161,9 @@ def test_the_outcome_is_the_brokers_answer() -> None:
     assert ends(made.answered(1, 1, multiple=False, ok=True)) == [("1", "confirmed")]
     settled = made.answered(1, 2, multiple=False, ok=False)
     assert ends(settled) == [("2", "refused")]
-    assert settled[0].reason == "the broker refused it"
+    assert reasons(settled) == {"the broker refused it"}
     assert ends(made.answered(1, 3, multiple=False, ok=True)) == [("3", "unroutable")]
-    assert made.open == 0
+    assert still_open(made) == 0
 
 
 def test_answers_and_returns_of_a_link_that_is_gone_mean_nothing() -> None:
@@ -164,16 +173,6 @@ def test_answers_and_returns_of_a_link_that_is_gone_mean_nothing() -> None:
     assert made.answered(9, 1, multiple=False, ok=True) == []
     assert made.link_lost(9, 0) == []
     assert ends(made.answered(1, 1, multiple=False, ok=True)) == [("1", "confirmed")]
-
-
-def test_what_cannot_be_sent_is_refused_and_not_sent_again() -> None:
-    made = accepted(item("1"), item("2"))
-    taken = next(iter(made.take(0)))
-    refused = made.refuse(taken, "cannot be encoded")
-    assert ends([refused]) == [("1", "refused")]
-    assert made.link_lost(1, 0) == []
-    made.link_opened(2, after=())
-    assert ids(made.take(0)) == ["2"]
 
 
 def test_the_oldest_unanswered_publish_says_how_slow_the_broker_is() -> None:
@@ -197,8 +196,8 @@ def test_a_retry_carries_the_same_publish_first_and_in_order() -> None:
     again = list(made.take(20))
     assert again[:2] == [sent[0], sent[2]]
     assert ids(again) == ["0", "2", "3"]
-    assert [each.attempts for each in again] == [2, 2, 1]
-    assert again[0].sent_ms == 20
+    assert [each.attempts for each in again if isinstance(each, Item)] == [2, 2, 1]
+    assert made.retried == 2
 
 
 def test_after_its_last_attempt_a_publish_is_unknown() -> None:
@@ -208,7 +207,7 @@ def test_after_its_last_attempt_a_publish_is_unknown() -> None:
         settled = made.link_lost(link - 1, 0)
         made.link_opened(link, after=())
     assert ends(settled) == [("1", "unknown")]
-    assert settled[0].reason == "the link ended"
+    assert reasons(settled) == {"the link ended"}
     assert ids(made.take(0)) == []
 
 
@@ -288,8 +287,8 @@ def test_a_deadline_refuses_what_was_never_sent_and_leaves_unknown_what_was() ->
         ("sent", "unknown"),
         ("waiting", "refused"),
     ]
-    assert {each.reason for each in settled} == {"deadline passed"}
-    assert (made.waiting, made.waiting_bytes, made.open) == (1, 10, 1)
+    assert reasons(settled) == {"deadline passed"}
+    assert (made.waiting, made.waiting_bytes, still_open(made)) == (1, 10, 1)
     assert ids(made.take(100)) == ["later"]
 
 
@@ -329,8 +328,148 @@ def test_giving_up_settles_everything_once() -> None:
         ("waiting", "refused"),
     ]
     assert made.give_up("stopped") == []
-    assert (made.waiting, made.waiting_bytes, made.open) == (0, 0, 0)
+    assert (made.waiting, made.waiting_bytes, still_open(made)) == (0, 0, 0)
     assert list(made.unsettled()) == []
+
+
+# ---------------------------------------------------------------------- batches
+PACKING = Packing(count_max=3, bytes_max=50, linger_ms=0)
+
+
+def packed(*items: Item, packing: Packing = PACKING, **changes: Any) -> Outbox:
+    """One lane "a" that packs, open; a link."""
+    made = outbox(messages_max=100, bytes_max=10_000, window_bytes_max=10_000, **changes)
+    made.pack("a", packing)
+    made.open_lane("a")
+    made.open_lane("b")
+    made.link_opened(1, after=())
+    for each in items:
+        made.accept(each)
+    return made
+
+
+def packs(entries: list[Any]) -> list[list[str]]:
+    return [ids(each.items) if isinstance(each, Batch) else [each.message_id] for each in entries]
+
+
+def numbered(*sizes: int) -> list[Item]:
+    return [item(str(number), size=size) for number, size in enumerate(sizes, start=1)]
+
+
+def test_what_is_waiting_travels_together_up_to_a_batch_s_bounds() -> None:
+    made = packed(*numbered(10, 10, 10, 10, 30, 30))
+    assert packs(made.take(0)) == [["1", "2", "3"], ["4", "5"], ["6"]]
+    assert (made.waiting, made.waiting_bytes, made.in_flight) == (0, 0, 3)
+
+
+def test_a_batch_that_was_sent_takes_no_more() -> None:
+    made = packed(*numbered(10))
+    assert packs(made.take(0)) == [["1"]]
+    made.accept(item("2"))
+    assert packs(made.take(0)) == [["2"]]
+
+
+def test_a_message_too_large_for_a_batch_goes_alone_and_keeps_its_place() -> None:
+    made = packed(*numbered(10, 50, 10))
+    taken = made.take(0)
+    assert packs(taken) == [["1"], ["2"], ["3"]]
+    assert isinstance(taken[1], Item)
+
+
+def test_a_message_that_asks_for_it_goes_alone() -> None:
+    made = packed(*numbered(10))
+    made.accept(item("2"), alone=True)
+    made.accept(item("3"))
+    assert packs(made.take(0)) == [["1"], ["2"], ["3"]]
+
+
+def test_a_batch_that_lingers_waits_for_more_but_not_longer_and_holds_up_nobody() -> None:
+    made = packed(packing=PACKING._replace(linger_ms=5))
+    made.accept(item("1"))
+    made.accept(item("other", lane="b"))
+    assert packs(made.take(100)) == [["other"]]
+    assert made.lingers_until_ms() == 105
+    made.accept(item("2"))
+    assert packs(made.take(104)) == []
+    assert packs(made.take(105)) == [["1", "2"]]
+    assert made.lingers_until_ms() is None
+
+
+def test_a_full_batch_does_not_linger() -> None:
+    made = packed(*numbered(10, 10, 10, 10), packing=PACKING._replace(linger_ms=1_000))
+    assert packs(made.take(0)) == [["1", "2", "3"]]
+
+
+def test_each_message_of_a_batch_has_its_own_end() -> None:
+    made = packed(*numbered(10, 10))
+    made.accept(item("late", deadline_ms=100))
+    made.take(0)
+    assert ends(made.expire(100)) == [("late", "unknown")]
+    assert ends(made.answered(1, 1, multiple=False, ok=True)) == [
+        ("1", "confirmed"),
+        ("2", "confirmed"),
+    ]
+
+
+def test_a_returned_batch_is_unroutable_as_a_whole() -> None:
+    made = packed(*numbered(10, 10))
+    made.take(0)
+    made.returned(1, "a", "1")
+    assert ends(made.answered(1, 1, multiple=False, ok=True)) == [
+        ("1", "unroutable"),
+        ("2", "unroutable"),
+    ]
+
+
+def test_a_lost_batch_is_sent_again_without_what_has_ended_meanwhile() -> None:
+    made = packed(item("1", deadline_ms=100), *numbered(10, 10)[1:], item("3"))
+    made.take(0)
+    made.expire(100)
+    made.accept(item("4"))
+    assert made.link_lost(1, 100) == []
+    assert (made.waiting, made.waiting_bytes) == (3, 30)
+    made.link_opened(2, after=())
+    assert packs(made.take(100)) == [["2", "3"], ["4"]]
+
+
+def test_attempts_are_counted_for_each_message_of_a_batch() -> None:
+    made = packed(*numbered(10, 10), attempts_max=1)
+    made.take(0)
+    assert ends(made.link_lost(1, 0)) == [("1", "unknown"), ("2", "unknown")]
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1_000])
+def test_a_batch_loses_what_expires_while_it_waits(linger_ms: int) -> None:
+    made = packed(packing=PACKING._replace(linger_ms=linger_ms))
+    for number, deadline_ms in ((1, 100), (2, FAR_MS)):
+        made.accept(item(str(number), deadline_ms=deadline_ms))
+    assert ends(made.expire(100)) == [("1", "refused")]
+    assert (made.waiting, made.waiting_bytes) == (1, 10)
+    made.take(100)
+    assert packs(made.take(1_100)) == ([["2"]] if linger_ms else [])
+
+
+def test_a_batch_of_which_nothing_is_left_is_forgotten() -> None:
+    made = packed(item("1", deadline_ms=100))
+    made.expire(100)
+    made.accept(item("2"))
+    assert packs(made.take(100)) == [["2"]]
+
+
+def test_a_refused_destination_settles_its_batches() -> None:
+    made = outbox()
+    made.pack("a", PACKING._replace(linger_ms=1_000))
+    for each in numbered(10, 10, 10, 10):
+        made.accept(each)
+    assert len(made.refuse_lane("a", "not allowed")) == 4
+    assert (made.waiting, made.waiting_bytes) == (0, 0)
+
+
+def test_where_no_confirm_is_wanted_a_publish_ends_when_it_is_sent() -> None:
+    made = accepted(item("1"), item("2"))
+    first = made.take(0)[0]
+    assert ends(made.unconfirmed(first)) == [("1", "unknown")]
+    assert ends(made.answered(1, 2, multiple=True, ok=True)) == [("2", "confirmed")]
 
 
 # ---------------------------------------------------------------------- against an oracle
@@ -367,11 +506,11 @@ class AgainstAnOracle(RuleBasedStateMachine):
         sent = self.links.get(link, [])
         return [r for n, r in enumerate(sent, start=1) if (link, n) not in self.answered]
 
-    def settle(self, expected: dict[int, str], settled: list[Settled]) -> None:
+    def settle(self, expected: dict[int, str], settled: list[Item]) -> None:
         """expected: index into self.all -> outcome."""
-        assert {id(s.item): s.outcome for s in settled} == {
-            id(self.all[index].item): outcome for index, outcome in expected.items()
-        }
+        assert {
+            id(each): outcome for each, (_, outcome) in zip(settled, ends(settled), strict=True)
+        } == {id(self.all[index].item): outcome for index, outcome in expected.items()}
         assert len(settled) == len(expected)
         for index in expected:
             self.all[index].place = SETTLED
@@ -506,7 +645,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
     @invariant()
     def everything_is_somewhere_once(self) -> None:
         open_records = [r for r in self.all if r.place != SETTLED]
-        assert self.outbox.open == len(open_records)
+        assert sum(self.outbox.ended.values()) == len(self.all) - len(open_records)
         assert {id(i) for i in self.outbox.unsettled()} == {id(r.item) for r in open_records}
         assert self.outbox.waiting == len(self.queue)
         assert self.outbox.waiting_bytes == sum(r.item.size for r in self.queue)
@@ -521,7 +660,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
             if r.place != SETTLED
         }
         self.settle(expected, self.outbox.give_up("the end"))
-        assert self.outbox.open == 0
+        assert still_open(self.outbox) == 0
 
 
 TestAgainstAnOracle = AgainstAnOracle.TestCase
@@ -537,4 +676,4 @@ def test_whatever_happens_a_publish_ends_by_its_deadline(count: int) -> None:
     )
     list(made.take(0))  # the broker never answers
     assert len(made.expire(30_000)) == count
-    assert made.open == 0
+    assert still_open(made) == 0

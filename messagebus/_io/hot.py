@@ -1,0 +1,196 @@
+"""Where our own frames enter and leave pika's connection: two overridden methods, one subclass.
+
+`HotConnection` cuts deliveries and confirms out of what is read (`codec.FrameParser`) and writes our
+publishes and acks and pika's frames in one order. The handshake, login, channels, declarations,
+heartbeats, returns and every error stay pika's. Nothing of pika is patched: other users of it in the
+process see nothing. `seam_problem` tries every internal that this rests on, without a socket; where
+it finds one changed, links fall back to plain pika (`pipe.PlainPipe`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pika
+from pika import frame, spec
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.adapters.utils import io_services_utils
+from pika.channel import Channel
+
+from messagebus._io.codec import Confirm, Content, FrameParser, PublishFrames
+
+__all__ = ["HotConnection", "HotSink", "seam_problem"]
+
+# pika reads 4 KiB at a time until nothing is left; larger reads cost less, and one a turn keeps the
+# links of one loop fair. Above malloc's threshold (128 KiB) each read would map memory anew.
+READ_BYTES = 64 * 1024
+# Of ours, given to the socket and not taken: then sending pauses (`backed_up`).
+WRITE_BYTES_MAX = 1 << 20
+FRAME_MIN = 4096
+
+
+class HotSink(Protocol):
+    """What a channel's owner is told, in the order of the stream."""
+
+    def on_item(self, item: Content | Confirm) -> None: ...
+
+    def on_read(self) -> None:
+        """All that one read brought was told."""
+
+    def on_closed(self) -> None:
+        """The channel has ended: nothing more comes."""
+
+
+class HotConnection(AsyncioConnection):  # type: ignore[misc]  # pika has no types
+    """pika's connection, with channels whose messages do not pass through pika."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.out: list[bytes] = []
+        """What `flush` writes; pieces of one message must be appended together."""
+        self._parser = FrameParser(FRAME_MIN)
+        self._sinks: dict[int, HotSink] = {}
+        self._direct = False
+        super().__init__(*args, **kwargs)
+
+    def attach(self, channel: Channel, sink: HotSink) -> None:
+        """Deliveries and confirms of this open channel go to the sink, from now on."""
+        transport = self._transport
+        if type(transport) is getattr(io_services_utils, "_AsyncPlaintextTransport", None):
+            transport._MAX_RECV_BYTES, transport._MAX_CONSUME_BYTES = READ_BYTES, 1
+            self._direct = hasattr(transport, "_sock") and hasattr(transport, "_tx_buffers")
+        self._parser.frame_max = max(self.params.frame_max, FRAME_MIN)
+        self._parser.hot.add(channel.channel_number)
+        self._sinks[channel.channel_number] = sink
+        channel.add_on_close_callback(lambda closed, _why: self._detach(closed.channel_number))
+
+    def _detach(self, number: int) -> None:
+        self._parser.hot.discard(number)
+        sink = self._sinks.pop(number, None)
+        if sink is not None:
+            sink.on_closed()
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        """pika's hook for what was read."""
+        self.bytes_received += len(data_in)  # pika's heartbeat check watches this number
+        for item in self._parser.feed(data_in):
+            if type(item) is bytes:
+                self.bytes_received -= len(item)  # counted by pika
+                super()._on_data_available(item)
+            elif (sink := self._sinks.get(item.channel)) is not None:  # type: ignore[union-attr]
+                sink.on_item(item)  # type: ignore[arg-type]
+        for sink in list(self._sinks.values()):
+            sink.on_read()
+
+    def _output_marshaled_frames(self, marshaled_frames: Any) -> None:
+        """pika's hook for what it writes: ours came first, a close must not overtake it."""
+        self.flush()
+        super()._output_marshaled_frames(marshaled_frames)
+
+    def flush(self) -> None:
+        """Write what is in `out`, in one piece."""
+        if not self.out:
+            return
+        transport = self._transport
+        if transport is not None:
+            data = memoryview(b"".join(self.out))  # a view: a partial send copies no tail
+            self.bytes_sent += len(data)
+            if self._direct and not transport._tx_buffers:
+                # At once, where nothing waits: saves two epoll_ctl and a turn of the loop each.
+                with contextlib.suppress(OSError):  # full, or broken: pika's own write finds out
+                    data = data[transport._sock.send(data) :]
+            if data:
+                transport.write(data)
+        self.out.clear()
+
+    @property
+    def backed_up(self) -> bool:
+        """Whether the socket takes less than we write. pika's transport tells nobody when it has drained."""
+        transport = self._transport
+        return transport is None or transport.get_write_buffer_size() > WRITE_BYTES_MAX
+
+
+@functools.cache
+def seam_problem() -> str:
+    """Why pika's internals are not as expected; "" when they are."""
+    try:
+        return _version_problem() or _input_problem() or _output_problem()
+    except Exception as problem:  # whatever is different shows as some exception
+        return f"{type(problem).__name__}: {problem}"
+
+
+def _version_problem() -> str:
+    if not (1, 4) <= tuple(int(part) for part in pika.__version__.split(".")[:2]) < (2,):
+        return f"pika {pika.__version__} is not known"
+    for name, names in {
+        "_on_data_available": ["self", "data_in"],
+        "_output_marshaled_frames": ["self", "marshaled_frames"],
+    }.items():
+        if list(inspect.signature(getattr(AsyncioConnection, name)).parameters) != names:
+            return f"{name} takes other arguments"
+    return ""
+
+
+def _input_problem() -> str:
+    """Feed three frames in small pieces: the ack must be ours, the others pika's."""
+    seen: list[Any] = []
+    connection = _probe(seen.append, lambda _data: None)
+    stream = b"".join(
+        each.marshal()
+        for each in (
+            frame.Heartbeat(),
+            frame.Method(1, spec.Basic.Ack(7, multiple=True)),
+            frame.Method(1, spec.Channel.Flow(active=False)),
+        )
+    )
+    for at in range(0, len(stream), 5):
+        connection._proto_data_received(stream[at : at + 5])
+    if [type(each) for each in seen] != [frame.Heartbeat, Confirm, frame.Method]:
+        return "it does not read through the hook"
+    if connection._frame_buffer or connection.bytes_received != len(stream):
+        return "it keeps or counts what it reads otherwise"
+    return ""
+
+
+def _output_problem() -> str:
+    """Write one message by pika behind one of ours: both must be the same bytes, ours first."""
+    sent: list[bytes] = []
+    connection = _probe(lambda _item: None, lambda data: sent.append(bytes(data)))
+    properties = spec.BasicProperties(message_id="m", headers={"a": 1}, delivery_mode=2)
+    body = b"x" * (FRAME_MIN + 1)
+    PublishFrames(1, "e", "k", FRAME_MIN).add(connection.out, b"".join(properties.encode()), body)
+    connection._send_method(
+        1, spec.Basic.Publish(exchange="e", routing_key="k", mandatory=True), (properties, body)
+    )
+    if not sent or sent[0] != b"".join(sent[1:]):
+        return "it writes otherwise"
+    return ""
+
+
+class _ProbeSink:
+    def __init__(self, on_item: Callable[[Any], None]) -> None:
+        self.on_item = on_item
+
+    def on_read(self) -> None:
+        pass
+
+    def on_closed(self) -> None:
+        pass
+
+
+def _probe(on_item: Callable[[Any], None], write: Callable[[Any], None]) -> HotConnection:
+    """A connection that is open as far as it knows, without a socket."""
+    connection = object.__new__(HotConnection)
+    connection._parser, connection._direct, connection.out = FrameParser(FRAME_MIN), False, []
+    connection._parser.hot.add(1)
+    connection._sinks = {1: _ProbeSink(on_item)}
+    connection.params = pika.ConnectionParameters()
+    connection._transport = type("Probe", (), {"write": staticmethod(write)})()
+    connection.bytes_received = connection.bytes_sent = connection.frames_sent = 0
+    connection.connection_state, connection._frame_buffer = connection.CONNECTION_OPEN, b""
+    connection._body_max_length = FRAME_MIN - 8
+    connection._process_frame = on_item
+    return connection

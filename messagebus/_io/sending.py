@@ -1,0 +1,93 @@
+"""Publishes as bytes on one link: what the outbox gave out goes to the link's pipe.
+
+Runs on one asyncio loop. What publishes have in common is encoded once a second, for each shape; it
+holds the time stamp.
+"""
+
+from __future__ import annotations
+
+import time
+
+from messagebus._io.batch import BATCH_TYPE, EntryShape, encode_entry
+from messagebus._io.pipe import Alike, Frames, Pipe
+from messagebus._io.properties import bare_entry_shape, bare_shape, encode
+from messagebus._io.tickets import Shape, Ticket
+from messagebus.core.outbox import Entry, Item
+from messagebus.core.packing import Batch
+from messagebus.message import Message
+
+__all__ = ["Sender"]
+
+MADE_ID_BYTES = 32
+
+
+class Sender:
+    """All that one link publishes."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._frames: dict[str, Frames] = {}
+        self._alike: dict[Shape, Alike] = {}
+        self._entries: dict[str, EntryShape] = {}
+        self._stamp_s = 0
+
+    def send(self, entries: list[Entry], broker: str, sent_ns: int) -> None:
+        """Append all to the pipe's output, in order. Raises what pika raises, on the slow path only."""
+        stamp_s = int(time.time())
+        if stamp_s != self._stamp_s:
+            self._stamp_s = stamp_s
+            self._alike.clear()
+        out, sent = self._pipe.out, (broker, sent_ns)
+        shape: Shape | None = None
+        alike: Alike | None = None
+        for ticket in entries:
+            if type(ticket) is not Ticket:
+                self._send_batch(ticket, sent)
+                continue
+            ticket.sent = sent
+            if ticket.properties is not None:
+                self._frames_for(ticket.shape).add(out, ticket.properties, ticket.body)
+                continue
+            if ticket.shape is not shape or alike is None:
+                shape, alike = ticket.shape, self._alike_for(ticket.shape)
+            alike.add(out, ticket.message_id.encode(), ticket.body)
+
+    def _send_batch(self, batch: Item | Batch[Item], sent: tuple[str, int]) -> None:
+        assert isinstance(batch, Batch)
+        parts: list[bytes] = []
+        for ticket in batch.items:
+            assert isinstance(ticket, Ticket)
+            ticket.sent = sent
+            if ticket.properties is None:
+                content_type = ticket.shape.content_type
+                shape = self._entries.get(content_type)
+                if shape is None:
+                    shape = self._entries[content_type] = EntryShape(
+                        bare_entry_shape(content_type), MADE_ID_BYTES
+                    )
+                shape.add(parts, ticket.message_id.encode(), ticket.body)
+            else:
+                encode_entry(parts, ticket.properties, ticket.body)
+        first = batch.items[0]
+        assert isinstance(first, Ticket)
+        around = Message(body=b"", content_type=BATCH_TYPE)
+        properties = encode(
+            around, batch.message_id, self._stamp_s, persistent=first.shape.confirms
+        )
+        self._frames_for(first.shape).add(self._pipe.out, properties, b"".join(parts))
+
+    def _alike_for(self, shape: Shape) -> Alike:
+        alike = self._alike.get(shape)
+        if alike is None:
+            properties = bare_shape(shape.content_type, self._stamp_s, persistent=shape.confirms)
+            alike = self._alike[shape] = self._frames_for(shape).alike(properties)
+        return alike
+
+    def _frames_for(self, shape: Shape) -> Frames:
+        frames = self._frames.get(shape.lane)
+        if frames is None:
+            address = shape.address
+            frames = self._frames[shape.lane] = self._pipe.frames(
+                address.exchange, address.routing_key
+            )
+        return frames

@@ -1,0 +1,55 @@
+"""Several messages of one destination as one AMQP message: which go together.
+
+Decides; encodes nothing. A batch is bounded by messages and bytes. One that lingers waits for more
+outside the backlog until it is full or its time has come; one that does not stands in the backlog at
+once and takes what comes until it is sent, so what is waiting anyway travels together.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+__all__ = ["Batch", "Packed", "Packing"]
+
+
+class Packing(NamedTuple):
+    """Bounds of one lane's batches; linger_ms: 0 packs only what is waiting."""
+
+    count_max: int
+    bytes_max: int
+    linger_ms: int
+
+
+class Packed(Protocol):
+    message_id: str
+    lane: str
+    size: int
+
+
+PackedT = TypeVar("PackedT", bound=Packed)
+
+
+class Batch(Generic[PackedT]):
+    """One publish of several items. message_id: its own on the wire, that of its first item."""
+
+    __slots__ = ("due_ms", "items", "lane", "message_id", "size")
+
+    def __init__(self, first: PackedT) -> None:
+        self.items = [first]
+        self.lane, self.message_id, self.size = first.lane, first.message_id, first.size
+        self.due_ms: int | None = None
+
+    def has_room(self, item: PackedT, packing: Packing) -> bool:
+        return len(self.items) < packing.count_max and self.size + item.size <= packing.bytes_max
+
+    def is_full(self, packing: Packing) -> bool:
+        return len(self.items) >= packing.count_max or self.size >= packing.bytes_max
+
+    def add(self, item: PackedT) -> None:
+        self.items.append(item)
+        self.size += item.size
+
+    def keep(self, items: list[PackedT]) -> None:
+        """Only these are left of it; at least one."""
+        self.items, self.message_id = items, items[0].message_id
+        self.size = sum(item.size for item in items)

@@ -1,0 +1,121 @@
+"""What an application may publish, checked before anything is accepted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, TypedDict
+
+from messagebus._io.properties import is_bare
+from messagebus._io.tickets import Shape, Shapes
+from messagebus.destination import Destination, delay_step, parse_destination
+from messagebus.errors import MessageInvalid
+from messagebus.message import BINARY, BODY_BYTES_MAX, Header, Message
+
+__all__ = ["Options", "Outgoing", "Payload", "as_message"]
+
+Payload = Message | bytes | str
+"""What may be published: a message, its bytes, or a text."""
+
+
+class Options(TypedDict, total=False):
+    """What one call may say beside the payload; a `Message` payload gets it in place of its own.
+
+    headers, key, priority, correlation_id, reply_to, message_id, type: as in `Message`.
+    ttl_s: the broker may drop it unread after so long.
+    deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
+        s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
+    """
+
+    headers: Mapping[str, Header]
+    key: str
+    priority: int | None
+    ttl_s: float | None
+    correlation_id: str
+    reply_to: str
+    message_id: str
+    type: str
+    deliver_after_s: float
+    deliver_at: datetime | float
+
+
+_DELAYS = ("deliver_after_s", "deliver_at")
+
+
+def as_message(payload: Payload) -> Message:
+    """A message as it is, bytes as binary, str as text."""
+    match payload:
+        case Message():
+            return payload
+        case str():
+            return Message.text(payload)
+        case _:
+            return Message(body=payload)
+
+
+class Outgoing:
+    """Reads calls of one publisher. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._shapes = Shapes()
+
+    def read(
+        self, destination: Destination | str, payload: Payload, options: Options
+    ) -> tuple[Shape, bytes, Message | None]:
+        """Where it goes, its body, and the message unless it is nothing but a body.
+
+        Raises NameInvalid or MessageInvalid.
+        """
+        if type(payload) is bytes and not options:  # most are so, and a Message costs 2 us
+            if len(payload) > BODY_BYTES_MAX:
+                raise MessageInvalid(f"body of {len(payload)} bytes: at most {BODY_BYTES_MAX}")
+            if isinstance(destination, str):
+                return self._shapes.plain(destination), payload, None
+            return self._shapes.of(destination, BINARY), payload, None
+        message = as_message(payload)
+        delay_ms = 0
+        if options:
+            delay_ms = _delay_ms(options)
+            message = _with(message, options)
+        if isinstance(destination, str):
+            destination = parse_destination(destination)
+        delay = delay_step(delay_ms) if delay_ms > 0 else None
+        shape = self._shapes.of(destination, message.content_type, delay)
+        return shape, message.body, None if is_bare(message) else message
+
+
+def _with(message: Message, options: Options) -> Message:
+    fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _DELAYS}
+    if "ttl_s" in fields:
+        ttl_s = fields.pop("ttl_s")
+        fields["expires_after_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
+    if unknown := fields.keys() - Options.__annotations__.keys() - {"expires_after_ms"}:
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
+    return replace(message, **fields) if fields else message
+
+
+def _delay_ms(options: Options) -> int:
+    """0 or less: at once."""
+    if all(name in options for name in _DELAYS):
+        raise MessageInvalid("deliver_after_s and deliver_at: only one of them")
+    if "deliver_after_s" in options:
+        return _whole_ms("deliver_after_s", options["deliver_after_s"])
+    at = options.get("deliver_at")
+    if at is None:
+        return 0
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise MessageInvalid("deliver_at without a time zone")
+        at = at.timestamp()
+    return _whole_ms("deliver_at", max(0, at - time.time()))
+
+
+def _whole_ms(name: str, seconds: object) -> int:
+    """Rounded up. Raises MessageInvalid for what is no number of seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise MessageInvalid(f"{name} {seconds!r}: a number of seconds")
+    if not 0 <= seconds < float("inf"):
+        raise MessageInvalid(f"{name} {seconds!r}: 0 or more")
+    return -int(-seconds * 1000 // 1)
