@@ -15,6 +15,8 @@ from tests.support.leaks import LEAKS
 # A shell that starts the suite in the background has it ignore SIGINT, and so would every process that
 # a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
