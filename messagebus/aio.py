@@ -12,7 +12,7 @@ from typing import Self, Unpack
 from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.publishing import PublishDriver
-from messagebus._io.tickets import Many, Shape, Ticket, Waiter
+from messagebus._io.tickets import Many, Shape, Waiter
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
 from messagebus.destination import Destination
@@ -148,9 +148,15 @@ class AsyncPublisher:
         """As `Publisher.send_many`."""
         finished: asyncio.Future[None] = self._loop.create_future()
         many = Many(finished)
-        read = self._outgoing.read
+        timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
+        driver, read, added = self._running(), self._outgoing.read, many.tickets
         for payload in payloads:
-            many.add(await self._accept(read(destination, payload, options), timeout_s, many))
+            shape, body, message = read(destination, payload, options)
+            left_ms = timeout_ms
+            if self._waiting or not driver.outbox.has_room(len(body)):
+                left_ms = await self._wait_for_room(len(body), timeout_ms)
+            many.unsettled += 1
+            added.append(driver.submit(shape, body, message, left_ms, many))
         many.all_added()
         await finished
         return many.results()
@@ -160,13 +166,13 @@ class AsyncPublisher:
         outgoing: tuple[Shape, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | None,
-    ) -> Ticket:
+    ) -> None:
         driver = self._running()
         shape, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
         if self._waiting or not driver.outbox.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
-        return driver.submit(shape, body, message, timeout_ms, waiter)
+        driver.submit(shape, body, message, timeout_ms, waiter)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """As `Publisher.flush`."""

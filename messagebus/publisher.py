@@ -80,9 +80,11 @@ class _Submitted:
 
     def hand_over(self, driver: PublishDriver, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
+        if isinstance(self.waiter, Many):
+            self.waiter.unsettled += 1
         ticket = driver.submit(self.shape, self.body, self.message, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
-            self.waiter.add(ticket)
+            self.waiter.tickets.append(ticket)
 
 
 class _Waiting:

@@ -28,13 +28,13 @@ from messagebus._io.properties import encode, encode_entry
 from messagebus._io.registering import credentials, topology_for
 from messagebus._io.sending import Sender
 from messagebus._io.tasks import Tasks
-from messagebus._io.tickets import Shape, Ticket, Waiter, lane_name, message_ids, tell
+from messagebus._io.tickets import Many, Shape, Ticket, Waiter, lane_name, message_ids, tell
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import Entry, Item, Outbox
 from messagebus.core.packing import Packing
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
-from messagebus.errors import LinkError, LoginRefused, MessageBusError, MessageInvalid
+from messagebus.errors import LinkError, LoginRefused, MessageBusError
 from messagebus.message import Message
 
 __all__ = ["PublishDriver"]
@@ -63,13 +63,9 @@ class Counters:
 
 
 def _encode(shape: Shape, message: Message, message_id: str, *, alone: bool) -> bytes:
-    """The properties as they are now: the application may change its headers afterwards."""
-    try:
-        if alone:
-            return encode(message, message_id, int(time.time()), persistent=shape.confirms)
-        return encode_entry(message, message_id)
-    except Exception as fault:  # whatever an AMQP table cannot hold
-        raise MessageInvalid(f"cannot be encoded: {type(fault).__name__}: {fault}") from fault
+    if alone:
+        return encode(message, message_id, int(time.time()), persistent=shape.confirms)
+    return encode_entry(message, message_id)
 
 
 class PublishDriver:
@@ -165,12 +161,11 @@ class PublishDriver:
         body: bytes,
         message: Message | None,
         timeout_ms: int,
-        waiter: Waiter | None,
+        waiter: Waiter | Many | None,
     ) -> Ticket:
         """Accept a publish, whatever the backlog holds: the caller has asked for room.
 
-        message: None for nothing but a body. waiter: is told the end. Raises MessageInvalid for
-        headers that were changed into something that cannot be carried.
+        message: None for nothing but a body. waiter: is told the end.
         """
         if shape.lane not in self._known_lanes:
             self._open_lane(shape)
@@ -180,9 +175,15 @@ class PublishDriver:
             self.outbox.accept(ticket)
         else:
             message_id = message.message_id or self._make_id()
+            ticket = Ticket(message_id, shape, body, None, deadline_ms, waiter)
             alone = self._goes_alone(shape, message)
-            properties = _encode(shape, message, message_id, alone=alone)
-            ticket = Ticket(message_id, shape, body, properties, deadline_ms, waiter)
+            try:
+                # As it is now: the application may change its headers afterwards.
+                ticket.properties = _encode(shape, message, message_id, alone=alone)
+            except Exception as fault:  # whatever an AMQP table cannot hold
+                self.outbox.refuse(ticket, f"cannot be encoded: {type(fault).__name__}")
+                self._loop.call_soon(tell, [ticket], time.monotonic_ns())
+                return ticket
             self.outbox.accept(ticket, alone=alone)
         if not self._woken:
             self._woken = True

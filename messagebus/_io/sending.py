@@ -7,6 +7,7 @@ holds the time stamp.
 from __future__ import annotations
 
 import time
+from typing import cast
 
 from messagebus._io.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.pipe import Alike, Frames, Pipe
@@ -53,10 +54,9 @@ class Sender:
             alike.add(out, ticket.message_id.encode(), ticket.body)
 
     def _send_batch(self, batch: Item | Batch[Item], sent: tuple[str, int]) -> None:
-        assert isinstance(batch, Batch)
         parts: list[bytes] = []
-        for ticket in batch.items:
-            assert isinstance(ticket, Ticket)
+        tickets = cast(Batch[Ticket], batch).items
+        for ticket in tickets:
             ticket.sent = sent
             if ticket.properties is None:
                 content_type = ticket.shape.content_type
@@ -68,8 +68,7 @@ class Sender:
                 shape.add(parts, ticket.message_id.encode(), ticket.body)
             else:
                 encode_entry(parts, ticket.properties, ticket.body)
-        first = batch.items[0]
-        assert isinstance(first, Ticket)
+        first = tickets[0]
         around = Message(body=b"", content_type=BATCH_TYPE)
         properties = encode(
             around, batch.message_id, self._stamp_s, persistent=first.shape.confirms

@@ -153,21 +153,21 @@ class Outbox:
             self._earliest_ms = item.deadline_ms
 
     def _pack(self, lane: _Lane, packing: Packing, item: Item, alone: bool) -> None:
-        batch = lane.filling
-        if alone or item.size >= packing.bytes_max:
-            self._close_batch(lane)
-            self._queue(lane).append(item)
-            return
-        if batch is not None and batch.has_room(item, packing):
-            batch.add(item)
+        batch, size = lane.filling, item.size
+        if batch is not None and not alone and batch.size + size <= packing.bytes_max:
+            batch.items.append(item)
+            batch.size += size
         else:
             self._close_batch(lane)
+            if alone or size >= packing.bytes_max:
+                self._queue(lane).append(item)
+                return
             batch = lane.filling = Batch(item)
             if packing.linger_ms:
                 self._lingering[item.lane] = batch
             else:
                 self._queue(lane).append(batch)
-        if batch.is_full(packing):
+        if len(batch.items) >= packing.count_max or batch.size >= packing.bytes_max:
             self._close_batch(lane)
 
     def _close_batch(self, lane: _Lane) -> None:
@@ -280,6 +280,10 @@ class Outbox:
                 batch.due_ms = now_ms + (lane.packing.linger_ms if lane.packing else 0)
             if batch.due_ms <= now_ms:
                 self._close_batch(lane)
+
+    def refuse(self, item: Item, reason: str) -> None:
+        """It cannot be sent at all, and was not accepted."""
+        self._settle([item], End(REFUSED, reason))
 
     def unconfirmed(self, entry: Entry) -> list[Item]:
         """Nobody waits for the answer to what was just sent. Settles it; its tag stays counted."""

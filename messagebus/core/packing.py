@@ -2,7 +2,8 @@
 
 Decides; encodes nothing. A batch is bounded by messages and bytes. One that lingers waits for more
 outside the backlog until it is full or its time has come; one that does not stands in the backlog at
-once and takes what comes until it is sent, so what is waiting anyway travels together.
+once and takes what comes until it is sent, so what is waiting anyway travels together. How they are
+filled is a part of `core.outbox`.
 """
 
 from __future__ import annotations
@@ -38,16 +39,6 @@ class Batch(Generic[PackedT]):
         self.items = [first]
         self.lane, self.message_id, self.size = first.lane, first.message_id, first.size
         self.due_ms: int | None = None
-
-    def has_room(self, item: PackedT, packing: Packing) -> bool:
-        return len(self.items) < packing.count_max and self.size + item.size <= packing.bytes_max
-
-    def is_full(self, packing: Packing) -> bool:
-        return len(self.items) >= packing.count_max or self.size >= packing.bytes_max
-
-    def add(self, item: PackedT) -> None:
-        self.items.append(item)
-        self.size += item.size
 
     def keep(self, items: list[PackedT]) -> None:
         """Only these are left of it; at least one."""

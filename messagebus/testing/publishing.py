@@ -16,7 +16,7 @@ from typing import cast
 from messagebus._io.clock import now_ms
 from messagebus._io.properties import decode, encode
 from messagebus._io.publishing import Counters
-from messagebus._io.tickets import Shape, Ticket, Waiter, tell
+from messagebus._io.tickets import Many, Shape, Ticket, Waiter, tell
 from messagebus.config import PublisherConfig
 from messagebus.core.outbox import Item, Outbox
 from messagebus.destination import Delay, Queue
@@ -101,15 +101,21 @@ class MemoryPublishDriver:
         body: bytes,
         message: Message | None,
         timeout_ms: int,
-        waiter: Waiter | None,
+        waiter: Waiter | Many | None,
     ) -> Ticket:
         message = message or Message(body=body, content_type=shape.content_type)
         message_id = message.message_id or uuid.uuid4().hex
-        raw = encode(message, message_id, 0)  # what arrives shares nothing with what was sent
         destination = shape.address.wanted[0]
         if isinstance(destination, Queue):
             self._brokers.declare(destination)
-        ticket = Ticket(message_id, shape, body, raw, now_ms() + timeout_ms, waiter)
+        ticket = Ticket(message_id, shape, body, None, now_ms() + timeout_ms, waiter)
+        try:
+            # What arrives shares nothing with what was sent.
+            ticket.properties = encode(message, message_id, 0)
+        except Exception as fault:  # as the real one
+            self.outbox.refuse(ticket, f"cannot be encoded: {type(fault).__name__}")
+            self._loop.call_soon(tell, [ticket], time.monotonic_ns())
+            return ticket
         self.outbox.accept(ticket)
         self.outbox.open_lane(shape.lane)
         self._loop.call_soon(self._pump)

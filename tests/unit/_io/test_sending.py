@@ -92,7 +92,7 @@ def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
     first = ticket(b"first")
     second = Ticket(ID, first.shape, message.body, encode_entry(message, ID), 1_000, None)
     batch: Batch[Ticket] = Batch(first)
-    batch.add(second)
+    batch.items.append(second)
     ((_, packed),) = sent(batch)  # type: ignore[arg-type]
     assert (packed.content_type, packed.message_id) == (BATCH_TYPE, ID)
     entries = [IN_BATCH.message(*entry) for entry in decode_batch(packed.body)]

@@ -82,7 +82,8 @@ async def test_many_are_told_together_when_the_last_is_settled_in_the_order_of_t
     for number, each in enumerate(tickets):
         each.message_id = str(number)
         each.end = End("confirmed")
-        many.add(each)
+        many.unsettled += 1
+        many.tickets.append(each)
     tell(tickets[:0:-1], 9)
     many.all_added()
     assert not finished.done()

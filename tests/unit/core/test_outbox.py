@@ -175,6 +175,14 @@ def test_answers_and_returns_of_a_link_that_is_gone_mean_nothing() -> None:
     assert ends(made.answered(1, 1, multiple=False, ok=True)) == [("1", "confirmed")]
 
 
+def test_what_cannot_be_sent_at_all_is_refused_and_counted() -> None:
+    made, never = accepted(), item("1")
+    made.refuse(never, "cannot be encoded")
+    assert ends([never]) == [("1", "refused")]
+    assert made.ended["refused"] == 1
+    assert made.waiting == 0
+
+
 def test_the_oldest_unanswered_publish_says_how_slow_the_broker_is() -> None:
     made = accepted(item("1"), item("2"), links=())
     assert made.unanswered_ms(50) == 0
