@@ -35,7 +35,7 @@ CLOSE_TIMEOUT_MS = 2_000
 # For what needs no answer of anybody, only turns of the loop.
 ABORT_TIMEOUT_MS = 500
 # pika's own deadlines of a dial come so much after ours. Two that end in one turn of the loop are one too
-# many for it: 80 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
+# many for it: 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
 PIKA_LATER_S = 1.0
 # What is said of a TimeoutError, which has no text.
 TOO_LATE = "no answer in time"
