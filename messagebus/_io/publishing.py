@@ -20,10 +20,9 @@ from typing import cast
 import pika.exceptions
 
 from messagebus._io.clock import now_ms
-from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.lanes import Lanes
-from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.link import TOO_LATE, Link, dial
 from messagebus._io.properties import encode, encode_entry
 from messagebus._io.registering import credentials, topology_for
 from messagebus._io.sending import Sender
@@ -80,7 +79,6 @@ class PublishDriver:
     ) -> None:
         """on_room: called when messages have left the backlog, at most once a turn."""
         self._bus, self._config, self._on_room = bus, config, on_room
-        self._target = Target(bus.address)
         self.outbox = Outbox(
             messages_max=config.backlog_messages_max,
             bytes_max=config.backlog_bytes_max,
@@ -301,9 +299,7 @@ class PublishDriver:
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                link = await dial_target(
-                    self._target, credentials(self._bus), timeout_ms=timeout_ms
-                )
+                link = await dial(self._bus.address, credentials(self._bus), timeout_ms=timeout_ms)
                 link.pipe.on_confirm = functools.partial(self._answered, number)
                 link.pipe.on_turn = self._pump
                 await link.confirm_select()
@@ -326,7 +322,7 @@ class PublishDriver:
         if isinstance(fault, LoginRefused):
             self.fatal = fault
             self.connected.set()
-        self._last_fault = f"; last fault: {fault}"
+        self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
         # A certificate that is not taken locks no account.
         refused = type(fault) is LoginRefused
         self.route.lost(number, now_ms(), random.random(), refused=refused)
