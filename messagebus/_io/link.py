@@ -72,6 +72,7 @@ class Link:
         self.pipe = pipe_for(connection, channel)
         """Publishes and answers out, confirms and deliveries in."""
         self.broker = _own_name(connection)
+        self.has_heartbeats = bool(connection.params.heartbeat)
         self.is_open = True
         self._aborted = False
         self._calls: set[asyncio.Future[Any]] = set()

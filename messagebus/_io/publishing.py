@@ -124,6 +124,7 @@ class PublishDriver:
         self._stopping = False
         self._woken = False
         self._slow_until_ms = 0
+        self._dead = 0  # the link that did not even answer a question
         self._timer: asyncio.TimerHandle | None = None
         # What each flush waits for; a settled item at the end of its list is dropped.
         self._flushes: list[tuple[list[Item], asyncio.Future[None]]] = []
@@ -351,6 +352,9 @@ class PublishDriver:
         self._sender = Sender(new.pipe)
         self._blocked = False
         for other in old:
+            if other == self._dead and other in same:
+                self._hang_up(other)  # its broker answers, only not on this link
+                continue
             self._retire_at_ms.setdefault(other, now_ms() + RETIRE_MS)
             self._hang_up_if_answered(other)
         self.fatal, self._last_fault = None, ""
@@ -452,6 +456,24 @@ class PublishDriver:
         self._slow_until_ms = now + 10 * slow_ms
         log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)
         self.route.leave(now)
+        number = self.route.current or 0
+        link = self._links.get(number)
+        if link is not None and not link.has_heartbeats:
+            self._tasks.spawn(self._leave_if_dead(number, link, slow_ms))
+
+    async def _leave_if_dead(self, number: int, link: Link, timeout_ms: int) -> None:
+        """Without heartbeats nothing but a question tells a dead path from a broker with a slow disk."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await link.call("basic_qos", prefetch_count=0)
+        except LinkError:
+            return
+        except TimeoutError:
+            if number == self.route.current and not self._blocked:
+                log.warning("link dead broker=%s unanswered_ms>=%d", link.broker, timeout_ms)
+                self._dead = number
+                self.route.abandon(now_ms())
+                self._perform(self.route.tick(now_ms()))
 
     @property
     def settling(self) -> int:
