@@ -138,6 +138,9 @@ class PublishDriver:
         """Wait for what is open, settle the rest, hang up. Returns how many had no known outcome."""
         await self.flush(timeout_s)
         left = self.outbox.give_up("the publisher was stopped")
+        if left:
+            unknown = sum(item.attempts > 0 for item in left)
+            log.warning("stopped too early unknown=%d unsent=%d", unknown, len(left) - unknown)
         self._settle(left)
         self._stopping = True
         self._arm()
