@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -161,8 +162,10 @@ class Publisher:
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait for what is open, then hang up. Returns how many publishes got no known outcome.
 
-        Their futures say `unknown`, or `refused` for those that were never sent.
+        Their futures say `unknown`, or `refused` for those that were never sent; so does the log.
         """
+        if os.getpid() != self._pid:  # what is open there is the parent's
+            return 0
         with self._lock:
             if self._status is not RUNNING:
                 self._status = Status.STOPPED
@@ -294,6 +297,8 @@ class Publisher:
         shape, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
         submitted = _Submitted(shape, body, message, now_ms() + timeout_ms, waiter)
+        if os.getpid() != self._pid:  # before the lock, which nobody may be left to open
+            raise Stopped("started in another process: start a publisher after fork, not before")
         with self._lock:
             self._check_running()
             if self._queue or not self._has_room(len(body)):
@@ -327,8 +332,6 @@ class Publisher:
     def _check_running(self) -> None:
         if self._status is not RUNNING:
             raise Stopped(f"the publisher is {self._status.value}")
-        if os.getpid() != self._pid:
-            raise Stopped("started in another process: start a publisher after fork, not before")
 
     def _has_room(self, size: int) -> bool:
         """The loop's own count may be one turn old: the bound holds within one inbox."""
@@ -389,5 +392,7 @@ _running: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    for publisher in list(_running):
-        publisher.stop()
+    left = sum(publisher.stop() for publisher in list(_running))
+    if left and sys.stderr is not None:
+        # The application is gone: nobody else can read what stop returned.
+        print(f"messagebus: exit with {left} publishes without a known outcome", file=sys.stderr)

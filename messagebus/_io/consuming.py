@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable
 
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
-from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.inbox import Inbox
-from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.link import TOO_LATE, Link, dial
 from messagebus._io.registering import Registration, credentials, topology_for
 from messagebus._io.tasks import Tasks
 from messagebus.broker import Broker, BrokerList
@@ -84,6 +83,7 @@ class ConsumeDriver:
         )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
+        self._misnamed: dict[str, str] = {}  # listed brokers that say they are another
         self._dials: dict[str, asyncio.Task[None]] = {}
         self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
         self._registering: asyncio.Task[None] | None = None
@@ -292,10 +292,9 @@ class ConsumeDriver:
         link: Link | None = None
         try:
             async with self._dialing, asyncio.timeout(timeout_ms / 1000):
-                address = Broker.parse(broker)
-                # A list names its brokers; a single configured address may be a balancer's.
-                target = Target.named(address) if self._bus.list_urls else Target(address)
-                link = await dial_target(target, credentials(self._bus), timeout_ms=timeout_ms)
+                link = await dial(
+                    Broker.parse(broker), credentials(self._bus), timeout_ms=timeout_ms
+                )
                 await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)
         except (MessageBusError, TimeoutError) as fault:
@@ -312,6 +311,7 @@ class ConsumeDriver:
 
     async def _consume(self, broker: str, link: Link) -> None:
         """Attach. Deliveries may arrive before the broker's answer: the epoch comes first."""
+        self._note_name(broker, link.broker)
         epoch = self._inbox.connected(broker, link.pipe)
         self._links[broker] = link
         link.on_lost(lambda why: self._lost(broker, link, why))
@@ -330,6 +330,18 @@ class ConsumeDriver:
         self.fatal = None
         log.info("attached broker=%s epoch=%d", broker, epoch)
         self._tell_changed()
+
+    def _note_name(self, broker: str, named: str) -> None:
+        """A listed broker is consumed from whatever it calls itself: what lies there would stay there."""
+        if (
+            self._bus.list_urls
+            and named not in ("", broker)
+            and self._misnamed.get(broker) != named
+        ):
+            self._misnamed[broker] = named
+            log.warning(
+                "misnamed broker=%s named=%s misnamed=%d", broker, named, len(self._misnamed)
+            )
 
     def _dial_failed(self, broker: str, fault: Exception) -> None:
         log.info("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)

@@ -1,7 +1,7 @@
-"""Whom to dial: the balancer, one named broker, or several distinct ones.
+"""Links to several distinct brokers at once.
 
-A broker says its own name in the handshake (`Link.broker`). A link to a named target whose name is
-another broker's is refused: two names for one broker would count one copy twice.
+A broker says its own name in the handshake (`Link.broker`). A target where another broker answers
+is refused here: two names for one broker would count one copy twice.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from messagebus.broker import Broker
 from messagebus.core.distinct import Distinct
 from messagebus.errors import LinkError, LinkLost
 
-__all__ = ["Dialed", "Target", "dial_distinct", "dial_target"]
+__all__ = ["Dialed", "Target", "dial_distinct"]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """address: where to connect. name: the broker that must answer there, "" for any."""
+    """address: where to connect. name: the broker that must answer there."""
 
     address: Broker
-    name: str = ""
+    name: str
 
     @classmethod
     def named(cls, broker: Broker) -> Target:
@@ -40,10 +40,10 @@ class Dialed:
     dials: int
 
 
-async def dial_target(target: Target, credentials: Credentials, *, timeout_ms: int) -> Link:
+async def _dial_target(target: Target, credentials: Credentials, *, timeout_ms: int) -> Link:
     """As `link.dial`. Raises LinkLost also when another broker answers."""
     link = await dial(target.address, credentials, timeout_ms=timeout_ms)
-    if target.name and link.broker and link.broker != target.name:
+    if link.broker and link.broker != target.name:
         link.abort()
         raise LinkLost(target.name, f"{link.broker} answers there")
     return link
@@ -62,7 +62,7 @@ async def dial_distinct(
     tasks: dict[str, asyncio.Task[Link]] = {}
     while not search.is_done:
         for each in search.tick(now_ms()):
-            work = dial_target(by_name[each.broker], credentials, timeout_ms=timeout_ms)
+            work = _dial_target(by_name[each.broker], credentials, timeout_ms=timeout_ms)
             tasks[each.broker] = asyncio.create_task(work)
         due_ms = search.next_due_ms(now_ms())
         wait_s = None if due_ms is None else max(0, due_ms - now_ms()) / 1000

@@ -31,6 +31,8 @@ READ_BYTES = 64 * 1024
 # Of ours, given to the socket and not taken: then sending pauses (`backed_up`).
 WRITE_BYTES_MAX = 1 << 20
 FRAME_MIN = 4096
+# Until both sides have agreed: a broker may say much about itself.
+FRAME_FIRST_MAX = 131_072
 
 
 class HotSink(Protocol):
@@ -51,7 +53,7 @@ class HotConnection(AsyncioConnection):  # type: ignore[misc]  # pika has no typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.out: list[bytes] = []
         """What `flush` writes; pieces of one message must be appended together."""
-        self._parser = FrameParser(FRAME_MIN)
+        self._parser = FrameParser(FRAME_FIRST_MAX)
         self._sinks: dict[int, HotSink] = {}
         self._direct = False
         super().__init__(*args, **kwargs)

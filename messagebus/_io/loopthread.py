@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -18,6 +19,27 @@ T = TypeVar("T")
 JOIN_TIMEOUT_S = 5.0
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """Finds names also in an interpreter that exits, where atexit handlers still publish."""
+
+    async def getaddrinfo(
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[Any]:
+        try:
+            return await super().getaddrinfo(
+                host, port, family=family, type=type, proto=proto, flags=flags
+            )
+        except RuntimeError:  # no executor takes work any more: the loop waits for the answer
+            return socket.getaddrinfo(host, port, family, type, proto, flags)
+
+
 class LoopThread:
     """Runs until `stop`. Methods may be called from any other thread of the same process.
 
@@ -25,7 +47,7 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -20,10 +20,9 @@ from typing import cast
 import pika.exceptions
 
 from messagebus._io.clock import now_ms
-from messagebus._io.dialer import Target, dial_target
 from messagebus._io.following import ListFollower
 from messagebus._io.lanes import Lanes
-from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.link import TOO_LATE, Link, dial
 from messagebus._io.properties import encode, encode_entry
 from messagebus._io.registering import credentials, topology_for
 from messagebus._io.sending import Sender
@@ -76,7 +75,6 @@ class PublishDriver:
     ) -> None:
         """on_room: called when messages have left the backlog, at most once a turn."""
         self._bus, self._config, self._on_room = bus, config, on_room
-        self._target = Target(bus.address)
         self.outbox = Outbox(
             messages_max=config.backlog_messages_max,
             bytes_max=config.backlog_bytes_max,
@@ -122,6 +120,7 @@ class PublishDriver:
         self._stopping = False
         self._woken = False
         self._slow_until_ms = 0
+        self._dead = 0  # the link that did not even answer a question
         self._timer: asyncio.TimerHandle | None = None
         # What each flush waits for; a settled item at the end of its list is dropped.
         self._flushes: list[tuple[list[Item], asyncio.Future[None]]] = []
@@ -135,6 +134,9 @@ class PublishDriver:
         """Wait for what is open, settle the rest, hang up. Returns how many had no known outcome."""
         await self.flush(timeout_s)
         left = self.outbox.give_up("the publisher was stopped")
+        if left:
+            unknown = sum(item.attempts > 0 for item in left)
+            log.warning("stopped too early unknown=%d unsent=%d", unknown, len(left) - unknown)
         self._settle(left)
         self._stopping = True
         self._arm()
@@ -302,9 +304,7 @@ class PublishDriver:
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                link = await dial_target(
-                    self._target, credentials(self._bus), timeout_ms=timeout_ms
-                )
+                link = await dial(self._bus.address, credentials(self._bus), timeout_ms=timeout_ms)
                 link.pipe.on_confirm = functools.partial(self._answered, number)
                 link.pipe.on_turn = self._pump
                 await link.confirm_select()
@@ -327,7 +327,7 @@ class PublishDriver:
         if isinstance(fault, LoginRefused):
             self.fatal = fault
             self.connected.set()
-        self._last_fault = f"; last fault: {fault}"
+        self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
         # A certificate that is not taken locks no account.
         refused = type(fault) is LoginRefused
         self.route.lost(number, now_ms(), random.random(), refused=refused)
@@ -356,6 +356,9 @@ class PublishDriver:
         self._sender = Sender(new.pipe)
         self._blocked = False
         for other in old:
+            if other == self._dead and other in same:
+                self._hang_up(other)  # its broker answers, only not on this link
+                continue
             self._retire_at_ms.setdefault(other, now_ms() + RETIRE_MS)
             self._hang_up_if_answered(other)
         self.fatal, self._last_fault = None, ""
@@ -457,6 +460,24 @@ class PublishDriver:
         self._slow_until_ms = now + 10 * slow_ms
         log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)
         self.route.leave(now)
+        number = self.route.current or 0
+        link = self._links.get(number)
+        if link is not None and not link.has_heartbeats:
+            self._tasks.spawn(self._leave_if_dead(number, link, slow_ms))
+
+    async def _leave_if_dead(self, number: int, link: Link, timeout_ms: int) -> None:
+        """Without heartbeats nothing but a question tells a dead path from a broker with a slow disk."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await link.call("basic_qos", prefetch_count=0)
+        except LinkError:
+            return
+        except TimeoutError:
+            if number == self.route.current and not self._blocked:
+                log.warning("link dead broker=%s unanswered_ms>=%d", link.broker, timeout_ms)
+                self._dead = number
+                self.route.abandon(now_ms())
+                self._perform(self.route.tick(now_ms()))
 
     @property
     def settling(self) -> int:

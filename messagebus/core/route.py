@@ -8,6 +8,7 @@ death the balancer may still send us to the corpse, and a frozen broker accepts 
 *moves* when told (the broker drains, is blocked or slow, the link's lifetime is over, the
 application asks): it keeps the old link until a new one is open, so that nobody waits. A new link to
 the broker that is to be left is hung up again; one that does not say its name is taken as another.
+A link that is *dead* is left for any.
 
 Links are numbered by the dial that made them.
 """
@@ -142,6 +143,11 @@ class Route:
         if self._leaving is None or (not self._leaving and self.broker):
             self._leaving = self.broker
             self._due_ms = now_ms
+
+    def abandon(self, now_ms: int) -> None:
+        """The current link is dead: any other will do, also to the same broker, and soon."""
+        if self.current is not None and self._leaving != "":
+            self._leaving, self._due_ms = "", now_ms
 
     def renew(self, now_ms: int) -> None:
         """Dial anew through the balancer, whichever broker that gives."""

@@ -154,6 +154,20 @@ def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit
         assert (end.outcome, end.attempts) == (Outcome.CONFIRMED, 2)
 
 
+def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_broker(
+    rabbit: FakeRabbit,
+) -> None:
+    config = PublisherConfig(confirm_slow_ms=200, deadline_ms=int(WITHIN_S * 1000))
+    with publishing(rabbit, config, heartbeat_s=0) as publisher:
+        publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+        rabbit.mute()
+        before = rabbit.accepted
+        future = publisher.submit(TOPIC, b"y")
+        eventually(lambda: rabbit.accepted > before, within_s=WITHIN_S, what="dialled again")
+        rabbit.manners.silent_after = ""
+        assert future.result(WITHIN_S * FACTOR).outcome is Outcome.CONFIRMED
+
+
 # -- silence
 
 

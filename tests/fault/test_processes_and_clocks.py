@@ -87,6 +87,77 @@ for number in range({IN_FLIGHT}):
     assert stored == [b"first", *(b"%d" % number for number in range(IN_FLIGHT))]
 
 
+def test_an_interpreter_that_exits_right_after_submit_settles_everything(
+    rabbit: FakeRabbit,
+) -> None:
+    done = script(
+        rabbit,
+        f"""
+publisher = Publisher(bus)
+publisher.start()
+for number in range({IN_FLIGHT}):
+    publisher.submit("{TOPIC}", b"%d" % number)
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    stored = [each.body for each in rabbit.queues[QUEUE].messages]
+    assert stored == [b"%d" % number for number in range(IN_FLIGHT)]
+
+
+def test_an_interpreter_that_exits_says_how_much_it_could_not_settle(rabbit: FakeRabbit) -> None:
+    rabbit.manners.confirms = "never"
+    done = script(
+        rabbit,
+        f"""
+publisher = Publisher(bus, PublisherConfig(deadline_ms=60_000))
+publisher.start(require="one")
+for number in range({IN_FLIGHT}):
+    publisher.submit("{TOPIC}", b"%d" % number)
+""",
+    )
+    assert str(IN_FLIGHT) in done.stderr, "nobody was told"
+
+
+def test_every_use_in_a_forked_child_says_so_not_only_the_first(rabbit: FakeRabbit) -> None:
+    done = script(
+        rabbit,
+        f"""
+publisher = Publisher(bus)
+publisher.start(require="one")
+child = os.fork()
+if child == 0:
+    told = 0
+    for _ in range(3):
+        try:
+            publisher.submit("{TOPIC}", b"child")
+        except Stopped:
+            told += 1
+    os._exit(10 + told)
+_, status = os.waitpid(child, 0)
+publisher.stop()
+assert os.waitstatus_to_exitcode(status) == 13, f"told {{os.waitstatus_to_exitcode(status) - 10}} of 3 times"
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_child_that_exits_by_itself_says_nothing(rabbit: FakeRabbit) -> None:
+    done = script(
+        rabbit,
+        """
+publisher = Publisher(bus)
+publisher.start(require="one")
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+_, status = os.waitpid(child, 0)
+publisher.stop()
+assert status == 0
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_client_that_was_started_before_a_fork_says_so_in_the_child_and_works_in_the_parent(
     rabbit: FakeRabbit,
 ) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "balancer_configured",
     "balancer_state",
     "bus_config",
+    "client_id",
     "close_connections",
     "delete_queue",
     "direct",
@@ -147,25 +148,26 @@ def _queue_path(queue: str) -> str:
     return f"/api/queues/%2F/{quote(queue, safe='')}?disable_stats=true"
 
 
-def close_connections(cluster: LocalCluster, name: str, client_id: str) -> None:
+def close_connections(cluster: LocalCluster, name: str, wanted: str) -> None:
     """Have the broker close every connection of one client; returns when it had some."""
     eventually(
-        lambda: _close_connections(cluster, name, client_id),
+        lambda: _close_connections(cluster, name, wanted),
         within_s=LISTED_WITHIN_S,
-        what=f"{name} lists a connection of {client_id}",
+        what=f"{name} lists a connection of {wanted}",
     )
 
 
-def _close_connections(cluster: LocalCluster, name: str, client_id: str) -> int:
+def _close_connections(cluster: LocalCluster, name: str, wanted: str) -> int:
     with cluster.management(name) as management:
         connections = management.get("/api/connections").raise_for_status().json()
-        ours = [c for c in connections if _client_id(c) == client_id]
+        ours = [c for c in connections if client_id(c) == wanted]
         for each in ours:
             management.delete(f"/api/connections/{quote(each['name'], safe='')}")
     return len(ours)
 
 
-def _client_id(connection: dict[str, Any]) -> str:
+def client_id(connection: dict[str, Any]) -> str:
+    """Of a connection, as the management API lists it."""
     return str(connection.get("client_properties", {}).get("connection_name", ""))
 
 

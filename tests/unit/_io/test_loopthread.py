@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -92,3 +93,13 @@ def test_a_client_started_before_a_fork_says_so(
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(Stopped, match="fork"):
         thread.call_soon(lambda: None)
+
+
+def test_names_are_found_also_when_no_executor_takes_work(thread: LoopThread) -> None:
+    async def find() -> set[str | int]:
+        loop = asyncio.get_running_loop()
+        await loop.shutdown_default_executor()
+        found = await loop.getaddrinfo("localhost", 5672, type=socket.SOCK_STREAM)
+        return {each[4][0] for each in found}
+
+    assert thread.run(find()) & {"127.0.0.1", "::1"}

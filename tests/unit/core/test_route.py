@@ -140,6 +140,22 @@ def test_a_broker_is_left_only_when_another_one_is_open() -> None:
     assert (made.current, made.broker, made.moves) == (2, B, 1)
 
 
+def test_a_dead_link_is_left_for_any_also_while_its_broker_is_being_left() -> None:
+    made = on_broker(A)
+    made.leave(1_000)
+    made.tick(1_000)
+    assert made.opened(2, A, 1_000, 1.0) == [HangUp(2)]
+    made.abandon(1_001)
+    assert made.tick(1_001) == [Dial(3, FIRST_MS)]
+    assert made.opened(3, A, 1_100, 1.0) == [Adopt(3)]
+
+
+def test_without_a_link_there_is_none_to_abandon() -> None:
+    made = route()
+    made.abandon(0)
+    assert made.tick(0) == [Dial(1, FIRST_MS)]
+
+
 def test_a_new_link_to_the_broker_that_is_left_is_hung_up_and_tried_again_later() -> None:
     made = on_broker(A)
     made.leave(1_000)
