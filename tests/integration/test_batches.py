@@ -1,0 +1,174 @@
+"""What a batch promises on real brokers, through our own codec and through plain pika."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from messagebus import (
+    AsyncConsumer,
+    AsyncPublisher,
+    Batching,
+    BusConfig,
+    Delivery,
+    Message,
+    Outcome,
+    PublisherConfig,
+)
+from messagebus._io import pipe
+from messagebus._io.batch import BATCH_TYPE
+from messagebus._io.copies import PARK_REASON
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import FACTOR, eventually_async
+from tests.support.faults import direct
+from tests.support.queues import take_raw
+
+WITHIN_S = 20.0 * FACTOR
+COUNT = 20
+
+
+@pytest.fixture(params=["hot", "plain"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv(pipe.HOT_PATH, "1" if request.param == "hot" else "0")
+    pipe.connection_class.cache_clear()
+    yield request.param
+    pipe.connection_class.cache_clear()
+
+
+async def publish(bus: BusConfig, queue: str, count: int = COUNT, **options: object) -> list[str]:
+    """One batch; returns the ids."""
+    config = PublisherConfig(batch={queue: Batching(count_max=count, linger_ms=50)})
+    async with AsyncPublisher(bus, config) as publisher:
+        published = await publisher.send_many(queue, [b"%d" % n for n in range(count)])
+        assert {each.outcome for each in published} == {Outcome.CONFIRMED}
+        return [each.message_id for each in published]
+
+
+async def attached(bus: BusConfig, queue: str) -> AsyncConsumer:
+    consumer = AsyncConsumer(bus, queue)
+    await consumer.start(require="all", timeout_s=WITHIN_S)
+    return consumer
+
+
+async def received(consumer: AsyncConsumer, count: int) -> list[Delivery]:
+    found: list[Delivery] = []
+    while len(found) < count:
+        delivery = await consumer.receive(WITHIN_S)
+        assert delivery is not None, f"{len(found)} of {count}"
+        found.append(delivery)
+    return found
+
+
+async def test_each_message_of_a_batch_arrives_alone_with_its_own_id(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    queue = f"queue:{topic}"
+    ids = await publish(direct(cluster, "mb1"), queue)
+    consumer = await attached(bus, queue)
+    found = await received(consumer, COUNT)
+    assert [each.message_id for each in found] == ids
+    assert [each.body for each in found] == [b"%d" % n for n in range(COUNT)]
+    assert len({each.receipt.tag for each in found}) == 1, "they came as one AMQP message"
+    for each in found:
+        assert consumer.ack(each)
+        assert not consumer.ack(each), "an answer counts once"
+    await eventually_async(
+        lambda: all(b.owed == 0 for b in consumer.stats().brokers.values()), within_s=WITHIN_S
+    )
+    assert await consumer.stop() == 0
+
+
+async def test_what_is_given_back_comes_again_and_what_was_acked_does_not(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    queue = f"queue:{topic}"
+    ids = await publish(direct(cluster, "mb1"), queue)
+    consumer = await attached(bus, queue)
+    found = await received(consumer, COUNT)
+    for each in found[3:]:
+        consumer.ack(each)
+    for each in found[:3]:
+        assert consumer.nack(each)
+    again = await received(consumer, 3)
+    assert {each.message_id for each in again} == set(ids[:3])
+    for each in again:
+        consumer.ack(each)
+    assert await consumer.receive(0.5) is None
+    assert await consumer.stop() == 0
+
+
+async def test_a_rejected_message_is_parked_alone_with_its_reason(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    queue = f"queue:{topic}"
+    ids = await publish(direct(cluster, "mb1"), queue)
+    consumer = await attached(bus, queue)
+    found = await received(consumer, COUNT)
+    consumer.nack(found[7], requeue=False)
+    for each in found[:7] + found[8:]:
+        consumer.ack(each)
+    parked = await take_raw(cluster, f"mb.park/{topic}", within_s=WITHIN_S)
+    assert (parked.properties.message_id, parked.body) == (ids[7], b"7")
+    assert parked.properties.headers[PARK_REASON] == "rejected"
+    assert await consumer.stop() == 0
+
+
+async def test_a_damaged_batch_is_parked_whole_with_its_reason_and_harms_nobody(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    queue = f"queue:{topic}"
+    consumer = await attached(bus, queue)
+    async with AsyncPublisher(direct(cluster, "mb1")) as publisher:
+        damaged = Message(body=b"\x00\x00\x00\x09abc", content_type=BATCH_TYPE, message_id="damaged")
+        await publisher.send_safe(queue, damaged)
+        await publisher.send_safe(queue, b"good")
+    (good,) = await received(consumer, 1)
+    assert good.body == b"good"
+    consumer.ack(good)
+    parked = await take_raw(cluster, f"mb.park/{topic}", within_s=WITHIN_S)
+    assert (parked.properties.message_id, parked.body) == ("damaged", damaged.body)
+    assert "entry 1 at byte 0 of 7" in parked.properties.headers[PARK_REASON]
+    assert consumer.stats().batches_damaged == 1
+    await consumer.stop()
+
+
+async def test_a_stop_in_the_middle_of_a_batch_gives_back_the_rest_and_doubles_nothing(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    queue = f"queue:{topic}"
+    ids = await publish(direct(cluster, "mb1"), queue)
+    first = await attached(bus, queue)
+    found = await received(first, COUNT // 2)
+    for each in found:
+        first.ack(each)
+    assert await first.stop(drain_s=0) == 0
+    second = await attached(bus, queue)
+    rest = await received(second, COUNT - COUNT // 2)
+    for each in rest:
+        second.ack(each)
+    assert await second.receive(0.5) is None
+    assert Counter(each.message_id for each in found + rest) == Counter(ids)
+    await second.stop()
+
+
+async def test_messages_larger_than_a_batch_and_with_a_priority_go_alone_in_order(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    queue = f"queue:{topic}"
+    config = PublisherConfig(batch={queue: Batching(count_max=10, bytes_max=100)})
+    sent = [b"a", b"x" * 200, b"b", b"c"]
+    async with AsyncPublisher(direct(cluster, "mb1"), config) as publisher:
+        await publisher.send_safe(queue, b"first")
+        futures = [await publisher.submit(queue, body) for body in sent]
+        futures.append(await publisher.submit(queue, b"p", priority=3))
+        assert {each.outcome for each in await asyncio.gather(*futures)} == {Outcome.CONFIRMED}
+    consumer = await attached(bus, queue)
+    found = await received(consumer, 6)
+    assert [each.body for each in found] == [b"first", *sent, b"p"]
+    assert found[-1].message.priority == 3
+    for each in found:
+        consumer.ack(each)
+    await consumer.stop()
