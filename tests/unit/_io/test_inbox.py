@@ -1,0 +1,204 @@
+"""_io.inbox: from a link's pipe to the application and back, and nothing is answered twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from messagebus._io.batch import encode_entry
+from messagebus._io.inbox import Inbox
+from messagebus._io.properties import encode
+from messagebus._io.properties import encode_entry as properties_of
+from messagebus.destination import Queue
+from messagebus.message import Delivery, Message
+from tests.support.eventually import eventually_async
+
+MB1 = "mb1:5672"
+PLAIN = encode(Message(body=b"", message_id="plain"), "plain", 17)
+BATCH = encode(Message(body=b"", content_type="application/vnd.messagebus.batch"), "batch", 17)
+
+
+class FakePipe:
+    """Keeps what is answered."""
+
+    def __init__(self) -> None:
+        self.on_content: Callable[[int, bool, bytes, bytes], None]
+        self.on_turn: Callable[[], None]
+        self.acks: list[tuple[int, bool]] = []
+        self.nacks: list[tuple[int, bool]] = []
+
+    def ack(self, tag: int, multiple: bool) -> None:
+        self.acks.append((tag, multiple))
+
+    def nack(self, tag: int, requeue: bool) -> None:
+        self.nacks.append((tag, requeue))
+
+    def flush(self) -> None:
+        pass
+
+
+class FakeCopies:
+    """Copies at once, unless told to fail."""
+
+    def __init__(self) -> None:
+        self.given_back: list[bytes] = []
+        self.parked: list[tuple[bytes, str]] = []
+        self.works = True
+
+    async def give_back(self, message: Message, wanted: Callable[[], bool]) -> bool:
+        self.given_back.append(message.body)
+        return self.works and wanted()
+
+    async def park(self, message: Message, reason: str, wanted: Callable[[], bool]) -> bool:
+        self.parked.append((message.body, reason))
+        return self.works and wanted()
+
+    async def stop(self) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.copies, self.pipe, self.turns = FakeCopies(), FakePipe(), 0
+        self.inbox = Inbox(Queue("jobs"), 100, self.copies, self._turn)  # type: ignore[arg-type]
+        self.epoch = self.inbox.connected(MB1, self.pipe)  # type: ignore[arg-type]
+
+    def _turn(self) -> None:
+        self.turns += 1
+        self.inbox.flush()
+
+    def batch(self, tag: int, *bodies: bytes) -> None:
+        parts: list[bytes] = []
+        for number, body in enumerate(bodies):
+            encode_entry(parts, properties_of(Message(body=b""), f"{tag}-{number}"), body)
+        self.pipe.on_content(tag, False, BATCH, b"".join(parts))
+
+    def taken(self) -> list[Delivery]:
+        found = []
+        while (delivery := self.inbox.take()) is not None:
+            found.append(delivery)
+        return found
+
+
+async def test_a_delivery_comes_out_and_its_ack_goes_back() -> None:
+    bench = Bench()
+    bench.pipe.on_content(1, True, PLAIN, b"body")
+    (delivery,) = bench.taken()
+    assert (delivery.body, delivery.message_id, delivery.redelivered) == (b"body", "plain", True)
+    assert delivery.receipt == (MB1, bench.epoch, 1, 0)
+    assert bench.inbox.ack(delivery)
+    assert not bench.inbox.ack(delivery)
+    bench.inbox.flush()
+    assert bench.pipe.acks == [(1, False)]
+    assert (bench.inbox.counters.acked, bench.inbox.counters.acks_stale) == (1, 1)
+
+
+async def test_acks_of_one_turn_go_together() -> None:
+    bench = Bench()
+    for tag in range(1, 6):
+        bench.pipe.on_content(tag, False, PLAIN, b"")
+    for delivery in bench.taken():
+        bench.inbox.ack(delivery)
+    bench.inbox.flush()
+    assert bench.pipe.acks == [(5, True)]
+
+
+async def test_a_nack_goes_at_once() -> None:
+    bench = Bench()
+    bench.pipe.on_content(1, False, PLAIN, b"")
+    bench.pipe.on_content(2, False, PLAIN, b"")
+    first, second = bench.taken()
+    assert bench.inbox.nack(first, requeue=True)
+    assert bench.inbox.nack(second, requeue=False)
+    assert bench.pipe.nacks == [(1, True), (2, False)]
+
+
+async def test_an_answer_after_the_link_has_ended_goes_nowhere() -> None:
+    bench = Bench()
+    bench.pipe.on_content(1, False, PLAIN, b"")
+    (delivery,) = bench.taken()
+    bench.inbox.disconnected(MB1)
+    assert bench.inbox.handed_out == 0
+    bench.inbox.connected(MB1, FakePipe())  # type: ignore[arg-type]
+    assert not bench.inbox.ack(delivery)
+    assert not bench.inbox.nack(delivery, requeue=True)
+    assert bench.inbox.counters.acks_stale == 2
+
+
+async def test_a_batch_is_acked_when_all_of_it_is() -> None:
+    bench = Bench()
+    bench.batch(1, b"a", b"b", b"c")
+    found = bench.taken()
+    assert [each.body for each in found] == [b"a", b"b", b"c"]
+    assert [each.message_id for each in found] == ["1-0", "1-1", "1-2"]
+    for each in found[1:]:
+        assert bench.inbox.ack(each)
+    bench.inbox.flush()
+    assert bench.pipe.acks == []
+    bench.inbox.ack(found[0])
+    bench.inbox.flush()
+    assert bench.pipe.acks == [(1, False)]
+
+
+async def test_what_is_given_back_of_a_batch_is_copied_and_then_the_batch_is_acked() -> None:
+    bench = Bench()
+    bench.batch(1, b"a", b"b")
+    first, second = bench.taken()
+    assert bench.inbox.nack(first, requeue=True)
+    assert bench.inbox.ack(second)
+    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    assert bench.copies.given_back == [b"a"]
+    assert bench.pipe.nacks == []
+
+
+async def test_a_part_that_is_rejected_is_parked_with_a_reason() -> None:
+    bench = Bench()
+    bench.batch(1, b"a")
+    (only,) = bench.taken()
+    assert bench.inbox.nack(only, requeue=False)
+    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    assert bench.copies.parked == [(b"a", "rejected")]
+
+
+async def test_a_copy_that_fails_leaves_the_batch_to_be_delivered_again() -> None:
+    bench = Bench()
+    bench.copies.works = False
+    bench.batch(1, b"a")
+    (only,) = bench.taken()
+    bench.inbox.nack(only, requeue=True)
+    await bench.inbox.finish(1)
+    assert bench.pipe.acks == []
+    assert bench.inbox.owed(MB1) == 1
+
+
+async def test_a_damaged_batch_is_parked_whole_and_the_next_delivery_comes() -> None:
+    bench = Bench()
+    bench.pipe.on_content(1, False, BATCH, b"nonsense")
+    bench.pipe.on_content(2, False, PLAIN, b"good")
+    assert [each.body for each in bench.taken()] == [b"good"]
+    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    ((body, reason),) = bench.copies.parked
+    assert body == b"nonsense"
+    assert reason.startswith("damaged batch: entry 1")
+    assert bench.inbox.counters.batches_damaged == 1
+
+
+async def test_at_the_end_only_the_rest_of_half_answered_batches_is_copied() -> None:
+    bench = Bench()
+    bench.batch(1, b"a", b"b", b"c")
+    bench.batch(2, b"untouched", b"as well")
+    bench.inbox.ack(bench.taken()[1])
+    bench.inbox.close()
+    assert bench.inbox.take() is None
+    await bench.inbox.finish(1)
+    assert sorted(bench.copies.given_back) == [b"a", b"c"]
+    assert bench.pipe.acks == [(1, False)]
+    assert bench.inbox.owed(MB1) == 1
+
+
+async def test_after_the_end_nothing_is_handed_out() -> None:
+    bench = Bench()
+    bench.inbox.close()
+    bench.pipe.on_content(1, False, PLAIN, b"")
+    bench.batch(2, b"a")
+    assert bench.taken() == []
+    assert bench.inbox.owed(MB1) == 2
