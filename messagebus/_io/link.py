@@ -276,11 +276,21 @@ def _abort(connection: AsyncioConnection) -> None:
 
     Not by pika's close: before the handshake is done it trips over itself (it hands on a class where
     an instance is expected), afterwards it waits for the broker. While the connection opens, an end
-    that is under way already (`_error` is set) is let be, or pika would tell of it twice.
+    that is under way already (`_error` is set) is let be, or pika would tell of it twice. A name that
+    is found and not told yet is waited for, or pika would dial on behind its own back.
     """
+    if _is_resolved_just_now(connection):
+        asyncio.get_running_loop().call_soon(_abort, connection)
+        return
     under_way = not connection._opened and connection._error is not None
     if not connection.is_closed and not under_way:
         connection._terminate_stream(pika.exceptions.StreamLostError("hung up"))
+
+
+def _is_resolved_just_now(connection: AsyncioConnection) -> bool:
+    looking_up = getattr(connection._connection_workflow, "_task_ref", None)
+    future = getattr(looking_up, "_future", None)
+    return future is not None and bool(future.done())
 
 
 async def _until(ended: asyncio.Future[None]) -> None:
