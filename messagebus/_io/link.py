@@ -76,6 +76,7 @@ class Link:
         self.is_open = True
         self._aborted = False
         self._calls: set[asyncio.Future[Any]] = set()
+        self._channels_free = asyncio.Semaphore(max(0, connection.params.channel_max - 1))
         self._on_lost: Callable[[LinkError], None] = lambda _why: None
         self._end: LinkError | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,22 +125,38 @@ class Link:
             self._calls.discard(answer)
 
     async def try_call(self, method: str, **arguments: Any) -> Any:
-        """The same on a channel of its own: a refusal leaves this link alone. Raises as `call`."""
+        """The same on a channel of its own: a refusal leaves this link alone. Raises as `call`.
+
+        A broker may allow few channels: then some wait. Where it allows only this one, a refusal does
+        end the link.
+        """
+        if self.connection.params.channel_max == 1:
+            return await self.call(method, **arguments)
+        return await self._call_and_close(await self._new_channel(), method, arguments)
+
+    async def _new_channel(self) -> Channel:
         opened: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
 
         def channel_opened(channel: Channel) -> None:
-            if not opened.done():
+            channel.add_on_close_callback(lambda *_: self._channels_free.release())
+            if opened.done():
+                channel.close()  # nobody waits for it any more
+            else:
                 opened.set_result(channel)
 
+        await self._channels_free.acquire()
         self._calls.add(opened)
         try:
             self.connection.channel(on_open_callback=channel_opened)
-            channel = await opened
+            return await opened
+        except LinkError:  # whoever waits for a channel finds that out, too
+            self._channels_free.release()
+            raise
         except pika.exceptions.AMQPError as fault:
+            self._channels_free.release()
             raise LinkLost(self.address.name, _reason(fault)) from fault
         finally:
             self._calls.discard(opened)
-        return await self._call_and_close(channel, method, arguments)
 
     async def _call_and_close(
         self, channel: Channel, method: str, arguments: dict[str, Any]
@@ -276,11 +293,21 @@ def _abort(connection: AsyncioConnection) -> None:
 
     Not by pika's close: before the handshake is done it trips over itself (it hands on a class where
     an instance is expected), afterwards it waits for the broker. While the connection opens, an end
-    that is under way already (`_error` is set) is let be, or pika would tell of it twice.
+    that is under way already (`_error` is set) is let be, or pika would tell of it twice. A name that
+    is found and not told yet is waited for, or pika would dial on behind its own back.
     """
+    if _is_resolved_just_now(connection):
+        asyncio.get_running_loop().call_soon(_abort, connection)
+        return
     under_way = not connection._opened and connection._error is not None
     if not connection.is_closed and not under_way:
         connection._terminate_stream(pika.exceptions.StreamLostError("hung up"))
+
+
+def _is_resolved_just_now(connection: AsyncioConnection) -> bool:
+    looking_up = getattr(connection._connection_workflow, "_task_ref", None)
+    future = getattr(looking_up, "_future", None)
+    return future is not None and bool(future.done())
 
 
 async def _until(ended: asyncio.Future[None]) -> None:

@@ -123,9 +123,10 @@ def _put_and_received(rabbit: FakeRabbit, consumer: Consumer) -> bool:
 # -- small limits
 
 
-def test_the_smallest_frames_are_enough(hot_path: str) -> None:
+@pytest.mark.parametrize("channels", [1, 2, 2_047])
+def test_the_smallest_frames_and_one_channel_are_enough(hot_path: str, channels: int) -> None:
     body = bytes(range(256)) * 4_000
-    with fake_rabbit(manners=Manners(frame_max=4096)) as rabbit:
+    with fake_rabbit(manners=Manners(frame_max=4096, channel_max=channels)) as rabbit:
         rabbit.hold(TOPIC)
         rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
         with publishing(rabbit) as publisher, consuming(rabbit) as consumer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import subprocess
@@ -156,6 +157,19 @@ assert status == 0
 """,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_publisher_that_is_stopped_at_once_leaves_no_socket_behind(
+    rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", left.append)
+    for _ in range(ROUNDS):
+        with Publisher(BusConfig(broker=rabbit.name)):
+            pass
+    gc.collect()
+    assert not left
 
 
 def test_a_client_that_was_started_before_a_fork_says_so_in_the_child_and_works_in_the_parent(
