@@ -127,6 +127,14 @@ class MemoryBrokers:
                 queue.hand_out()
             return bool(queues)
 
+    def publish_later(
+        self, delay_s: float, broker: str, destination: Destination, message: Message
+    ) -> None:
+        """The same after a while; the publisher may have stopped by then."""
+        timer = threading.Timer(delay_s, self.publish, (broker, destination, message))
+        timer.daemon = True
+        timer.start()
+
     def attach(self, broker: str, source: Source, taker: Taker) -> None:
         with self._lock:
             queue = self._queues[broker, source]

@@ -138,12 +138,13 @@ class MemoryPublishDriver:
         ticket.sent = (self.route.broker, time.monotonic_ns())
         assert ticket.properties is not None
         message = decode(ticket.properties, ticket.body)
-        delay = ticket.shape.address.wanted[1:]
-        if delay:
-            ...
-        destination = ticket.shape.address.wanted[0]
+        destination, *delay = ticket.shape.address.wanted
         assert not isinstance(destination, Delay)
-        if not self._brokers.publish(self.route.broker, destination, message):
+        if delay:
+            (step,) = delay
+            assert isinstance(step, Delay)
+            self._brokers.publish_later(step.ms / 1000, self.route.broker, destination, message)
+        elif not self._brokers.publish(self.route.broker, destination, message):
             self.outbox.returned(self.route.dials, ticket.lane, ticket.message_id)
 
     def _settle(self, settled: list[Item]) -> None:

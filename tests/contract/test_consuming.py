@@ -323,3 +323,37 @@ async def test_a_wish_that_is_unknown_is_told(bus: Bus) -> None:
     consumer = await bus.consumer(start=False)
     with pytest.raises(ValueError, match="require"):
         await consumer.call("start", require="some")
+
+
+async def test_receive_many_returns_what_is_there_in_order_and_no_more_than_asked(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    assert await consumer.call("receive_many", 5, QUIET_S) == []
+    await publish(bus, 7)
+    found: list[Any] = []
+    while len(found) < 7:
+        some = await consumer.call("receive_many", 3, WITHIN_S)
+        assert 1 <= len(some) <= 3
+        found += some
+        for delivery in some:
+            await consumer.call("ack", delivery)
+    assert [each.body for each in found] == [b"%d" % number for number in range(7)]
+
+
+async def test_a_paused_consumer_hands_out_nothing_until_it_is_resumed(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    await consumer.call("pause")
+    await publish(bus, 1)
+    assert await consumer.call("receive", timeout_s=QUIET_S) is None
+    assert await consumer.call("receive_immediate") is None
+    await consumer.call("resume")
+    (delivery,) = await receive(consumer, 1)
+    assert await consumer.call("ack", delivery)
+
+
+async def test_a_delayed_message_comes_after_its_delay(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    begin_ns = time.monotonic_ns()
+    await publisher.call("send_safe", bus.topic, b"later", deliver_after_s=1)
+    (delivery,) = await receive(consumer, 1)
+    assert delivery.body == b"later"
+    assert delivery.received_ns - begin_ns >= 10**9
