@@ -33,7 +33,7 @@ from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import Entry, Item, Outbox
 from messagebus.core.packing import Packing
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
-from messagebus.errors import LinkError, LoginRefused, MessageBusError
+from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 from messagebus.message import Message
 
 __all__ = ["PublishDriver"]
@@ -48,6 +48,8 @@ RETIRE_MS = 10_000
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
+# Why a broker ends a channel for one publish: too large, a wrong property, a user that is another.
+PRECONDITION_FAILED = 406
 # How soon to look again whether the socket takes more: pika does not say when it does.
 BACKED_UP_S = 0.005
 
@@ -387,7 +389,8 @@ class PublishDriver:
         self._retire_at_ms.pop(number, None)
         self.counters.links_lost += 1
         in_flight = self.outbox.in_flight
-        self._settle(self.outbox.link_lost(number, now_ms()))
+        refused = isinstance(why, ChannelRefused) and why.code == PRECONDITION_FAILED
+        self._settle(self.outbox.link_lost(number, now_ms(), why.reason, refused=refused))
         self._lanes.link_lost(why)
         log.warning("link lost broker=%s in_flight=%d reason=%r", why.broker, in_flight, why.reason)
         if self.route.current == number:

@@ -98,6 +98,10 @@ class Outbox:
         self._windows: dict[int, ConfirmWindow[Entry]] = {}
         self._current: int | None = None
         self._after: set[int] = set()  # send nothing before these links are answered
+        # A broker that ends a channel for a publish does not say for which. What was open then is
+        # sent one by one: the one that ends a channel again, alone, is the one.
+        self._suspects: set[Entry] = set()
+        self._alone: Entry | None = None
         # No deadline lies before this. Recomputed only when it has passed: at most once per length of
         # a deadline while all is well, because by then its item has been settled long ago.
         self._earliest_ms = NO_DEADLINE_MS
@@ -220,21 +224,31 @@ class Outbox:
         )
         self._current = link
 
-    def link_lost(self, link: int, now_ms: int) -> list[Item]:
-        """A link is gone: what it left open is sent again, first and in order, or ends as unknown."""
+    def link_lost(
+        self, link: int, now_ms: int, reason: str = "", *, refused: bool = False
+    ) -> list[Item]:
+        """A link is gone: what it left open is sent again, first and in order, or ends as unknown.
+
+        refused: the broker ended it for one of them.
+        """
         window = self._windows.pop(link, None)
         if self._current == link:
             self._current = None
         if window is None:
             return []
+        entries = window.abandon()
+        if refused and entries == [self._alone]:
+            return self._settle(entries, End(REFUSED, reason))
+        self._suspects.update(each for each in entries if refused or each is self._alone)
         lost: list[Item] = []
-        for entry in reversed(window.abandon()):
+        for entry in reversed(entries):
             left = [item for item in _items(entry) if item.end is None]
             again = [item for item in left if self._may_retry(item, now_ms)]
             if again:
                 self._put_back(entry, again)
             lost += [item for item in reversed(left) if not self._may_retry(item, now_ms)]
-        return self._settle(reversed(lost), End(UNKNOWN, "the link ended"))
+        why = f"the link ended: {reason}" if reason else "the link ended"
+        return self._settle(reversed(lost), End(UNKNOWN, why))
 
     def _put_back(self, entry: Entry, again: list[Item]) -> None:
         if isinstance(entry, Batch):
@@ -255,7 +269,10 @@ class Outbox:
         window = self._windows.get(self._current) if self._current is not None else None
         if window is None or not self._backlog:
             return []
-        taken = window.fill(self._backlog, now_ms)
+        queue = self._backlog
+        if self._suspects or self._alone is not None:
+            queue = self._next(window)
+        taken = window.fill(queue, now_ms)
         for entry in taken:
             if isinstance(entry, Batch):
                 self._batch_sent(entry)
@@ -264,6 +281,18 @@ class Outbox:
                 self.waiting -= 1
             self.waiting_bytes -= entry.size
         return taken
+
+    def _next(self, window: ConfirmWindow[Entry]) -> deque[Entry]:
+        """What may go while there are suspects: they come first, each when nothing else is open."""
+        if len(window):
+            return deque()
+        self._alone = None
+        if self._backlog[0] not in self._suspects:
+            self._suspects.clear()  # the others have ended, or wait for their destination
+            return self._backlog
+        self._alone = self._backlog.popleft()
+        self._suspects.discard(self._alone)
+        return deque([self._alone])
 
     def _batch_sent(self, batch: Batch[Item]) -> None:
         lane = self._lanes[batch.lane]

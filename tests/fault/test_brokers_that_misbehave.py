@@ -317,3 +317,18 @@ def test_a_message_over_the_brokers_limit_ends_and_the_publisher_goes_on(
         assert bad.result(WITHIN_S * FACTOR).outcome in (Outcome.REFUSED, Outcome.UNKNOWN)
         assert ends([publisher.submit(TOPIC, b"good") for _ in range(OPEN)]) == {Outcome.CONFIRMED}
     assert {each.body for each in rabbit.queues[QUEUE].messages} == {b"good"}
+
+
+def test_a_message_over_the_brokers_limit_says_why_and_costs_those_behind_it_nothing(
+    rabbit: FakeRabbit, hot_path: str
+) -> None:
+    rabbit.manners.message_bytes_max = 1_000
+    config = PublisherConfig(deadline_ms=int(WITHIN_S * 1000), attempts_max=3)
+    with publishing(rabbit, config) as publisher:
+        good = [publisher.submit(TOPIC, b"good") for _ in range(OPEN)]
+        bad = publisher.submit(TOPIC, b"x" * 1_001)
+        good += [publisher.submit(TOPIC, b"good") for _ in range(OPEN)]
+        end = bad.result(WITHIN_S * FACTOR)
+        assert end.outcome in (Outcome.REFUSED, Outcome.UNKNOWN)
+        assert "larger" in end.reason
+        assert ends(good) == {Outcome.CONFIRMED}

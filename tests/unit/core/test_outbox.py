@@ -232,6 +232,69 @@ def test_a_publish_at_its_deadline_is_not_sent_again() -> None:
     assert made.waiting == 1
 
 
+REFUSED_406 = "PRECONDITION_FAILED - message size 99 is larger"
+
+
+def refused_once(*names: str) -> Outbox:
+    """All of them in flight when the broker ended the channel for one; the next link is open."""
+    made = accepted(*(item(name) for name in names))
+    made.take(0)
+    assert made.link_lost(1, 0, REFUSED_406, refused=True) == []
+    made.link_opened(2, after=())
+    return made
+
+
+def test_after_a_refused_publish_its_window_is_sent_again_one_by_one() -> None:
+    made = refused_once("1", "2", "3")
+    made.accept(item("4"))
+    made.accept(item("5"))
+    for tag, name in enumerate(["1", "2", "3"], start=1):
+        assert ids(made.take(0)) == [name]
+        assert made.take(0) == []
+        made.answered(2, tag, multiple=False, ok=True)
+    assert ids(made.take(0)) == ["4", "5"]
+
+
+def test_the_publish_that_is_refused_alone_ends_and_costs_the_others_nothing() -> None:
+    made = refused_once("1", "bad", "3")
+    made.take(0)
+    made.answered(2, 1, multiple=False, ok=True)
+    assert ids(made.take(0)) == ["bad"]
+    refused = made.link_lost(2, 0, REFUSED_406, refused=True)
+    assert ends(refused) == [("bad", "refused")]
+    assert reasons(refused) == {REFUSED_406}
+    made.link_opened(3, after=())
+    (last,) = made.take(0)
+    assert isinstance(last, Item)
+    assert (last.message_id, last.attempts) == ("3", 2)
+
+
+def test_a_suspect_whose_link_ends_for_another_reason_stays_one() -> None:
+    made = refused_once("1", "2")
+    made.take(0)
+    made.link_lost(2, 0, "reset")
+    made.link_opened(3, after=())
+    assert ids(made.take(0)) == ["1"]
+    assert made.take(0) == []
+
+
+def test_suspects_that_ended_meanwhile_hold_up_nobody() -> None:
+    made = accepted(item("1", deadline_ms=5), item("2", deadline_ms=5))
+    made.take(0)
+    made.link_lost(1, 0, REFUSED_406, refused=True)
+    made.expire(5)
+    made.accept(item("3"))
+    made.accept(item("4"))
+    made.link_opened(2, after=())
+    assert ids(made.take(5)) == ["3", "4"]
+
+
+def test_an_unknown_end_says_why_the_link_ended() -> None:
+    made = accepted(item("1"), attempts_max=1)
+    made.take(0)
+    assert reasons(made.link_lost(1, 0, "reset")) == {"the link ended: reset"}
+
+
 def test_an_earlier_link_keeps_its_answers_when_a_new_one_opens() -> None:
     made = accepted(item("1"), item("2"))
     list(made.take(0))
