@@ -173,9 +173,9 @@ class FrameParser:
     """Cuts what was read into deliveries, confirms, and frames that are not ours.
 
     Ours are Ack, Nack and Deliver with its content on the channels in `hot`. A header or body frame
-    belongs to whoever got the last method of its channel. From the first malformed byte on everything
-    is handed on, so that pika raises what it always raises. Keeps at most one incomplete frame, and
-    the announced content under way, one for each channel.
+    belongs to whoever got the last method of its channel. After the first malformed frame (`fault`)
+    nothing more is read. Keeps at most one incomplete frame, and the announced content under way, one
+    for each channel.
     """
 
     def __init__(self, frame_max: int) -> None:
@@ -185,12 +185,13 @@ class FrameParser:
         self._pieces: list[bytes] = []  # of one incomplete frame
         self._have = self._need = 0
         self._open: dict[int, _Open] = {}
-        self._broken = False
+        self.fault = ""
+        """What was wrong with the stream; the connection must end."""
 
     def feed(self, data: bytes) -> list[Content | Confirm | bytes]:
         """What is complete now, in the order of the stream; bytes are whole frames for pika."""
-        if self._broken:
-            return [data]
+        if self.fault:
+            return []
         if self._pieces:  # joined once, when the frame is whole: linear in its size
             self._pieces.append(data)
             self._have += len(data)
@@ -202,8 +203,7 @@ class FrameParser:
         try:
             at = self._cut(data, found)
         except _Malformed as fault:
-            self._broken = True
-            found.append(data[fault.args[0] :])
+            self.fault = str(fault)
             return found
         if at < len(data):
             self._keep(data[at:])
@@ -215,17 +215,17 @@ class FrameParser:
             self._need += _FRAME.unpack_from(rest)[2]
 
     def _cut(self, data: bytes, found: list[Content | Confirm | bytes]) -> int:
-        """Returns how far whole frames reach. Raises _Malformed with where it begins."""
+        """Returns how far whole frames reach. Raises _Malformed; what came before is in `found`."""
         at, end, hot, limit = 0, len(data), self.hot, self.frame_max - FRAME_OVERHEAD
         while end - at >= FRAME_OVERHEAD:
             kind, channel, size = _FRAME.unpack_from(data, at)
             stop = at + 7 + size
             if kind not in KINDS or size > limit:
-                raise _Malformed(at)
+                raise _Malformed(f"frame of kind {kind} and {size} bytes")
             if stop >= end:
                 break
             if data[stop] != FRAME_END:
-                raise _Malformed(at)
+                raise _Malformed("frame without its end")
             if channel in hot:
                 try:
                     if kind == METHOD:
@@ -235,8 +235,8 @@ class FrameParser:
                         self._add_content(found, channel, kind, data[at + 7 : stop])
                         at = stop + 1
                         continue
-                except (IndexError, StructError, _Malformed):
-                    raise _Malformed(at) from None
+                except (IndexError, StructError):
+                    raise _Malformed("frame shorter than its method") from None
             at = stop + 1
             found.append(data[stop - 7 - size : at])
         return at
@@ -246,7 +246,8 @@ class FrameParser:
     ) -> int:
         """One method frame of a hot channel; a delivery with all of its content, where it is here."""
         channel, index = data[at + 1] << 8 | data[at + 2], int.from_bytes(data[at + 7 : at + 11])
-        self._open.pop(channel, None)
+        if channel in self._open:
+            raise _Malformed("method within a content")
         if index == BASIC_DELIVER:
             # The consumer tag stands before the delivery tag; exchange and routing key after it.
             tag, redelivered = _TAG.unpack_from(data, at + 12 + data[at + 11])
@@ -309,7 +310,7 @@ class FrameParser:
             under_way.parts.append(payload)
             under_way.got += len(payload)
         else:
-            raise _Malformed
+            raise _Malformed("content of another size than announced")
         if under_way.properties is not None and under_way.got == under_way.size:
             del self._open[channel]
             body = b"".join(under_way.parts)

@@ -20,6 +20,7 @@ from pika import frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.utils import io_services_utils
 from pika.channel import Channel
+from pika.exceptions import StreamLostError
 
 from messagebus._io.codec import Confirm, Content, FrameParser, PublishFrames
 
@@ -86,6 +87,8 @@ class HotConnection(AsyncioConnection):  # type: ignore[misc]  # pika has no typ
                 sink.on_item(item)  # type: ignore[arg-type]
         for sink in list(self._sinks.values()):
             sink.on_read()
+        if self._parser.fault:
+            self._terminate_stream(StreamLostError(f"no AMQP: {self._parser.fault}"))
 
     def _output_marshaled_frames(self, marshaled_frames: Any) -> None:
         """pika's hook for what it writes: ours came first, a close must not overtake it."""

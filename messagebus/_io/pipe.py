@@ -90,15 +90,19 @@ class Pipe(Protocol):
         """For `basic_consume`: a delivery that pika read."""
 
 
-@functools.cache
 def connection_class() -> Any:
     """What to dial with."""
-    if os.environ.get(HOT_PATH) == "0":
-        return AsyncioConnection
-    if problem := seam_problem():
-        log.warning("slow path: pika %s is not as expected: %s", pika.__version__, problem)
+    if os.environ.get(HOT_PATH) == "0" or not _seam_holds():
         return AsyncioConnection
     return HotConnection
+
+
+@functools.cache
+def _seam_holds() -> bool:
+    """Looked at once in a process; where it does not hold, one warning says so."""
+    if problem := seam_problem():
+        log.warning("slow path: pika %s is not as expected: %s", pika.__version__, problem)
+    return not problem
 
 
 def pipe_for(connection: Any, channel: Channel) -> Pipe:

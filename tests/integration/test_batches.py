@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -31,11 +30,9 @@ COUNT = 20
 
 
 @pytest.fixture(params=["hot", "plain"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(pipe.HOT_PATH, "1" if request.param == "hot" else "0")
-    pipe.connection_class.cache_clear()
-    yield request.param
-    pipe.connection_class.cache_clear()
+    return str(request.param)
 
 
 async def publish(bus: BusConfig, queue: str, count: int = COUNT, **options: object) -> list[str]:

@@ -182,13 +182,13 @@ def test_a_channel_that_is_no_longer_ours_is_pika_s() -> None:
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
 @settings(max_examples=500, deadline=None)
-def test_any_bytes_are_frames_or_handed_on_and_none_are_lost(noise: bytes, cuts: list[int]) -> None:
+def test_any_bytes_are_frames_or_a_fault_and_never_raise(noise: bytes, cuts: list[int]) -> None:
     made = parser()
     borders = [0, *sorted(min(cut, len(noise)) for cut in cuts), len(noise)]
     pieces = [noise[a:b] for a, b in pairwise(borders)]
     items = [item for piece in pieces for item in made.feed(piece)]
     passed = b"".join(item for item in items if isinstance(item, bytes))
-    assert noise.startswith(passed) or any(not isinstance(item, bytes) for item in items)
+    assert made.fault or noise.startswith(passed)
 
 
 @given(SENT, st.data())
@@ -208,12 +208,13 @@ def test_one_wrong_byte_never_raises(sent: Sent, data: st.DataObject) -> None:
         b"\x03\x00\x01\x00\x01\x00\x00" + b"x" * 10,  # larger than agreed
     ],
 )
-def test_from_the_first_wrong_frame_on_everything_is_pika_s(wrong: bytes) -> None:
+def test_after_the_first_wrong_frame_nothing_more_is_read(wrong: bytes) -> None:
     made = parser()
     frames, items = confirm(1, False, True)
     good = marshalled(*frames)
-    assert made.feed(good + wrong) == [*items, wrong]
-    assert made.feed(good) == [good]
+    assert made.feed(good + wrong) == items
+    assert made.fault
+    assert made.feed(good) == []
 
 
 def test_a_body_longer_than_announced_is_wrong() -> None:
@@ -221,8 +222,16 @@ def test_a_body_longer_than_announced_is_wrong() -> None:
     method = spec.Basic.Deliver("c", 1, False, "e", "k")
     start = marshalled(frame.Method(HOT, method), frame.Header(HOT, 3, spec.BasicProperties()))
     assert made.feed(start) == []
-    long = frame.Body(HOT, b"four").marshal()
-    assert made.feed(long) == [long]
+    assert made.feed(frame.Body(HOT, b"four").marshal()) == []
+    assert "another size" in made.fault
+
+
+def test_a_content_that_is_not_finished_is_wrong() -> None:
+    made = parser()
+    method = frame.Method(HOT, spec.Basic.Deliver("c", 1, False, "e", "k"))
+    header = frame.Header(HOT, 3, spec.BasicProperties())
+    assert made.feed(marshalled(method, header, frame.Body(HOT, b"no"), method)) == []
+    assert "within a content" in made.fault
 
 
 def test_an_incomplete_frame_is_all_that_is_kept() -> None:

@@ -15,9 +15,9 @@ from messagebus._io.hot import HotConnection
 @pytest.fixture(autouse=True)
 def _asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(pipe.HOT_PATH, raising=False)
-    pipe.connection_class.cache_clear()
+    pipe._seam_holds.cache_clear()
     yield
-    pipe.connection_class.cache_clear()
+    pipe._seam_holds.cache_clear()
 
 
 def test_the_hot_path_is_the_usual_one() -> None:
