@@ -246,7 +246,8 @@ class FrameParser:
     ) -> int:
         """One method frame of a hot channel; a delivery with all of its content, where it is here."""
         channel, index = data[at + 1] << 8 | data[at + 2], int.from_bytes(data[at + 7 : at + 11])
-        self._open.pop(channel, None)
+        if self._open.pop(channel, None) is not None:
+            raise _Malformed  # content of another size than announced
         if index == BASIC_DELIVER:
             # The consumer tag stands before the delivery tag; exchange and routing key after it.
             tag, redelivered = _TAG.unpack_from(data, at + 12 + data[at + 11])
