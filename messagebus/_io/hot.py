@@ -23,6 +23,7 @@ from pika.channel import Channel
 from pika.exceptions import StreamLostError
 
 from messagebus._io.codec import Confirm, Content, FrameParser, PublishFrames
+from messagebus._io.guarded import GuardedConnection, guard_problem
 
 __all__ = ["HotConnection", "HotSink", "seam_problem"]
 
@@ -48,7 +49,7 @@ class HotSink(Protocol):
         """The channel has ended: nothing more comes."""
 
 
-class HotConnection(AsyncioConnection):  # type: ignore[misc]  # pika has no types
+class HotConnection(GuardedConnection):
     """pika's connection, with channels whose messages do not pass through pika."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -122,7 +123,7 @@ class HotConnection(AsyncioConnection):  # type: ignore[misc]  # pika has no typ
 def seam_problem() -> str:
     """Why pika's internals are not as expected; "" when they are."""
     try:
-        return _version_problem() or _input_problem() or _output_problem()
+        return _version_problem() or guard_problem() or _input_problem() or _output_problem()
     except Exception as problem:  # whatever is different shows as some exception
         return f"{type(problem).__name__}: {problem}"
 

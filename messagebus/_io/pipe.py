@@ -19,6 +19,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
 from messagebus._io.codec import Confirm, Content, PublishFrames, encode_ack, encode_nack
+from messagebus._io.guarded import GuardedConnection, RawProperties, guard_problem
 from messagebus._io.hot import HotConnection, seam_problem
 
 __all__ = ["Alike", "Frames", "Pipe", "connection_class", "pipe_for"]
@@ -93,7 +94,8 @@ class Pipe(Protocol):
 def connection_class() -> Any:
     """What to dial with."""
     if os.environ.get(HOT_PATH) == "0" or not _seam_holds():
-        return AsyncioConnection
+        # Guarded against what other clients write, where pika lets us.
+        return AsyncioConnection if guard_problem() else GuardedConnection
     return HotConnection
 
 
@@ -226,10 +228,8 @@ class _PlainFrames:
         self._channel, self._exchange, self._routing_key = channel, exchange, routing_key
 
     def add(self, out: list[bytes], properties: bytes, body: bytes) -> None:
-        decoded = pika.BasicProperties()
-        decoded.decode(properties)
         self._channel.basic_publish(
-            self._exchange, self._routing_key, body, decoded, mandatory=True
+            self._exchange, self._routing_key, body, RawProperties(properties), mandatory=True
         )
 
     def alike(self, shape: tuple[bytes, bytes]) -> Alike:

@@ -37,6 +37,8 @@ NEVER_SLOW_MS = 3_600_000
 BAD_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\x00"
 # A frame of no known type.
 ODD_FRAME = b"\x09\x00\x01\x00\x00\x00\x00\xce"
+# One that claims to be larger than anything agreed.
+HUGE_FRAME = b"\x03\x00\x01\xff\xff\xff\xff" + b"x" * 64
 BODY_BYTES = 64 * 1024
 # What a link may have in flight (16 MiB, messagebus/_io), a backlog of one, and what objects cost.
 MEMORY_MAX_BYTES = 80 * 1024 * 1024
@@ -98,6 +100,14 @@ def test_a_frame_that_is_none_ends_the_link_and_clients_come_back(
         eventually(lambda: publisher.stats().links_lost > 0, within_s=WITHIN_S)
         publisher.send_safe(TOPIC, b"after", timeout_s=WITHIN_S)
         assert received(consumer).body == b"after"
+
+
+def test_a_frame_larger_than_agreed_ends_the_link(rabbit: FakeRabbit, hot_path: str) -> None:
+    with publishing(rabbit) as publisher:
+        publisher.send_safe(TOPIC, b"before", timeout_s=WITHIN_S)
+        rabbit.send_raw(HUGE_FRAME)
+        eventually(lambda: publisher.stats().links_lost > 0, within_s=WITHIN_S)
+        publisher.send_safe(TOPIC, b"after", timeout_s=WITHIN_S)
 
 
 @pytest.mark.parametrize("off_by", [-1, 10, 1 << 40], ids=["longer", "shorter", "endless"])

@@ -68,6 +68,8 @@ RAW_KINDS: dict[str, bytes] = {
     "text-not-utf8": b"S" + struct.pack(">I", 3) + b"\xff\xfe\x00",
     "bytes": b"x" + struct.pack(">I", 2) + b"\x00\xff",
     "time": b"T" + struct.pack(">Q", 1_700_000_000),
+    "time-in-ms": b"T" + struct.pack(">Q", 1_700_000_000_000),
+    "time-out-of-range": b"T" + struct.pack(">Q", (1 << 64) - 1),
     "void": b"V",
     "array": b"A" + struct.pack(">I", 2) + b"t\x01",
     "empty-array": b"A" + struct.pack(">I", 0),
@@ -109,6 +111,7 @@ RAW_PROPERTIES: dict[str, bytes] = {
     "header-name-255": with_header(b"t\x01", b"n" * SHORT_MAX),
     "header-of-ours-wrong-kind": with_header(b"F" + struct.pack(">I", 0), b"mb-key"),
     "tables-100-deep": with_header(deep(100)),
+    "tables-2000-deep": with_header(deep(2_000)),
     "header-twice": with_header(b"t\x01\x01ht\x00"),
 }
 
@@ -162,7 +165,7 @@ def test_a_header_of_any_kind_is_delivered_with_what_makes_sense(
 ) -> None:
     delivery = one_after_good(rabbit, with_header(RAW_KINDS[kind]))
     assert delivery.body == BODY
-    wanted = {"odd-bool": True, "int8": -128, "uint16": 65535}
+    wanted = {"float": 1.5, "double": -2.5, "odd-bool": True, "int8": -128, "uint16": 65535}
     if kind in wanted:
         assert dict(delivery.message.headers) == {"h": wanted[kind]}
 
@@ -208,7 +211,9 @@ def _good_arrives(rabbit: FakeRabbit, consumer: Consumer) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", ["time", "text-not-utf8", "decimal"])
+@pytest.mark.parametrize(
+    "kind", ["time-out-of-range", "time", "text-not-utf8", "decimal", "double"]
+)
 def test_what_was_received_may_be_sent_on_or_is_refused_at_once(
     rabbit: FakeRabbit, hot_path: str, kind: str
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from messagebus._io import pipe
+from messagebus._io.guarded import GuardedConnection
 from messagebus._io.hot import HotConnection
 
 
@@ -28,7 +29,7 @@ def test_it_can_be_turned_off_without_a_word(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(pipe.HOT_PATH, "0")
-    assert pipe.connection_class() is AsyncioConnection
+    assert pipe.connection_class() is GuardedConnection
     assert caplog.records == []
 
 
@@ -37,7 +38,13 @@ def test_where_pika_is_not_as_expected_plain_pika_is_used_and_one_warning_says_s
 ) -> None:
     monkeypatch.setattr(pipe, "seam_problem", lambda: "it writes otherwise")
     with caplog.at_level(logging.WARNING):
-        assert pipe.connection_class() is AsyncioConnection
-        assert pipe.connection_class() is AsyncioConnection
+        assert pipe.connection_class() is GuardedConnection
+        assert pipe.connection_class() is GuardedConnection
     (record,) = caplog.records
     assert "it writes otherwise" in record.getMessage()
+
+
+def test_where_pika_reads_otherwise_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(pipe.HOT_PATH, "0")
+    monkeypatch.setattr(pipe, "guard_problem", lambda: "it reads headers otherwise")
+    assert pipe.connection_class() is AsyncioConnection
