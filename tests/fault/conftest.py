@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from messagebus import BusConfig
-from messagebus._io.pipe import connection_class
 from ops.local.cluster import LocalCluster
 from tests.support.faults import bus_config, forget, restore
 
@@ -19,9 +18,7 @@ _numbers = itertools.count(1)
 def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Which of the two codecs clients use that start from now on: our own, or pika's."""
     monkeypatch.setenv("MESSAGEBUS_HOT_PATH", "0" if request.param == "plain" else "1")
-    connection_class.cache_clear()
     yield str(request.param)
-    connection_class.cache_clear()
 
 
 @pytest.fixture

@@ -234,15 +234,6 @@ def test_a_content_that_is_not_finished_is_wrong() -> None:
     assert "within a content" in made.fault
 
 
-def test_a_body_shorter_than_announced_is_wrong() -> None:
-    made = parser()
-    method = spec.Basic.Deliver("c", 1, False, "e", "k")
-    start = marshalled(frame.Method(HOT, method), frame.Header(HOT, 9, spec.BasicProperties()))
-    assert made.feed(start + frame.Body(HOT, b"four").marshal()) == []
-    following = marshalled(frame.Method(HOT, method))
-    assert made.feed(following) == [following]
-
-
 def test_an_incomplete_frame_is_all_that_is_kept() -> None:
     made = parser()
     frames, _ = deliver("c", 1, False, spec.BasicProperties(), b"x" * 1000)
