@@ -15,10 +15,10 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(params=["hot", "plain"])
-def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which of the two codecs clients use that start from now on: our own, or pika's."""
     monkeypatch.setenv("MESSAGEBUS_HOT_PATH", "0" if request.param == "plain" else "1")
-    yield str(request.param)
+    return str(request.param)
 
 
 @pytest.fixture
