@@ -355,11 +355,11 @@ class Publisher:
                 waiting = self._queue.popleft()
                 self._put_in(waiting.submitted)
                 waiting.admitted.set()
-            taken, self._inbox = self._inbox, deque()
+            # Handed over under the lock, so that whoever asks for room finds each of them counted once.
+            now = now_ms()
+            while self._inbox:
+                self._inbox.popleft().hand_over(driver, now)
             self._inbox_bytes = 0
-        now = now_ms()
-        for each in taken:
-            each.hand_over(driver, now)
 
 
 def publisher_stats(driver: PublishDriver, extra_backlog: int = 0) -> PublisherStats:
