@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import ssl
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ import pika.exceptions
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
-from messagebus._io.pipe import connection_class, pipe_for
+from messagebus._io.pipe import Pipe, connection_class, pipe_for
 from messagebus.broker import Broker
 from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
 from messagebus.secret import Secret
@@ -69,8 +70,6 @@ class Link:
         self.address = address
         self.connection = connection
         self.channel = channel
-        self.pipe = pipe_for(connection, channel)
-        """Publishes and answers out, confirms and deliveries in."""
         self.broker = _own_name(connection)
         self.has_heartbeats = bool(connection.params.heartbeat)
         self.is_open = True
@@ -82,6 +81,14 @@ class Link:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         channel.add_on_close_callback(self._channel_closed)
         connection.add_on_close_callback(self._connection_closed)
+
+    @functools.cached_property
+    def pipe(self) -> Pipe:
+        """Publishes and answers out, confirms and deliveries in.
+
+        From the first look on they are the pipe's; until then they are pika's, as on links of agents.
+        """
+        return pipe_for(self.connection, self.channel)
 
     def on_lost(self, callback: Callable[[LinkError], None]) -> None:
         """Call this once when the link ends, for whatever reason; at once if it has ended."""
