@@ -20,7 +20,7 @@ from pika.channel import Channel
 
 from messagebus._io.codec import Confirm, Content, PublishFrames, encode_ack, encode_nack
 from messagebus._io.guarded import GuardedConnection, RawProperties, guard_problem
-from messagebus._io.hot import HotConnection, seam_problem
+from messagebus._io.hot import WRITE_BYTES_MAX, HotConnection, seam_problem
 
 __all__ = ["Alike", "Frames", "Pipe", "connection_class", "pipe_for"]
 
@@ -208,7 +208,7 @@ class PlainPipe:
     @property
     def backed_up(self) -> bool:
         transport = self._connection._transport
-        return transport is None or transport.get_write_buffer_size() > 1 << 20
+        return transport is None or transport.get_write_buffer_size() > WRITE_BYTES_MAX
 
     def pika_confirm(self, method: Any) -> None:
         ok = isinstance(method, pika.spec.Basic.Ack)

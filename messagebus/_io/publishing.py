@@ -124,6 +124,7 @@ class PublishDriver:
         self._slow_until_ms = 0
         self._dead = 0  # the link that did not even answer a question
         self._timer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
         # What each flush waits for; a settled item at the end of its list is dropped.
         self._flushes: list[tuple[list[Item], asyncio.Future[None]]] = []
 
@@ -236,9 +237,16 @@ class PublishDriver:
                 self._loop.call_later(BACKED_UP_S, self._pump)
         self._on_room()
 
+    def _lingered(self) -> None:
+        """A batch has waited for more long enough; `_send` arms the timer for the next one."""
+        self._linger = None
+        self._pump()
+
     def _send(self, link: Link, sender: Sender) -> None:
         sent_ns = time.monotonic_ns()
         entries = self.outbox.take(sent_ns // 1_000_000)
+        if (due_ms := self.outbox.lingers_until_ms()) is not None and self._linger is None:
+            self._linger = self._loop.call_later((due_ms - now_ms()) / 1000, self._lingered)
         if not entries:
             return
         try:
@@ -433,8 +441,6 @@ class PublishDriver:
     def _tick(self) -> None:
         now = now_ms()
         self._settle(self.outbox.expire(now, f"deadline passed{self._last_fault}"))
-        if self.outbox.lingers_until_ms() is not None:
-            self._wake()
         self._leave_if_slow(now)
         for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
             self._hang_up(number)
