@@ -15,7 +15,7 @@ from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Many, Shape, Waiter
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
-from messagebus.destination import Destination
+from messagebus.destination import Destination, Source
 from messagebus.errors import BacklogFull, NotReady, Stopped
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Published
@@ -243,7 +243,7 @@ class AsyncConsumer:
     def __init__(
         self,
         bus: BusConfig,
-        destination: Destination | str,
+        destination: Destination | Source | str,
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,

@@ -14,7 +14,7 @@ from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.loopthread import LoopThread
 from messagebus.config import BusConfig, ConsumerConfig
-from messagebus.destination import Destination, Queue, Source, Subscription, parse_destination
+from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import AlreadySettled, NameInvalid, NotReady, RegistrationIncomplete, Stopped
 from messagebus.message import Delivery
 from messagebus.stats import ConsumerStats, Status
@@ -29,12 +29,12 @@ DRAIN_S = 10.0
 FAILED_HANDLER_PAUSE_S = 1.0
 
 
-def as_source(destination: Destination | str, subscription: str) -> Source:
-    """What to consume from. Raises NameInvalid: a topic needs a subscription, a queue has none."""
+def as_source(destination: Destination | Source | str, subscription: str) -> Source:
+    """What to consume from. Raises NameInvalid: a topic needs a subscription, nothing else has one."""
     parsed = parse_destination(destination) if isinstance(destination, str) else destination
-    if isinstance(parsed, Queue):
+    if not isinstance(parsed, Topic):
         if subscription:
-            raise NameInvalid(f"{parsed} is a queue: it has no subscriptions")
+            raise NameInvalid(f"{parsed} has no subscriptions")
         return parsed
     if not subscription:
         raise NameInvalid(f"{parsed} is a topic: say which subscription")
@@ -80,7 +80,7 @@ class Consumer:
     def __init__(
         self,
         bus: BusConfig,
-        destination: Destination | str,
+        destination: Destination | Source | str,
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,

@@ -47,6 +47,8 @@ REGISTER_RETRY_MS = 1_000
 LOGIN_RETRY_MS = 10_000
 # For copies of half-answered batches, at the end.
 FINISH_TIMEOUT_S = 5.0
+# More than each close takes at most (`link.CLOSE_TIMEOUT_MS`).
+CLOSING_TIMEOUT_S = 5.0
 # Many clients that start together would make each other's handshakes too late.
 DIALS_AT_ONCE = 8
 NOT_FOUND = 404
@@ -88,6 +90,8 @@ class ConsumeDriver:
         self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
         self._registering: asyncio.Task[None] | None = None
         self._tasks = Tasks()
+        # Links that are hung up. Cut short, a close would take the last acks with it.
+        self._closing = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
         self._paused = False
@@ -166,7 +170,9 @@ class ConsumeDriver:
         links, self._links = self._links, {}
         for broker in links:  # an answer from now on goes nowhere
             inbox.disconnected(broker)
-        await asyncio.gather(*(link.close() for link in links.values()))
+        for link in links.values():
+            self._closing.spawn(link.close())
+        await self._closing.wait(CLOSING_TIMEOUT_S)
         return left
 
     def _cancel_all(self) -> None:
@@ -366,12 +372,12 @@ class ConsumeDriver:
             task.cancel()
         if link := self._forget(broker):
             log.info("detached broker=%s", broker)
-            self._tasks.spawn(link.close())
+            self._closing.spawn(link.close())
 
     def _lost(self, broker: str, link: Link, why: LinkError) -> None:
         if self._links.get(broker) is not link:
             return  # we hung up ourselves
-        self._tasks.spawn(link.close())  # `stop` waits for its socket too
+        self._closing.spawn(link.close())  # `stop` waits for its socket too
         owed, was_attached = self._inbox.owed(broker), broker in self._tags
         self._forget(broker)
         if was_attached:

@@ -9,7 +9,7 @@ from messagebus._io.publishing import PublishDriver
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
-from messagebus.destination import Destination
+from messagebus.destination import Destination, Source
 from messagebus.message import Message
 from messagebus.publisher import Publisher
 from messagebus.testing.brokers import MemoryBrokers
@@ -35,7 +35,7 @@ class MemoryBus:
 
     def consumer(
         self,
-        destination: Destination | str,
+        destination: Destination | Source | str,
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
@@ -45,7 +45,7 @@ class MemoryBus:
 
     def async_consumer(
         self,
-        destination: Destination | str,
+        destination: Destination | Source | str,
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
@@ -98,7 +98,7 @@ class _MemoryConsumer(Consumer):
     def __init__(
         self,
         brokers: MemoryBrokers,
-        destination: Destination | str,
+        destination: Destination | Source | str,
         subscription: str,
         config: ConsumerConfig | None,
     ) -> None:
@@ -115,7 +115,7 @@ class _AsyncMemoryConsumer(AsyncConsumer):
     def __init__(
         self,
         brokers: MemoryBrokers,
-        destination: Destination | str,
+        destination: Destination | Source | str,
         subscription: str,
         config: ConsumerConfig | None,
     ) -> None:

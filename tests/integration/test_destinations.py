@@ -99,7 +99,7 @@ def test_each_level_has_its_kind_of_queue_on_every_broker_and_passes_messages(
         for queue in (f"mb.sub/{topic}/all", f"mb.park/{topic}/all"):
             assert queue_of(cluster, name, queue)["arguments"]["x-queue-type"] == kind
     with Publisher(bus) as publisher, Consumer(bus, topic, subscription="all") as consumer:
-        publisher.send_safe(destination, Message.text("hello"), timeout_s=DEADLINE_S)
+        publisher.submit(destination, Message.text("hello")).result(DEADLINE_S)
         delivery = consumer.receive(DEADLINE_S)
         assert delivery is not None
         consumer.nack(delivery, requeue=False)
@@ -298,7 +298,7 @@ def test_a_queue_that_expires_on_one_broker_while_used_on_others_is_made_again_a
     one = BusConfig(
         broker=cluster.node("mb1").broker, user="admin", password=cluster.admin_password
     )
-    with Consumer(one, topic, subscription=source.name):
+    with Consumer(one, source):
 
         def told() -> bool:
             lost = agent_answer(cluster, "mb2", "/topology")["lost"]

@@ -63,7 +63,7 @@ def test_each_level_passes_messages_and_only_fsync_waits_to_be_settled(
         Publisher(alone) as publisher,
         Consumer(alone, destination, subscription="all") as consumer,
     ):
-        publisher.send_safe(destination, b"hello", timeout_s=DEADLINE_S)
+        publisher.submit(destination, b"hello").result(DEADLINE_S)
         delivery = consumer.receive(DEADLINE_S)
         assert delivery is not None
         consumer.ack(delivery)
