@@ -34,15 +34,19 @@ class Process(NamedTuple):
 
     @property
     def state(self) -> str:
-        """R, S, D, T (stopped by a signal), ... as in proc(5); "" when it has ended."""
+        """R, S, D, T (stopped by a signal), ... as in proc(5); "" when it has ended.
+
+        Z is one whose first thread has ended and others not yet: its sockets are still open.
+        """
         stat = _stat(self.pid)
         if stat is None or stat[1] != self.started:
             return ""
-        if stat[0] == "Z":
+        if stat[0] in "ZX" and not _has_threads(self.pid):
             # Only its parent can take it off the table; harmless when that is not us.
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)
-        return "" if stat[0] in "ZX" else stat[0]
+            return ""
+        return stat[0]
 
     @property
     def is_alive(self) -> bool:
@@ -146,6 +150,14 @@ def wait_gone(processes: Iterable[Process], *, within_s: float) -> list[Process]
         time.sleep(POLL_S)
         left = [process for process in left if process.is_alive]
     return left
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether more than the first one is left."""
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except OSError:
+        return False
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,10 @@ import pytest
 
 from ops.local import process
 from ops.local.process import Process
+from tests.support.eventually import eventually
+
+# The system call that ends one thread; libc's own exit ends them all.
+SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
 
 @pytest.fixture
@@ -51,6 +57,25 @@ def test_a_stopped_process_says_so(sleeper: Process) -> None:
     process.send(sleeper, signal.SIGSTOP)
     assert process.wait_gone([sleeper], within_s=0) == [sleeper]
     assert sleeper.state in "TRS"
+
+
+def test_a_process_is_not_gone_while_one_of_its_threads_still_ends(tmp_path: Path) -> None:
+    first_thread_ends = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        f"ctypes.CDLL(None).syscall({SYS_EXIT}, 0)\n"
+    )
+    started = process.spawn(
+        [sys.executable, "-c", first_thread_ends],
+        env={},
+        log=tmp_path / "log",
+        pid_file=tmp_path / "pid",
+        mark=str(tmp_path),
+    )
+    eventually(lambda: started.state == "Z", within_s=10)
+    assert process.wait_gone([started], within_s=0) == [started]
+    process.kill([started])
+    assert not Path(f"/proc/{started.pid}").exists()
 
 
 @pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3", "-1 -1"])
