@@ -16,16 +16,18 @@ from messagebus._io.tickets import Many, Shape, Waiter
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
 from messagebus.destination import Destination, Source
-from messagebus.errors import BacklogFull, NotReady, Stopped
+from messagebus.errors import BacklogFull, Stopped
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Published
 from messagebus.outgoing import Options, Outgoing, Payload
 from messagebus.publisher import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
+    not_connected,
     publisher_stats,
     raise_unless_confirmed,
     refuse_unconfirmed,
+    wait_connected,
 )
 from messagebus.stats import RUNNING, ConsumerStats, PublisherStats, Status
 
@@ -63,17 +65,9 @@ class AsyncPublisher:
         self._driver = driver = self._make_driver()
         driver.start()
         self._status = RUNNING
-        if require is None:
-            return
-        try:
-            async with asyncio.timeout(timeout_s):
-                await driver.connected.wait()
-        except TimeoutError:
+        if require is not None and not await wait_connected(driver, timeout_s):
             await self.stop(0)
-            raise NotReady(f"no link to {self._bus.broker} within {timeout_s:g} s") from None
-        if driver.fatal is not None:
-            await self.stop(0)
-            raise driver.fatal
+            raise not_connected(driver, self._bus, timeout_s)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """As `Publisher.stop`."""
@@ -105,22 +99,18 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish, return the future of its end. As `Publisher.submit`."""
-        shape, body, message = self._outgoing.read(destination, payload, options)
-        driver = self._driver
-        if driver is None or self._status is not RUNNING:
-            driver = self._running()
-        timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
-        if self._waiting or not driver.outbox.has_room(len(body)):
-            timeout_ms = await self._wait_for_room(len(body), timeout_ms)
+        outgoing = self._outgoing.read(destination, payload, options)
+        driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
-        driver.submit(shape, body, message, timeout_ms, future)
+        await self._accept(driver, outgoing, timeout_s, future)
         return future
 
     async def send(
         self, destination: Destination | str, payload: Payload, **options: Unpack[Options]
     ) -> None:
         """As `Publisher.send`; waits for room only."""
-        await self._accept(self._outgoing.read(destination, payload, options), None, None)
+        outgoing = self._outgoing.read(destination, payload, options)
+        await self._accept(self._running(), outgoing, None, None)
 
     async def send_safe(
         self,
@@ -133,8 +123,9 @@ class AsyncPublisher:
         """As `Publisher.send_safe`."""
         outgoing = self._outgoing.read(destination, payload, options)
         refuse_unconfirmed(outgoing[0])
+        driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
-        await self._accept(outgoing, timeout_s, future)
+        await self._accept(driver, outgoing, timeout_s, future)
         return raise_unless_confirmed(await future)
 
     async def send_many(
@@ -146,33 +137,36 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> list[Published]:
         """As `Publisher.send_many`."""
+        driver, read = self._running(), self._outgoing.read
         finished: asyncio.Future[None] = self._loop.create_future()
         many = Many(finished)
-        timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
-        driver, read, added = self._running(), self._outgoing.read, many.tickets
+        timeout_ms = self._timeout_ms(timeout_s)
         for payload in payloads:
+            # As `_accept`, written out: a coroutine for each message costs 0.2 of 1.3 us.
             shape, body, message = read(destination, payload, options)
             left_ms = timeout_ms
             if self._waiting or not driver.outbox.has_room(len(body)):
                 left_ms = await self._wait_for_room(len(body), timeout_ms)
-            many.unsettled += 1
-            added.append(driver.submit(shape, body, message, left_ms, many))
+            many.add(driver.submit(shape, body, message, left_ms, many))
         many.all_added()
         await finished
         return many.results()
 
     async def _accept(
         self,
+        driver: PublishDriver,
         outgoing: tuple[Shape, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | None,
     ) -> None:
-        driver = self._running()
         shape, body, message = outgoing
-        timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
+        timeout_ms = self._timeout_ms(timeout_s)
         if self._waiting or not driver.outbox.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
         driver.submit(shape, body, message, timeout_ms, waiter)
+
+    def _timeout_ms(self, timeout_s: float | None) -> int:
+        return self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """As `Publisher.flush`."""

@@ -55,6 +55,21 @@ def raise_unless_confirmed(published: Published) -> Published:
     return published
 
 
+async def wait_connected(driver: PublishDriver, timeout_s: float) -> bool:
+    """Wait for the first link. False: there is none in time, or there will never be one."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await driver.connected.wait()
+    except TimeoutError:
+        return False
+    return driver.fatal is None
+
+
+def not_connected(driver: PublishDriver, bus: BusConfig, timeout_s: float) -> Exception:
+    """What start(require=...) raises then."""
+    return driver.fatal or NotReady(f"no link to {bus.broker} within {timeout_s:g} s")
+
+
 def refuse_unconfirmed(shape: Shape) -> None:
     """Raises ConfigError where a publish is not confirmed."""
     if not shape.confirms:
@@ -81,11 +96,9 @@ class _Submitted:
 
     def hand_over(self, driver: PublishDriver, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
-        if isinstance(self.waiter, Many):
-            self.waiter.unsettled += 1
         ticket = driver.submit(self.shape, self.body, self.message, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
-            self.waiter.tickets.append(ticket)
+            self.waiter.add(ticket)
 
 
 class _Waiting:
@@ -140,24 +153,14 @@ class Publisher:
         self._driver = self._thread.run(self._make_driver())
         self._status = RUNNING
         _running.add(self)
-        if require and not self._thread.run(self._wait_connected(self._driver, timeout_s)):
-            fatal = self._driver.fatal
+        if require and not self._thread.run(wait_connected(self._driver, timeout_s)):
             self.stop(timeout_s=0)
-            raise fatal or NotReady(f"no link to {self._bus.broker} within {timeout_s:g} s")
+            raise not_connected(self._driver, self._bus, timeout_s)
 
     async def _make_driver(self) -> PublishDriver:
         driver = PublishDriver(self._bus, self._config, self._take_inbox)
         driver.start()
         return driver
-
-    @staticmethod
-    async def _wait_connected(driver: PublishDriver, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await driver.connected.wait()
-        except TimeoutError:
-            return False
-        return driver.fatal is None
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait for what is open, then hang up. Returns how many publishes got no known outcome.

@@ -19,6 +19,7 @@ from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
 
 __all__ = [
     "ALONE",
+    "A_MADE_ID",
     "IN_BATCH",
     "KEY_HEADER",
     "bare_entry_shape",

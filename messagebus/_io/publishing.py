@@ -190,9 +190,7 @@ class PublishDriver:
                 self._loop.call_soon(tell, [ticket], time.monotonic_ns())
                 return ticket
             self.outbox.accept(ticket, alone=alone)
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon(self._pump)
+        self._wake()
         return ticket
 
     def _open_lane(self, shape: Shape) -> None:
@@ -232,7 +230,7 @@ class PublishDriver:
         if link is not None and link.is_open and not self._blocked and self._sender is not None:
             if not link.pipe.backed_up:
                 self._send(link, self._sender)
-            elif not self._woken:
+            else:
                 self._woken = True
                 self._loop.call_later(BACKED_UP_S, self._pump)
         self._on_room()

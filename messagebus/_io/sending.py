@@ -11,15 +11,13 @@ from typing import cast
 
 from messagebus._io.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.pipe import Alike, Frames, Pipe
-from messagebus._io.properties import bare_entry_shape, bare_shape, encode
+from messagebus._io.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode
 from messagebus._io.tickets import Shape, Ticket
 from messagebus.core.outbox import Entry, Item
 from messagebus.core.packing import Batch
 from messagebus.message import Message
 
 __all__ = ["Sender"]
-
-MADE_ID_BYTES = 32
 
 
 class Sender:
@@ -63,7 +61,7 @@ class Sender:
                 shape = self._entries.get(content_type)
                 if shape is None:
                     shape = self._entries[content_type] = EntryShape(
-                        bare_entry_shape(content_type), MADE_ID_BYTES
+                        bare_entry_shape(content_type), len(A_MADE_ID)
                     )
                 shape.add(parts, ticket.message_id.encode(), ticket.body)
             else:

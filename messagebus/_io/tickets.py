@@ -191,6 +191,11 @@ class Many:
         self.unsettled = 1
         """One more than are open, until `all_added`. `tell` counts it down."""
 
+    def add(self, ticket: Ticket) -> None:
+        """A ticket was made that has this as its waiter, in this turn of the loop."""
+        self.tickets.append(ticket)
+        self.unsettled += 1
+
     def all_added(self) -> None:
         """No more are added."""
         self.unsettled -= 1

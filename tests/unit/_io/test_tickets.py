@@ -82,8 +82,7 @@ async def test_many_are_told_together_when_the_last_is_settled_in_the_order_of_t
     for number, each in enumerate(tickets):
         each.message_id = str(number)
         each.end = End("confirmed")
-        many.unsettled += 1
-        many.tickets.append(each)
+        many.add(each)
     tell(tickets[:0:-1], 9)
     many.all_added()
     assert not finished.done()
