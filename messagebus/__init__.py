@@ -52,6 +52,7 @@ from messagebus.errors import (
     Unroutable,
     WrongPayload,
 )
+from messagebus.handling import Park, Reject, RetryLater, RetryPolicy
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
@@ -94,6 +95,7 @@ __all__ = [
     "NotReady",
     "Options",
     "Outcome",
+    "Park",
     "Payload",
     "PublishError",
     "Published",
@@ -106,6 +108,9 @@ __all__ = [
     "Refused",
     "Registration",
     "RegistrationIncomplete",
+    "Reject",
+    "RetryLater",
+    "RetryPolicy",
     "Secret",
     "Source",
     "Status",
