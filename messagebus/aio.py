@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
+from messagebus._io.hooked import HookChain, Watched, hook_chain
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Many, Shape, Waiter
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
 from messagebus.destination import Destination, Source
 from messagebus.errors import BacklogFull, Stopped
+from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Published
 from messagebus.outgoing import Options, Outgoing, Payload
@@ -43,9 +45,16 @@ class AsyncPublisher:
         await publisher.send_safe("orders", b"...")
     """
 
-    def __init__(self, bus: BusConfig, config: PublisherConfig | None = None) -> None:
+    def __init__(
+        self,
+        bus: BusConfig,
+        config: PublisherConfig | None = None,
+        *,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
+        self._hooks = hook_chain(hooks)
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
         self._outgoing = Outgoing()
@@ -137,6 +146,13 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> list[Published]:
         """As `Publisher.send_many`."""
+        if self._hooks is not None:
+            with self._hooks.publishing_many(self._outgoing.name_of(destination)):
+                ends = [
+                    await self.submit(destination, payload, timeout_s=timeout_s, **options)
+                    for payload in payloads
+                ]
+                return [await end for end in ends]
         driver, read = self._running(), self._outgoing.read
         finished: asyncio.Future[None] = self._loop.create_future()
         many = Many(finished)
@@ -159,11 +175,30 @@ class AsyncPublisher:
         timeout_s: float | None,
         waiter: Waiter | None,
     ) -> None:
+        if self._hooks is not None and not isinstance(waiter, Watched):
+            await self._accept_watched(self._hooks, driver, outgoing, timeout_s, waiter)
+            return
         shape, body, message = outgoing
         timeout_ms = self._timeout_ms(timeout_s)
         if self._waiting or not driver.outbox.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
         driver.submit(shape, body, message, timeout_ms, waiter)
+
+    async def _accept_watched(
+        self,
+        hooks: HookChain,
+        driver: PublishDriver,
+        outgoing: tuple[Shape, bytes, Message | None],
+        timeout_s: float | None,
+        waiter: Waiter | None,
+    ) -> None:
+        shape, body, message = outgoing
+        message, watched = hooks.publishing(shape, body, message, waiter)
+        try:
+            await self._accept(driver, (shape, body, message), timeout_s, watched)
+        except BaseException as error:
+            watched.refused(error)
+            raise
 
     def _timeout_ms(self, timeout_s: float | None) -> int:
         return self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)

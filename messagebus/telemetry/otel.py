@@ -158,9 +158,11 @@ class OpenTelemetry(Hooks):
         own = self._contexts.read(message.headers) if message.headers else None
         place = _publishing(destination)
         span: Span | _Batch
+        found: Mapping[str, Header] = {}
         if batch is None:
             span = self._start_publish(place, message, own, start_ns)
-            found = self._contexts.headers(span) if own is None else {}
+            if own is None:
+                found = self._contexts.headers(span)
         else:
             span, found = batch, batch.add(place, message, own, start_ns)
         if found or id(message) in self._open:  # one object that is published twice at once
@@ -359,7 +361,7 @@ def _error_of(published: Published) -> str:
         return ""
     if outcome is Outcome.UNKNOWN and published.reason == NO_CONFIRM:
         return ""
-    return outcome.value
+    return str(outcome.value)
 
 
 def _end(span: Span, broker: str, error: str, reason: str, end_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from messagebus._io.consuming import ConsumeDriver
@@ -10,6 +11,7 @@ from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
 from messagebus.destination import Destination, Source
+from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.publisher import Publisher
 from messagebus.testing.brokers import MemoryBrokers
@@ -26,12 +28,16 @@ class MemoryBus:
     def __init__(self, brokers: int = 1) -> None:
         self._brokers = MemoryBrokers([f"memory-{number}:5672" for number in range(1, brokers + 1)])
 
-    def publisher(self, config: PublisherConfig | None = None) -> Publisher:
+    def publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> Publisher:
         """A `Publisher`, not started."""
-        return _MemoryPublisher(self._brokers, config)
+        return _MemoryPublisher(self._brokers, config, hooks)
 
-    def async_publisher(self, config: PublisherConfig | None = None) -> AsyncPublisher:
-        return _AsyncMemoryPublisher(self._brokers, config)
+    def async_publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> AsyncPublisher:
+        return _AsyncMemoryPublisher(self._brokers, config, hooks)
 
     def consumer(
         self,
@@ -74,8 +80,10 @@ class MemoryBus:
 
 
 class _MemoryPublisher(Publisher):
-    def __init__(self, brokers: MemoryBrokers, config: PublisherConfig | None) -> None:
-        super().__init__(BusConfig(), config)
+    def __init__(
+        self, brokers: MemoryBrokers, config: PublisherConfig | None, hooks: Sequence[Hooks]
+    ) -> None:
+        super().__init__(BusConfig(), config, hooks=hooks)
         self._brokers = brokers
 
     async def _make_driver(self) -> PublishDriver:
@@ -85,8 +93,10 @@ class _MemoryPublisher(Publisher):
 
 
 class _AsyncMemoryPublisher(AsyncPublisher):
-    def __init__(self, brokers: MemoryBrokers, config: PublisherConfig | None) -> None:
-        super().__init__(BusConfig(), config)
+    def __init__(
+        self, brokers: MemoryBrokers, config: PublisherConfig | None, hooks: Sequence[Hooks]
+    ) -> None:
+        super().__init__(BusConfig(), config, hooks=hooks)
         self._brokers = brokers
 
     def _make_driver(self) -> PublishDriver:
