@@ -14,6 +14,7 @@ from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.hooked import HookChain, Watched, hook_chain
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Many, Shape, Waiter
+from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
 from messagebus.destination import Destination, Source
@@ -55,6 +56,7 @@ class AsyncPublisher:
         self._bus = bus
         self._config = config or PublisherConfig()
         self._hooks = hook_chain(hooks)
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
         self._outgoing = Outgoing()
@@ -218,7 +220,10 @@ class AsyncPublisher:
         return publisher_stats(self._driver)
 
     def _make_driver(self) -> PublishDriver:
-        return PublishDriver(self._bus, self._config, self._on_room)
+        return PublishDriver(self._bus, self._config, self._on_room, self._wire)
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not RUNNING:
@@ -280,6 +285,7 @@ class AsyncConsumer:
         self._bus = bus
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: ConsumeDriver | None = None
         self._ready = asyncio.Event()
@@ -417,7 +423,10 @@ class AsyncConsumer:
         return self._started().stats()
 
     def _make_driver(self) -> ConsumeDriver:
-        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set)
+        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set, self._wire)
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def _started(self) -> ConsumeDriver:
         if self._driver is None:

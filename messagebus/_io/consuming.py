@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterable
 
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
-from messagebus._io.following import ListFollower
 from messagebus._io.inbox import Inbox
-from messagebus._io.link import TOO_LATE, Link, dial
-from messagebus._io.registering import Registration, credentials, topology_for
+from messagebus._io.link import TOO_LATE, Link
 from messagebus._io.tasks import Tasks
+from messagebus._io.wire import Registration, Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State
 from messagebus.core.subset import Subset
-from messagebus.destination import Source
+from messagebus.destination import Source, Subscription
 from messagebus.errors import (
     ChannelRefused,
     LinkError,
@@ -49,6 +48,8 @@ LOGIN_RETRY_MS = 10_000
 FINISH_TIMEOUT_S = 5.0
 # More than each close takes at most (`link.CLOSE_TIMEOUT_MS`).
 CLOSING_TIMEOUT_S = 5.0
+# For the agents to forget a subscription that goes with its consumer.
+DELETE_TIMEOUT_MS = 2_000
 # Many clients that start together would make each other's handshakes too late.
 DIALS_AT_ONCE = 8
 NOT_FOUND = 404
@@ -63,16 +64,17 @@ class ConsumeDriver:
         source: Source,
         config: ConsumerConfig,
         on_ready: Callable[[], None],
+        wire: Wire,
     ) -> None:
         """on_ready: called when `take` may have something, at most once a turn."""
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
-        self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source), self._turn)
+        self._wire = wire
+        self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
         self.fatal: LoginRefused | TopologyMismatch | None = None
         self.registration: Registration | None = None
         """None until an agent answered; `complete` in it says whether every broker has the queue."""
-        self._topology = topology_for(bus)
-        self.follower = ListFollower(
-            bus,
+        self._topology = wire.topology()
+        self.follower = wire.follow(
             subscription=str(source),
             interval_s=config.refresh_interval_s,
             on_list=self._on_list,
@@ -81,7 +83,8 @@ class ConsumeDriver:
         self._members = Membership(
             subset=Subset(slot=config.slot, slots=config.slots, cover=config.cover)
             if config.slots
-            else None
+            else None,
+            backoff_first_ms=wire.redial_first_ms,
         )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
@@ -173,7 +176,17 @@ class ConsumeDriver:
         for link in links.values():
             self._closing.spawn(link.close())
         await self._closing.wait(CLOSING_TIMEOUT_S)
+        if isinstance(self._source, Subscription) and self._source.goes_with_consumer:
+            await self._delete(self._source)
         return left
+
+    async def _delete(self, source: Subscription) -> None:
+        """Where no agent does it in time, the brokers do when it expires."""
+        try:
+            async with asyncio.timeout(DELETE_TIMEOUT_MS / 1000):
+                await self._topology.delete(source, timeout_ms=DELETE_TIMEOUT_MS)
+        except (MessageBusError, TimeoutError) as fault:
+            log.info("left to expire subscription=%s reason=%r", source, str(fault) or TOO_LATE)
 
     def _cancel_all(self) -> None:
         """No more deliveries. What is buffered goes back with the channel, in order."""
@@ -298,9 +311,7 @@ class ConsumeDriver:
         link: Link | None = None
         try:
             async with self._dialing, asyncio.timeout(timeout_ms / 1000):
-                link = await dial(
-                    Broker.parse(broker), credentials(self._bus), timeout_ms=timeout_ms
-                )
+                link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
                 await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)
         except (MessageBusError, TimeoutError) as fault:
@@ -383,6 +394,8 @@ class ConsumeDriver:
         if was_attached:
             log.warning("link lost broker=%s owed=%d reason=%r", broker, owed, why.reason)
         self._members.lost(broker, now_ms(), random.random())
+        if was_attached:
+            self._perform(self._members.tick(now_ms()))
         self._wake()
 
     def _forget(self, broker: str) -> Link | None:

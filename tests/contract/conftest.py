@@ -31,6 +31,7 @@ from messagebus import (
 from messagebus._io.link import dial
 from messagebus._io.registering import credentials
 from messagebus.broker import Broker
+from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR
 
@@ -109,7 +110,7 @@ class Bus:
         self,
         subscription: str = "billing",
         *,
-        destination: str = "",
+        destination: Destination | Source | str = "",
         start: bool = True,
         **settings: Any,
     ) -> Client:
@@ -135,6 +136,11 @@ class Bus:
             await client.call("start", **how)
             self._stack.push_async_callback(client.call, "stop", 0)
         return client
+
+    def pass_time(self, seconds: float) -> None:
+        """In memory it passes now; on RabbitMQ it passes while the test waits for what comes of it."""
+        if self._config is None:
+            self._memory.advance(seconds)
 
     async def parked(self, broker: str, subscription: str) -> int:
         """How many messages lie in the parking queue of the broker."""
