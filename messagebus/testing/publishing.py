@@ -121,6 +121,9 @@ class MemoryPublishDriver:
         self._loop.call_soon(self._pump)
         return ticket
 
+    def packing_of(self, shape: Shape) -> None:
+        """Nothing is packed in memory."""
+
     def _post_pump(self) -> None:
         """From any thread."""
         self._loop.call_soon_threadsafe(self._pump)
