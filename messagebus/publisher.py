@@ -151,6 +151,7 @@ class Publisher:
             raise Stopped(f"a publisher starts once; this one is {self._status.value}")
         if require not in (None, "one"):
             raise ValueError(f"require={require!r}: None or 'one'")
+        self._pid = os.getpid()  # made before a fork and started after it is well
         self._thread = LoopThread("messagebus-publisher")
         self._driver = self._thread.run(self._make_driver())
         self._status = RUNNING

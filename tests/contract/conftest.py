@@ -30,6 +30,7 @@ from messagebus import (
 from messagebus._io.link import dial
 from messagebus._io.registering import credentials
 from messagebus.broker import Broker
+from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR
 
@@ -104,7 +105,7 @@ class Bus:
         self,
         subscription: str = "billing",
         *,
-        destination: str = "",
+        destination: Destination | Source | str = "",
         start: bool = True,
         **settings: Any,
     ) -> Client:
