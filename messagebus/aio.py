@@ -17,6 +17,7 @@ from messagebus._io.tickets import Many, Shape, Waiter
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
+from messagebus.core.packing import bundled
 from messagebus.destination import Destination, Source
 from messagebus.errors import BacklogFull, Stopped
 from messagebus.hooks import Hooks
@@ -110,10 +111,14 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish, return the future of its end. As `Publisher.submit`."""
-        outgoing = self._outgoing.read(destination, payload, options)
+        # As `_accept`, written out: a coroutine less for each message, 0.2 of 1.6 us.
+        shape, body, message = self._outgoing.read(destination, payload, options)
         driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
-        await self._accept(driver, outgoing, timeout_s, future)
+        timeout_ms = self._timeout_ms(timeout_s)
+        if self._waiting or not driver.outbox.has_room(len(body)):
+            timeout_ms = await self._wait_for_room(len(body), timeout_ms)
+        driver.submit(shape, body, message, timeout_ms, future)
         return future
 
     async def send(
@@ -159,10 +164,21 @@ class AsyncPublisher:
         finished: asyncio.Future[None] = self._loop.create_future()
         many = Many(finished)
         timeout_ms = self._timeout_ms(timeout_s)
-        for payload in payloads:
+        bare = read(destination, b"", {})[0]
+        packing = None if options else driver.packing_of(bare)
+        given: Iterable[Payload | list[bytes]] = payloads
+        if packing is not None:
+            given = bundled(payloads, packing)
+        for payload in given:
+            left_ms = timeout_ms
+            if isinstance(payload, list):
+                size, count = sum(map(len, payload)), len(payload)
+                if self._waiting or not driver.outbox.has_room(size, count):
+                    left_ms = await self._wait_for_room(size, timeout_ms, count)
+                many.add(driver.submit_bundle(bare, payload, left_ms, many))
+                continue
             # As `_accept`, written out: a coroutine for each message costs 0.2 of 1.3 us.
             shape, body, message = read(destination, payload, options)
-            left_ms = timeout_ms
             if self._waiting or not driver.outbox.has_room(len(body)):
                 left_ms = await self._wait_for_room(len(body), timeout_ms)
             many.add(driver.submit(shape, body, message, left_ms, many))
@@ -230,7 +246,7 @@ class AsyncPublisher:
             raise Stopped(f"the publisher is {self._status.value}")
         return self._driver
 
-    async def _wait_for_room(self, size: int, timeout_ms: int) -> int:
+    async def _wait_for_room(self, size: int, timeout_ms: int, count: int = 1) -> int:
         """Returns how much of the time is left. Raises BacklogFull. First come, first served."""
         until_ms = now_ms() + timeout_ms
         room: asyncio.Future[None] = self._loop.create_future()
@@ -239,7 +255,7 @@ class AsyncPublisher:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
                     await room
-                    if self._running().outbox.has_room(size):
+                    if self._running().outbox.has_room(size, count):
                         return max(1, until_ms - now_ms())
                     room = self._loop.create_future()
                     self._waiting.appendleft(room)
