@@ -115,6 +115,9 @@ class AsyncPublisher:
         shape, body, message = self._outgoing.read(destination, payload, options)
         driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
+        if self._hooks is not None:
+            await self._accept(driver, (shape, body, message), timeout_s, future)
+            return future
         timeout_ms = self._timeout_ms(timeout_s)
         if self._waiting or not driver.outbox.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
