@@ -16,12 +16,20 @@ from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from bench.errors import BenchError
+from messagebus.errors import RecordingFailed
 from messagebus.events import body_hash
 from messagebus.message import Delivery
 from messagebus.outcome import Outcome, Published
 
-__all__ = ["Anchor", "DeliveredFile", "Entry", "PublishedFile", "Recorder", "anchor_now"]
+__all__ = [
+    "Anchor",
+    "DeliveredFile",
+    "Entry",
+    "EventFile",
+    "PublishedFile",
+    "anchor_now",
+    "message_id_hex",
+]
 
 # A block is written when it is that large or that old, whichever comes first. 64 KiB is some 150
 # rows: one write() of 20 us for 150 rows of 2 us.
@@ -47,8 +55,8 @@ def anchor_now(process: str) -> Anchor:
     return Anchor(socket.gethostname(), process, wall - (before + after) // 2)
 
 
-class Recorder:
-    """Appends lines to a new file. Raises BenchError when the file exists: a run is never mixed."""
+class EventFile:
+    """Appends lines to a new file. Raises RecordingFailed when the file exists: a run is never mixed."""
 
     def __init__(self, path: Path, anchor: Anchor, *, clock_ns: Callable[[], int]) -> None:
         self.path = path
@@ -56,7 +64,7 @@ class Recorder:
         try:
             self._file = path.open("xb", buffering=0)
         except OSError as fault:
-            raise BenchError(f"{path}: cannot write events: {fault.strerror}") from fault
+            raise RecordingFailed(f"{path}: cannot write events: {fault.strerror}") from fault
         self._lines: list[str] = []
         self._size = 0
         self._written_ns = clock_ns()
@@ -76,7 +84,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held. Raises BenchError when the disk does not take it."""
+        """Write what is held. Raises RecordingFailed when the disk does not take it."""
         if not self._lines:
             return
         self._lines.append("")
@@ -87,7 +95,7 @@ class Recorder:
             while block:
                 block = block[self._file.write(block) :]
         except OSError as fault:
-            raise BenchError(f"{self.path}: cannot write events: {fault.strerror}") from fault
+            raise RecordingFailed(f"{self.path}: cannot write events: {fault.strerror}") from fault
         self._written_ns = self._clock_ns()
 
     def close(self) -> None:
@@ -114,7 +122,7 @@ class Entry(NamedTuple):
 class PublishedFile:
     """The publishes of one process to one topic."""
 
-    def __init__(self, recorder: Recorder, *, run_id: str, topic: str, publisher: str) -> None:
+    def __init__(self, recorder: EventFile, *, run_id: str, topic: str, publisher: str) -> None:
         self._write = recorder.write
         self._head = (
             f'{{"run_id":{quote(run_id)},"topic":{quote(topic)},"publisher":{quote(publisher)}'
@@ -137,7 +145,7 @@ class DeliveredFile:
     """The deliveries of one process from one subscription."""
 
     def __init__(
-        self, recorder: Recorder, *, run_id: str, topic: str, subscription: str, consumer: str
+        self, recorder: EventFile, *, run_id: str, topic: str, subscription: str, consumer: str
     ) -> None:
         self._write = recorder.write
         self._head = (
