@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from messagebus.errors import RecordingFailed
 from messagebus.events import body_hash
@@ -26,6 +26,7 @@ __all__ = [
     "DeliveredFile",
     "Entry",
     "EventFile",
+    "Lines",
     "PublishedFile",
     "anchor_now",
     "message_id_hex",
@@ -67,14 +68,24 @@ class EventFile:
             raise RecordingFailed(f"{path}: cannot write events: {fault.strerror}") from fault
         self._lines: list[str] = []
         self._size = 0
+        self.lines = 0
+        """How many it was given, the anchor too."""
+        self.bytes = 0
+        """How large the file is, once all of them are written."""
         self._written_ns = clock_ns()
         self.write(json.dumps({"anchor": anchor._asdict()}))
-        self.flush()
+        try:
+            self.flush()
+        except RecordingFailed:
+            self._file.close()
+            raise
 
     def write(self, line: str) -> None:
         """Keep one line (without its end); writes the block when it is large."""
         self._lines.append(line)
         self._size += len(line)
+        self.lines += 1
+        self.bytes += len(line) + 1
         if self._size >= BLOCK_BYTES:
             self.flush()
 
@@ -109,6 +120,12 @@ class EventFile:
         self.close()
 
 
+class Lines(Protocol):
+    """Takes rows, one line each, without its end."""
+
+    def write(self, line: str) -> None: ...
+
+
 class Entry(NamedTuple):
     """One message as it was handed to the publisher."""
 
@@ -122,8 +139,8 @@ class Entry(NamedTuple):
 class PublishedFile:
     """The publishes of one process to one topic."""
 
-    def __init__(self, recorder: EventFile, *, run_id: str, topic: str, publisher: str) -> None:
-        self._write = recorder.write
+    def __init__(self, lines: Lines, *, run_id: str, topic: str, publisher: str) -> None:
+        self._write = lines.write
         self._head = (
             f'{{"run_id":{quote(run_id)},"topic":{quote(topic)},"publisher":{quote(publisher)}'
         )
@@ -134,7 +151,7 @@ class PublishedFile:
         confirmed = published.outcome is Outcome.CONFIRMED
         confirmed_ns = f',"confirmed_ns":{published.settled_ns}' if confirmed else ""
         self._write(
-            f'{self._head},"message_id":{quote(published.message_id)},"broker":{quote(published.broker)}'
+            f'{self._head},"message_id":{quote(message_id_hex(published.message_id))},"broker":{quote(published.broker)}'
             f',"sequence":{sequence},"key":{quote(key)},"size":{size},"body_hash":"{digest}"'
             f',"outcome":"{published.outcome.value}","attempts":{published.attempts}'
             f',"intended_ns":{intended_ns},"sent_ns":{published.sent_ns}{confirmed_ns}}}'
@@ -145,9 +162,9 @@ class DeliveredFile:
     """The deliveries of one process from one subscription."""
 
     def __init__(
-        self, recorder: EventFile, *, run_id: str, topic: str, subscription: str, consumer: str
+        self, lines: Lines, *, run_id: str, topic: str, subscription: str, consumer: str
     ) -> None:
-        self._write = recorder.write
+        self._write = lines.write
         self._head = (
             f'{{"run_id":{quote(run_id)},"topic":{quote(topic)}'
             f',"subscription":{quote(subscription)},"consumer":{quote(consumer)}'

@@ -123,7 +123,7 @@ def test_a_publish_has_the_columns_of_the_events(
     key: str, name: str, broker: str, outcome: Outcome
 ) -> None:
     lines = Lines()
-    rows = PublishedFile(lines, run_id="r", topic="t", publisher=name)  # type: ignore[arg-type]
+    rows = PublishedFile(lines, run_id="r", topic="t", publisher=name)
     published = Published(
         message_id=ID,
         outcome=outcome,
@@ -172,7 +172,7 @@ def delivery(**fields: object) -> Delivery:
 def test_a_delivery_has_the_columns_of_the_events(key: str, name: str) -> None:
     lines = Lines()
     rows = DeliveredFile(
-        lines,  # type: ignore[arg-type]
+        lines,
         run_id="r",
         topic="t",
         subscription="s",
@@ -204,7 +204,7 @@ def test_a_delivery_has_the_columns_of_the_events(key: str, name: str) -> None:
 def test_headers_of_a_foreign_publisher_leave_their_columns_out() -> None:
     lines = Lines()
     rows = DeliveredFile(
-        lines,  # type: ignore[arg-type]
+        lines,
         run_id="r",
         topic="t",
         subscription="s",
