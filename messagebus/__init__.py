@@ -55,6 +55,19 @@ from messagebus.errors import (
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.outgoing import Options, Payload
+from messagebus.parked import (
+    ParkedCount,
+    ParkedCounts,
+    ParkedFilter,
+    ParkedMessage,
+    ParkedMessages,
+    ParkedMoved,
+    ParkedProgress,
+    count_parked,
+    purge_parked,
+    read_parked,
+    redrive_parked,
+)
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
 from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
@@ -92,6 +105,13 @@ __all__ = [
     "NotReady",
     "Options",
     "Outcome",
+    "ParkedCount",
+    "ParkedCounts",
+    "ParkedFilter",
+    "ParkedMessage",
+    "ParkedMessages",
+    "ParkedMoved",
+    "ParkedProgress",
     "Payload",
     "PublishError",
     "Published",
@@ -118,11 +138,15 @@ __all__ = [
     "Unroutable",
     "WrongPayload",
     "brokers",
+    "count_parked",
     "count_subscriptions",
     "declare",
     "delete_subscriptions",
     "parse_destination",
+    "purge_parked",
     "purge_subscriptions",
+    "read_parked",
+    "redrive_parked",
 ]
 
 # The library says nothing unless the application listens.
