@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -77,12 +78,12 @@ def _filters(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--broker", "brokers", multiple=True, help="Only on this HOST:PORT; several."),
     )
 
+    @functools.wraps(command)  # with the options that it has already
     def taking_options(**values: Any) -> int:
         names = ("older_than_s", "newer_than_s", "reason", "key", "match", "brokers")
         where = ParkedFilter(**{name: values.pop(name) for name in names})
         return command(where=where, **values)
 
-    taking_options.__name__, taking_options.__doc__ = command.__name__, command.__doc__
     made: Callable[..., int] = taking_options
     for option in reversed(options):
         made = option(made)
@@ -115,8 +116,10 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
     found = parked.count_parked(_bus(), names, where=where)
     if as_json:
         _print_json({"parked": [_count_row(each) for each in found.counts]}, found.faults)
-    else:
+    elif found.counts:
         _print_counts(found)
+    else:
+        click.echo("nothing is parked", err=True)
     return _tell(found.faults)
 
 

@@ -253,7 +253,7 @@ def test_nothing_differs_from_itself(wanted: Wanted) -> None:
 
 
 # ---------------------------------------------------------------------- delivery limit
-LIMITED = [
+LIMITED: list[Subscription | Queue] = [
     Subscription(Topic("orders"), "billing", delivery_limit=3),
     Queue("jobs", delivery_limit=3),
 ]
