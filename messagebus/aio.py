@@ -13,6 +13,7 @@ from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Many, Shape, Waiter
+from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
 from messagebus.destination import Destination, Source
@@ -46,6 +47,7 @@ class AsyncPublisher:
     def __init__(self, bus: BusConfig, config: PublisherConfig | None = None) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
         self._outgoing = Outgoing()
@@ -183,7 +185,10 @@ class AsyncPublisher:
         return publisher_stats(self._driver)
 
     def _make_driver(self) -> PublishDriver:
-        return PublishDriver(self._bus, self._config, self._on_room)
+        return PublishDriver(self._bus, self._config, self._on_room, self._wire)
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not RUNNING:
@@ -245,6 +250,7 @@ class AsyncConsumer:
         self._bus = bus
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: ConsumeDriver | None = None
         self._ready = asyncio.Event()
@@ -382,7 +388,10 @@ class AsyncConsumer:
         return self._started().stats()
 
     def _make_driver(self) -> ConsumeDriver:
-        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set)
+        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set, self._wire)
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def _started(self) -> ConsumeDriver:
         if self._driver is None:

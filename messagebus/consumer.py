@@ -13,6 +13,7 @@ from typing import Self
 from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.loopthread import LoopThread
+from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import AlreadySettled, NameInvalid, NotReady, RegistrationIncomplete, Stopped
@@ -88,6 +89,7 @@ class Consumer:
         self._bus = bus
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: ConsumeDriver | None = None
@@ -130,9 +132,12 @@ class Consumer:
         return self._driver.registration is not None and self._driver.registration.complete
 
     async def _make_driver(self) -> ConsumeDriver:
-        driver = ConsumeDriver(self._bus, self._source, self._config, self._on_ready)
+        driver = ConsumeDriver(self._bus, self._source, self._config, self._on_ready, self._wire)
         driver.start()
         return driver
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def stop(self, drain_s: float = DRAIN_S) -> int:
         """Take no more, wait up to drain_s for open answers, hang up.

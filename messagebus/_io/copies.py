@@ -15,6 +15,7 @@ from collections.abc import Callable
 from messagebus._io.properties import with_headers
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Address, Shape
+from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Source
 from messagebus.message import Message
@@ -34,8 +35,8 @@ STOP_TIMEOUT_S = 2.0
 class Copies:
     """The copies of one consumer's deliveries."""
 
-    def __init__(self, bus: BusConfig, source: Source) -> None:
-        self._bus, self._source = bus, source
+    def __init__(self, bus: BusConfig, source: Source, wire: Wire) -> None:
+        self._bus, self._source, self._wire = bus, source, wire
         self._driver: PublishDriver | None = None
 
     async def give_back(self, message: Message, wanted: Callable[[], bool]) -> bool:
@@ -71,7 +72,7 @@ class Copies:
 
     def _started(self) -> PublishDriver:
         if self._driver is None:
-            self._driver = PublishDriver(self._bus, PublisherConfig(), lambda: None)
+            self._driver = PublishDriver(self._bus, PublisherConfig(), lambda: None, self._wire)
             self._driver.start()
         return self._driver
 
