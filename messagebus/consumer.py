@@ -142,8 +142,12 @@ class Consumer:
     def stop(self, drain_s: float = DRAIN_S) -> int:
         """Take no more, wait up to drain_s for open answers, hang up.
 
-        Returns how many received deliveries had no answer: the brokers deliver them again.
+        Returns how many received deliveries had no answer: the brokers deliver them again, unless
+        the subscription goes with its consumer (`Subscription.ephemeral`): then it is deleted.
+        In a forked child it does nothing: what is open there is the parent's.
         """
+        if self._thread is not None and not self._thread.is_here:
+            return 0
         with self._arrived:
             if self._status is not Status.RUNNING:
                 self._status = Status.STOPPED
@@ -172,6 +176,7 @@ class Consumer:
     # ------------------------------------------------------------------ receiving
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """Wait for the next delivery; None after timeout_s, or when the consumer is stopped."""
+        self._running()
         until_ms = None if timeout_s is None else now_ms() + int(timeout_s * 1000)
         with self._arrived:
             while (delivery := self._next()) is None:
@@ -183,6 +188,7 @@ class Consumer:
 
     def receive_immediate(self) -> Delivery | None:
         """A delivery that has arrived already, or None."""
+        self._running()
         with self._arrived:
             return self._next()
 
@@ -219,10 +225,9 @@ class Consumer:
 
     def _next(self) -> Delivery | None:
         """Holds `_arrived`. What a lost link delivered comes again: it is not handed out twice."""
-        self._check_started()
         while self._ready and not self._paused:
             delivery = self._ready.popleft()
-            if self._driver is not None and delivery.ledger.is_live:
+            if delivery.ledger.is_live:
                 if self._config.at_most_once:
                     self._send_answer(delivery, "ack")
                 else:
@@ -304,9 +309,10 @@ class Consumer:
         self._answers.append((delivery, answer))
         if not self._woken:
             self._woken = True  # a race wakes twice, never not at all: cleared before taking
+            thread, _driver = self._running()
             # Stopped: the loop has ended and its links with it, the brokers deliver it again.
             with contextlib.suppress(Stopped):
-                self._running()[0].call_soon(self._take_answers)
+                thread.call_soon(self._take_answers)
 
     def _close(self, delivery: Delivery) -> None:
         try:
@@ -353,13 +359,11 @@ class Consumer:
     def _is_stopped(self) -> bool:
         return self._status is not Status.RUNNING
 
-    def _check_started(self) -> None:
-        if self._status is Status.INITIALIZED:
-            raise Stopped("not started")
-
     def _running(self) -> tuple[LoopThread, ConsumeDriver]:
+        """Raises Stopped before the start, and in a forked child: its copy is nobody's consumer."""
         if self._thread is None or self._driver is None:
             raise Stopped("not started")
+        self._thread.check_is_here()
         return self._thread, self._driver
 
 
