@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn
 import click
 
 from messagebus import directory
+from messagebus.commands import parked
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.destination import Destination, parse_destination
@@ -442,6 +443,9 @@ def _tell_unanswered(unanswered: Mapping[str, str]) -> int:
     for broker, why in sorted(unanswered.items()):
         click.echo(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
     return EXIT_FAILED if unanswered else 0
+
+
+cli.add_command(parked.group)
 
 
 # ---------------------------------------------------------------------- agent

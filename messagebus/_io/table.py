@@ -14,7 +14,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any
 
-__all__ = ["read_table"]
+__all__ = ["entry_spans", "read_table"]
 
 # RabbitMQ carries whatever fits a frame; deeper ones come as absent.
 DEPTH_MAX = 32
@@ -62,6 +62,27 @@ def read_table(raw: bytes, at: int) -> tuple[dict[str, Any], int]:
         raise IndexError(at)
     end = at + 4 + _LENGTH.unpack_from(raw, at)[0]
     return _table(raw, at + 4, min(end, len(raw)), 0), end
+
+
+def entry_spans(raw: bytes, at: int) -> tuple[list[tuple[str, int, int]], int]:
+    """Each entry of the table at this place, as (name, begin, end) in raw; and where the table ends.
+
+    Entries behind one that cannot be read are left out. Raises IndexError as `read_table`.
+    """
+    if at + 4 > len(raw):
+        raise IndexError(at)
+    end = at + 4 + _LENGTH.unpack_from(raw, at)[0]
+    spans, at = list[tuple[str, int, int]](), at + 4
+    try:
+        while at < min(end, len(raw)):
+            stop = at + 1 + raw[at]
+            name = raw[at + 1 : stop].decode("utf-8", "replace")
+            _, stop = _value(raw, stop, end, 0)
+            spans.append((name, at, stop))
+            at = stop
+    except (IndexError, StructError, _Unreadable):
+        pass
+    return spans, end
 
 
 def _table(raw: bytes, at: int, end: int, depth: int) -> dict[str, Any]:

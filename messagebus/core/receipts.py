@@ -13,9 +13,13 @@ and the broker gets its ack when every part has one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = ["Ack", "Ledger", "Ledgers", "Receipt"]
+
+
+NOT_OWED = object()
 
 
 class Receipt(NamedTuple):
@@ -46,13 +50,14 @@ class Ledger:
         self.broker, self.epoch = broker, epoch
         self.is_live = True
         """Until `end`. May be read from any thread."""
-        self._owed: dict[int, None] = {}  # tags without an answer, in the order of delivery
+        # Tags without an answer, in the order of delivery; none once the link has ended.
+        self._owed: dict[int, None] = {}
         self._acked: list[int] = []  # answered by ack and not yet sent
         self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
 
-    def delivered(self, tag: int) -> None:
-        """A delivery arrived that holds one message."""
-        self._owed[tag] = None
+    def delivered(self, tags: Iterable[int]) -> None:
+        """Deliveries arrived that hold one message each."""
+        self._owed.update(dict.fromkeys(tags))
 
     def batch_delivered(self, tag: int, parts: int, content: bytes) -> None:
         """A delivery arrived that holds several; content: given back by `half_answered`."""
@@ -63,18 +68,14 @@ class Ledger:
         """True exactly once, and only while the link lives; `flush` returns it then."""
         if part:
             return self.claim(tag, part) and self.part_done(tag, part)
-        if tag not in self._owed or not self.is_live:
+        if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
             return False
-        del self._owed[tag]
         self._acked.append(tag)
         return True
 
     def nack(self, tag: int) -> bool:
         """As `ack` for a delivery that is no batch; the caller sends the nack itself, at once."""
-        if tag not in self._owed or not self.is_live:
-            return False
-        del self._owed[tag]
-        return True
+        return self._owed.pop(tag, NOT_OWED) is not NOT_OWED
 
     def claim(self, tag: int, part: int) -> bool:
         """Somebody answers this part: True exactly once, and only while the link lives.

@@ -32,6 +32,7 @@ TESTED_ELSEWHERE = {
     "messagebus/_io/consuming.py": "tests/contract/test_consuming.py",
     "messagebus/_io/publishing.py": "tests/contract/test_publishing.py",
     "messagebus/_io/link.py": "tests/integration/test_client_publisher.py",
+    "messagebus/_io/parking.py": "tests/integration/test_parked.py",
     "messagebus/_io/copies.py": "tests/integration/test_batches.py",
     "messagebus/_io/dialer.py": "tests/fault/test_distinct_brokers.py",
     "messagebus/_io/control.py": "tests/integration/test_agent.py",

@@ -1,0 +1,1 @@
+"""Groups of the command `messagebus` that have a file of their own."""
