@@ -172,8 +172,8 @@ class MemoryLink:
         """On the loop: all that has come, and what follows from it once."""
         self._woken = False
         deliveries, told, on_contents = self._deliveries, self._told, self.pipe.on_contents
-        while deliveries and self.is_open:
-            on_contents([deliveries.popleft()])
+        if deliveries and self.is_open:
+            on_contents([deliveries.popleft() for _ in range(len(deliveries))])
         while told and (self.is_open or self._end is None):
             told.popleft()()
         if self.is_open:
