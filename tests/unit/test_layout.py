@@ -24,6 +24,8 @@ TESTED_ELSEWHERE = {
     "messagebus/testing/plugin_asyncio.py": "tests/integration/test_testing_plugin.py",
     "messagebus/_io/amqp.py": "tests/contract/test_publishing.py",
     "messagebus/_io/wire.py": "tests/contract/test_publishing.py",
+    "messagebus/_io/loopwatch.py": "tests/contract/test_handling.py",
+    "messagebus/_io/resting.py": "tests/contract/test_handling.py",
     "messagebus/_io/handlers.py": "tests/contract/test_handling.py",
     "messagebus/_io/marks.py": "tests/contract/test_handling.py",
     "messagebus/core/attempts.py": "tests/contract/test_handling.py",
