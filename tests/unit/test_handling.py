@@ -113,9 +113,7 @@ def test_a_password_is_hidden_as_it_is_and_as_in_an_address() -> None:
 
 
 @given(st.integers(0, 9_000), st.integers(1, 40), st.text("xyzé", max_size=9_000))
-def test_no_part_of_a_password_is_left_wherever_it_stands(
-    at: int, times: int, text: str
-) -> None:
+def test_no_part_of_a_password_is_left_wherever_it_stands(at: int, times: int, text: str) -> None:
     secret = "S3CRET-S3CRET-" * 20
     text = text[:at] + secret * times + text[at:]
     short = Words([secret]).short(text)

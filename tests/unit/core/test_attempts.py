@@ -46,7 +46,9 @@ def test_each_end_has_its_answer(end: End, attempt: int, park: bool, expected: o
     assert decide(RULE._replace(park=park), attempt, end, share=0.5) == expected
 
 
-@pytest.mark.parametrize(("after_ms", "waited_ms"), [(0, 0), (90_000, 90_000), (8 * DAY_MS, 7 * DAY_MS)])
+@pytest.mark.parametrize(
+    ("after_ms", "waited_ms"), [(0, 0), (90_000, 90_000), (8 * DAY_MS, 7 * DAY_MS)]
+)
 def test_a_handler_may_choose_the_delay_within_what_there_is(after_ms: int, waited_ms: int) -> None:
     assert decide(RULE, 1, End.LATER, after_ms=after_ms, share=1.0) == Retry(2, waited_ms)
 
@@ -135,9 +137,7 @@ class RunsMachine(RuleBasedStateMachine):
     @rule()
     def somebody_looks(self) -> None:
         late = [
-            each
-            for each in self.known
-            if not each.over and self.now_ns - each.since_ns >= LIMIT_NS
+            each for each in self.known if not each.over and self.now_ns - each.since_ns >= LIMIT_NS
         ]
         assert self.runs.overdue(self.now_ns) == [each.run for each in late]
         for each in late:
@@ -164,3 +164,15 @@ def test_without_a_limit_no_run_is_ever_late() -> None:
     run = runs.started("a", 0)
     assert runs.overdue(10**18) == []
     assert runs.ended(run)
+
+
+def test_a_run_that_overran_is_answered_once_and_is_seen_until_it_ends() -> None:
+    runs: Runs[str] = Runs(LIMIT_NS)
+    run, later = runs.started("a", 0), runs.started("b", 1)
+    assert runs.overdue(LIMIT_NS - 1) == []
+    assert runs.overdue(LIMIT_NS) == [run]
+    assert runs.overdue(LIMIT_NS) == []
+    assert (runs.open, runs.overran, len(runs.underway())) == ([later], 1, 2)
+    assert not runs.ended(run)
+    assert runs.ended(later)
+    assert runs.underway() == []
