@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Unroutable,
         WrongPayload,
     )
+    from messagebus.handling import Park, Reject, RetryLater, RetryPolicy
     from messagebus.hooks import Hooks
     from messagebus.message import Delivery, Message
     from messagebus.outcome import Durability, Outcome, Published
@@ -111,6 +112,7 @@ __all__ = [
     "NotReady",
     "Options",
     "Outcome",
+    "Park",
     "ParkedCount",
     "ParkedCounts",
     "ParkedFilter",
@@ -131,6 +133,9 @@ __all__ = [
     "Refused",
     "Registration",
     "RegistrationIncomplete",
+    "Reject",
+    "RetryLater",
+    "RetryPolicy",
     "Secret",
     "Source",
     "Status",
@@ -210,6 +215,7 @@ _HOMES = {
         "Unroutable",
         "WrongPayload",
     ),
+    "messagebus.handling": ("Park", "Reject", "RetryLater", "RetryPolicy"),
     "messagebus.hooks": ("Hooks",),
     "messagebus.message": ("Delivery", "Message"),
     "messagebus.outcome": ("Durability", "Outcome", "Published"),
