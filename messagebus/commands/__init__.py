@@ -1,0 +1,1 @@
+"""Groups of the command `messagebus`; `messagebus.__main__` adds them."""
