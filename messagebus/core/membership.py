@@ -152,6 +152,7 @@ class Membership:
         member = self._members.get(broker)
         if member is None:
             return
+        self.draining.discard(broker)
         if broker not in self._listed:
             del self._members[broker]
             return

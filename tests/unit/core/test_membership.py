@@ -86,6 +86,15 @@ def test_a_link_that_ends_soon_after_each_attach_is_dialled_ever_slower() -> Non
     assert made.next_due_ms() == now_ms + MAX_MS + FIRST_MS
 
 
+def test_a_dial_that_hung_for_long_is_no_link_that_lasted() -> None:
+    made = Membership(backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS)
+    made.refresh([A], 0)
+    made.lost(A, 2 * MAX_MS, 1.0)
+    made.tick(2 * MAX_MS + FIRST_MS)
+    made.lost(A, 4 * MAX_MS, 1.0)
+    assert made.next_due_ms() == 4 * MAX_MS + 2 * FIRST_MS
+
+
 def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
     made = Membership(backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS)
     made.refresh([A], 0)
@@ -306,6 +315,10 @@ class AgainstATable(RuleBasedStateMachine):
             **dict.fromkeys(self.open, State.OPEN),
             **dict.fromkeys(self.draining, State.DRAINING),
         }
+
+    @invariant()
+    def who_drains_is_told(self) -> None:
+        assert self.members.draining == self.draining.keys()
 
     @invariant()
     def whatever_waits_is_due_within_a_bound(self) -> None:
