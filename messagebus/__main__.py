@@ -1,4 +1,4 @@
-"""The command `messagebus`: publish, consume, declare, brokers, subscriptions, agent.
+"""The command `messagebus`: publish, consume, declare, brokers, subscriptions, worker, agent.
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
 MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/howto/settings.md). Errors are one line on
@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn
 import click
 
 from messagebus import directory
+from messagebus.commands.worker import worker
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.destination import Destination, parse_destination
@@ -442,6 +443,9 @@ def _tell_unanswered(unanswered: Mapping[str, str]) -> int:
     for broker, why in sorted(unanswered.items()):
         click.echo(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
     return EXIT_FAILED if unanswered else 0
+
+
+cli.add_command(worker)
 
 
 # ---------------------------------------------------------------------- agent

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,6 +23,7 @@ from messagebus.consumer import as_source
 from messagebus.destination import Destination, Source
 from messagebus.errors import ConfigError, Stopped
 from messagebus.handling import RetryPolicy
+from messagebus.hooks import Hooks
 from messagebus.outcome import Published
 from messagebus.outgoing import Options
 from messagebus.payloads import as_payload
@@ -82,6 +83,7 @@ class _Life:
     consumers: dict[str, AsyncConsumer]
     runs: list[asyncio.Task[None]] = field(default_factory=list)
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: asyncio.Future[int] | None = None
 
 
 class App:
@@ -104,12 +106,14 @@ class App:
         bus: BusConfig | None = None,
         *,
         publisher: PublisherConfig | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
-        self._bus, self._publisher_config = bus, publisher
+        self._bus, self._publisher_config, self._hooks = bus, publisher, tuple(hooks)
         self._clients: Clients | None = None
         self._subscribers: dict[Source, _Subscriber] = {}
         self._status = Status.INITIALIZED
         self._life: _Life | None = None
+        self._unanswered: Mapping[str, int] = {}
 
     # ------------------------------------------------------------------ declaring
     def subscriber(
@@ -174,7 +178,7 @@ class App:
         require: as in `AsyncConsumer.start`, for each of them. grace_s: for handlers at the stop.
         Raises NotReady, LoginRefused, ConfigError; then nothing runs.
         """
-        if self._life is not None:
+        if self._life is not None and not self._life.loop.is_closed():
             raise Stopped("the app runs already")
         self._life = life = self._new_life(grace_s)
         try:
@@ -196,13 +200,20 @@ class App:
         grace_s: None takes that of `start`. Returns how many deliveries were left without an answer:
         the brokers deliver them again.
         """
-        life, self._status = self._life, Status.STOPPED
+        life = self._life
         if life is None:
             return 0
+        if life.ending is None:
+            self._status = Status.STOPPED
+            wait_s = life.grace_s if grace_s is None else grace_s
+            life.ending = asyncio.ensure_future(self._end(life, wait_s))
+        return await asyncio.shield(life.ending)
+
+    async def _end(self, life: _Life, wait_s: float) -> int:
         life.stop_asked.set()
-        wait_s = life.grace_s if grace_s is None else grace_s
         try:
-            left = await _all(consumer.stop(wait_s) for consumer in life.consumers.values())
+            counts = await _all(consumer.stop(wait_s) for consumer in life.consumers.values())
+            self._unanswered = dict(zip(life.consumers, counts, strict=True))
             if life.runs:
                 await asyncio.wait(life.runs, timeout=RUNNERS_STOP_S)
             for task in life.runs:
@@ -211,7 +222,7 @@ class App:
         finally:
             await life.publisher.stop(PUBLISHER_STOP_S)
             self._life = None
-        return sum(left)
+        return sum(counts)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -322,6 +333,11 @@ class App:
         }
 
     @property
+    def unanswered(self) -> Mapping[str, int]:
+        """What the last stop left without an answer, by subscription or queue."""
+        return self._unanswered
+
+    @property
     def handlers(self) -> Mapping[str, str]:
         """The name of each subscription's or queue's handler."""
         return {str(each.source): each.name for each in self._subscribers.values()}
@@ -396,7 +412,9 @@ def _signals_heard(life: _Life) -> Iterator[None]:
     """SIGTERM and SIGINT ask for a stop, once each; afterwards they do what they did before."""
     heard: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
-        heard = [signal.SIGTERM, signal.SIGINT]
+        wanted = (signal.SIGTERM, signal.SIGINT)
+        # Who started us may want us deaf for one of them, as a shell does for background jobs.
+        heard = [each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN]
     for each in heard:
         life.loop.add_signal_handler(each, life.stop_asked.set)
     try:

@@ -73,7 +73,8 @@ def _work(
 async def _supervise(
     target: str, processes: int, address: tuple[str, int] | None, grace_s: float
 ) -> int:
-    command = child_command(target, ["--grace-s", f"{grace_s:g}"])
+    verbose = bool(click.get_current_context().find_root().params.get("verbose"))
+    command = child_command(target, grace_s=grace_s, verbose=verbose)
     supervisor = Supervisor(command, processes, grace_s=grace_s, say=say)
     server = None if address is None else HealthServer(address, supervisor.ask())
     try:

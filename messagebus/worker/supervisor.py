@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from messagebus.core.backoff import backoff_ms
-from messagebus.worker.health import Answer, Ask, respond
+from messagebus.worker.health import TEXT, Answer, Ask, respond
 from messagebus.worker.pulse import LIVE_S, Look
 
 __all__ = ["PARENT_OPTION", "Supervisor", "how_it_ended", "together"]
@@ -40,6 +40,7 @@ class _Child:
     number: int
     process: asyncio.subprocess.Process | None = None
     look: Look = field(default_factory=lambda: {"ready": False, "status": "starting"})
+    heard: bool = False
     heard_s: float = 0.0
     failures: int = 0
 
@@ -88,7 +89,7 @@ class Supervisor:
             started_s = time.monotonic()
             ended = await self._live(child)
             if self._stopping.is_set():
-                if ended != EXIT_STOPPED:
+                if not is_polite(ended, heard=child.heard):
                     self._code = self._code or EXIT_FAILED
                 return
             if ended == EXIT_USAGE:
@@ -106,7 +107,7 @@ class Supervisor:
             child.process = process = await asyncio.create_subprocess_exec(
                 *self._command, PARENT_OPTION, str(theirs.fileno()), pass_fds=[theirs.fileno()]
             )
-        child.heard_s = time.monotonic()
+        child.heard, child.heard_s = False, time.monotonic()
         reading = asyncio.create_task(self._hear(child, ours))
         if self._stopping.is_set():  # asked while it was being started
             _send(child, signal.SIGTERM)
@@ -136,6 +137,7 @@ class Supervisor:
         with contextlib.suppress(OSError, ValueError):
             while told := await reader.readline():
                 child.look, child.heard_s = json.loads(told), time.monotonic()
+                child.heard = True
                 self._loaded.set()
         writer.close()
 
@@ -158,6 +160,8 @@ class Supervisor:
                 for child in self._children
                 if child.process is not None and now_s - child.heard_s > LIVE_S
             ]
+            if path == "/metrics":
+                return Answer(404, TEXT, b"each process has its own metrics\n")
             looks = {child.name: child.look for child in self._children}
             stopping = self._stopping.is_set()
             return respond(path, together(looks, stopping), "; ".join(late) or None)
@@ -172,6 +176,11 @@ def together(looks: dict[str, Look], stopping: bool) -> Look:
         "status": "stopping" if stopping else "running",
         "workers": looks,
     }
+
+
+def is_polite(code: int, *, heard: bool) -> bool:
+    """Whether a child that was told to end did so well. heard: it had begun its work."""
+    return code == EXIT_STOPPED or (code == -signal.SIGTERM and not heard)
 
 
 def how_it_ended(code: int) -> str:
@@ -189,6 +198,7 @@ def _send(child: _Child, number: signal.Signals) -> None:
             child.process.send_signal(number)
 
 
-def child_command(target: str, options: Sequence[str]) -> list[str]:
-    """How this command runs itself again."""
-    return [sys.executable, "-m", "messagebus", "worker", target, *options]
+def child_command(target: str, *, grace_s: float, verbose: bool) -> list[str]:
+    """How this command runs itself again, for one process."""
+    command = [sys.executable, "-m", "messagebus", *(["--verbose"] if verbose else [])]
+    return [*command, "worker", target, "--grace-s", f"{grace_s:g}"]
