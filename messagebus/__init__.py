@@ -52,6 +52,7 @@ from messagebus.errors import (
     Unroutable,
     WrongPayload,
 )
+from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.outgoing import Options, Payload
@@ -78,6 +79,7 @@ __all__ = [
     "Delivery",
     "Destination",
     "Durability",
+    "Hooks",
     "LinkError",
     "LinkLost",
     "ListError",
