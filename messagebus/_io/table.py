@@ -7,14 +7,14 @@ https://www.rabbitmq.com/amqp-0-9-1-errata section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from struct import Struct
 from struct import error as StructError
 from typing import Any
 
-__all__ = ["read_table"]
+__all__ = ["read_table", "table_entries"]
 
 # RabbitMQ carries whatever fits a frame; deeper ones come as absent.
 DEPTH_MAX = 32
@@ -62,6 +62,23 @@ def read_table(raw: bytes, at: int) -> tuple[dict[str, Any], int]:
         raise IndexError(at)
     end = at + 4 + _LENGTH.unpack_from(raw, at)[0]
     return _table(raw, at + 4, min(end, len(raw)), 0), end
+
+
+def table_entries(raw: bytes) -> Iterator[tuple[str, bytes]]:
+    """The entries of a table, length first, as they are: name, and the bytes with its name in them.
+
+    What cannot be read comes last, whole, under no name.
+    """
+    at, end = _LENGTH.size, len(raw)
+    while at < end:
+        start = at
+        try:
+            stop = at + 1 + raw[at]
+            _, at = _value(raw, stop, end, 0)
+        except (IndexError, StructError, _Unreadable):
+            yield "", raw[start:]
+            return
+        yield raw[start + 1 : stop].decode("utf-8", "replace"), raw[start:at]
 
 
 def _table(raw: bytes, at: int, end: int, depth: int) -> dict[str, Any]:

@@ -46,24 +46,25 @@ class Ledger:
         self.broker, self.epoch = broker, epoch
         self.is_live = True
         """Until `end`. May be read from any thread."""
-        self._owed: dict[int, None] = {}  # tags without an answer, in the order of delivery
+        # Tags without an answer, in the order of delivery; True when somebody answers one by a copy.
+        self._owed: dict[int, bool] = {}
         self._acked: list[int] = []  # answered by ack and not yet sent
         self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
 
     def delivered(self, tag: int) -> None:
         """A delivery arrived that holds one message."""
-        self._owed[tag] = None
+        self._owed[tag] = False
 
-    def batch_delivered(self, tag: int, parts: int, content: bytes) -> None:
-        """A delivery arrived that holds several; content: given back by `half_answered`."""
-        self._owed[tag] = None
+    def batch_delivered(self, tag: int, parts: int, content: tuple[bytes, bytes]) -> None:
+        """A delivery arrived that holds several; content: properties and body, given back by `half_answered`."""
+        self._owed[tag] = False
         self._parts[tag] = _Parts(parts, content)
 
     def ack(self, tag: int, part: int = 0) -> bool:
         """True exactly once, and only while the link lives; `flush` returns it then."""
         if part:
-            return self.claim(tag, part) and self.part_done(tag, part)
-        if tag not in self._owed or not self.is_live:
+            return self.claim(tag, part) and self.claim_done(tag, part)
+        if self._owed.get(tag, True) or not self.is_live:
             return False
         del self._owed[tag]
         self._acked.append(tag)
@@ -71,31 +72,50 @@ class Ledger:
 
     def nack(self, tag: int) -> bool:
         """As `ack` for a delivery that is no batch; the caller sends the nack itself, at once."""
-        if tag not in self._owed or not self.is_live:
+        if self._owed.get(tag, True) or not self.is_live:
             return False
         del self._owed[tag]
         return True
 
     def claim(self, tag: int, part: int) -> bool:
-        """Somebody answers this part: True exactly once, and only while the link lives.
+        """Somebody answers this delivery, or this part of one: True exactly once, while the link lives.
 
-        `part_done` follows when what the answer needs (a copy elsewhere) is done.
+        `claim_done` follows when what the answer needs (a copy elsewhere) is done.
         """
+        if not self.is_live:
+            return False
+        if not part:
+            if self._owed.get(tag, True):
+                return False
+            self._owed[tag] = True
+            return True
         parts = self._parts.get(tag)
-        if parts is None or part not in parts.open or not self.is_live:
+        if parts is None or part not in parts.open:
             return False
         parts.open.remove(part)
         return True
 
-    def part_done(self, tag: int, part: int) -> bool:
-        """A claimed part has its answer. The last one acks the delivery. False: the link has ended."""
-        parts = self._parts.get(tag)
-        if parts is None or not self.is_live:
+    def claim_done(self, tag: int, part: int) -> bool:
+        """What is claimed has its answer; a batch is acked by its last one. False: the link has ended."""
+        if not self.is_live:
             return False
-        parts.undone -= 1
-        if not parts.undone:
-            del self._parts[tag], self._owed[tag]
-            self._acked.append(tag)
+        if part:
+            parts = self._parts.get(tag)
+            if parts is None:
+                return False
+            parts.undone -= 1
+            if parts.undone:
+                return True
+            del self._parts[tag]
+        del self._owed[tag]
+        self._acked.append(tag)
+        return True
+
+    def claim_refused(self, tag: int) -> bool:
+        """What is claimed, and no batch, gets a nack, which the caller sends. False: the link has ended."""
+        if not self.is_live:
+            return False
+        del self._owed[tag]
         return True
 
     def flush(self) -> list[Ack]:
@@ -116,7 +136,7 @@ class Ledger:
     def owed(self) -> int:
         return len(self._owed)
 
-    def half_answered(self) -> list[tuple[int, list[int], bytes]]:
+    def half_answered(self) -> list[tuple[int, list[int], tuple[bytes, bytes]]]:
         """Batches some of whose parts are answered: tag, the parts that nobody answers yet, content."""
         return [
             (tag, sorted(parts.open), parts.content)
@@ -137,7 +157,7 @@ class Ledger:
 class _Parts:
     __slots__ = ("content", "count", "open", "undone")
 
-    def __init__(self, count: int, content: bytes) -> None:
+    def __init__(self, count: int, content: tuple[bytes, bytes]) -> None:
         self.count = self.undone = count
         self.content = content
         self.open = set(range(1, count + 1))

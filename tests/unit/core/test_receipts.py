@@ -96,7 +96,7 @@ def test_owed_counts_what_has_no_answer() -> None:
 # ---------------------------------------------------------------------- batches
 def batch(parts: int) -> Ledger:
     made = ledger()
-    made.batch_delivered(1, parts, b"content")
+    made.batch_delivered(1, parts, CONTENT)
     return made
 
 
@@ -126,7 +126,7 @@ def test_a_claimed_part_holds_the_batch_until_it_is_done() -> None:
     assert made.claim(1, 1)
     assert made.ack(1, 2)
     assert made.flush() == []
-    assert made.part_done(1, 1)
+    assert made.claim_done(1, 1)
     assert made.flush() == [Ack(1, False)]
 
 
@@ -134,16 +134,16 @@ def test_a_batch_dies_with_its_link() -> None:
     made = batch(2)
     made.claim(1, 1)
     made.end()
-    assert not made.part_done(1, 1)
+    assert not made.claim_done(1, 1)
     assert not made.ack(1, 2)
 
 
 def test_only_batches_with_an_answered_and_an_open_part_are_half_answered() -> None:
     made = batch(3)
-    made.batch_delivered(2, 2, b"untouched")
+    made.batch_delivered(2, 2, CONTENT)
     assert made.half_answered() == []
     made.ack(1, 2)
-    assert made.half_answered() == [(1, [1, 3], b"content")]
+    assert made.half_answered() == [(1, [1, 3], CONTENT)]
     made.ack(1, 1)
     made.ack(1, 3)
     assert made.half_answered() == []
@@ -171,7 +171,7 @@ class AgainstABroker(RuleBasedStateMachine):
             self.last_tag += 1
             self.unacked.add(self.last_tag)
             if count:
-                self.ledger.batch_delivered(self.last_tag, count, b"")
+                self.ledger.batch_delivered(self.last_tag, count, CONTENT)
             else:
                 self.ledger.delivered(self.last_tag)
             self.open[self.last_tag] = set(range(1, count + 1)) if count else {0}
