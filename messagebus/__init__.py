@@ -3,6 +3,7 @@
 import logging
 
 from messagebus.aio import AsyncConsumer, AsyncPublisher
+from messagebus.app import App
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
@@ -62,6 +63,7 @@ from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
 
 __all__ = [
     "AlreadySettled",
+    "App",
     "AsyncConsumer",
     "AsyncPublisher",
     "BacklogFull",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -12,11 +11,11 @@ from types import ModuleType
 from messagebus.app import App
 from messagebus.errors import ConfigError
 from messagebus.handling import Words
+from messagebus.worker.places import of_application
 
 __all__ = ["load"]
 
 DEFAULT_NAME = "app"
-_LIBRARY = str(Path(__file__).resolve().parents[1])
 
 
 def load(target: str) -> App:
@@ -28,8 +27,8 @@ def load(target: str) -> App:
     module_name, _, path = target.partition(":")
     if not module_name or module_name.startswith("."):
         raise ConfigError(f"{target!r}: module:app wanted, as in shop.orders:app")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
     found: object = _import(module_name)
     for name in (path or DEFAULT_NAME).split("."):
         if not hasattr(found, name):
@@ -47,7 +46,7 @@ def _import(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as fault:
         if fault.name is not None and (name == fault.name or name.startswith(f"{fault.name}.")):
-            raise ConfigError(f"no module {name!r} in {os.getcwd()} or sys.path") from None
+            raise ConfigError(f"no module {name!r} in {Path.cwd()} or sys.path") from None
         raise ConfigError(_told(name, fault)) from fault
     except BaseException as fault:  # SystemExit too: a script without `if __name__ ...`
         raise ConfigError(_told(name, fault)) from fault
@@ -61,12 +60,7 @@ def where(fault: BaseException) -> str:
     """``file:line`` of the application's innermost line on the way to it."""
     if isinstance(fault, SyntaxError) and fault.filename:
         return f"{fault.filename}:{fault.lineno}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(fault.__traceback__)
-        if not frame.filename.startswith(("<frozen", _LIBRARY))
-        and not frame.filename.startswith(os.path.dirname(importlib.__file__))
-    ]
+    frames = of_application(traceback.extract_tb(fault.__traceback__))
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "not in any file"
 
 

@@ -47,7 +47,9 @@ class Parent:
 
     def watch(self, app: App) -> None:
         """Returns at once; goes on in a thread."""
-        threading.Thread(target=self._wait, args=(app,), name="messagebus-parent", daemon=True).start()
+        threading.Thread(
+            target=self._wait, args=(app,), name="messagebus-parent", daemon=True
+        ).start()
 
     def _wait(self, app: App) -> None:
         try:

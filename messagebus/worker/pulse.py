@@ -18,6 +18,7 @@ from typing import Any
 
 from messagebus.app import App
 from messagebus.stats import ConsumerStats, Status
+from messagebus.worker.places import of_application
 
 __all__ = ["LIVE_S", "Pulse", "Watchdog", "beat", "look"]
 
@@ -29,8 +30,6 @@ STUCK_S = 2.0
 # Not live: several times what a loaded machine makes a loop late, less than two heartbeats.
 LIVE_S = 10.0
 FRAMES_TOLD = 3
-_LIBRARY = str(Path(__file__).resolve().parents[1])
-_STANDARD = str(Path(asyncio.__file__).resolve().parent)
 
 Look = Mapping[str, Any]
 """What is told of an app: JSON."""
@@ -120,9 +119,7 @@ class Watchdog:
 def standing_at(thread_id: int) -> str:
     """The application's innermost lines in that thread, outermost first."""
     frame = sys._current_frames().get(thread_id)
-    found = [
-        f"{Path(each.filename).name}:{each.lineno} {each.name}"
-        for each in traceback.extract_stack(frame)
-        if not each.filename.startswith((_LIBRARY, _STANDARD, "<frozen"))
-    ]
-    return " > ".join(found[-FRAMES_TOLD:])
+    lines = of_application(traceback.extract_stack(frame))
+    return " > ".join(
+        f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in lines[-FRAMES_TOLD:]
+    )

@@ -54,9 +54,7 @@ class FakeApp(App):
         (FakeApp(Status.INITIALIZED), False, "starting"),
     ],
 )
-def test_an_app_is_ready_when_it_runs_and_is_attached(
-    app: App, ready: bool, status: str
-) -> None:
+def test_an_app_is_ready_when_it_runs_and_is_attached(app: App, ready: bool, status: str) -> None:
     told = look(app)
     assert (told["ready"], told["status"]) == (ready, status)
 
