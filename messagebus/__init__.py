@@ -53,6 +53,7 @@ from messagebus.errors import (
     Unroutable,
     WrongPayload,
 )
+from messagebus.handling import Park, Reject, RetryLater, RetryPolicy
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
@@ -96,6 +97,7 @@ __all__ = [
     "NotReady",
     "Options",
     "Outcome",
+    "Park",
     "Payload",
     "PublishError",
     "Published",
@@ -108,6 +110,9 @@ __all__ = [
     "Refused",
     "Registration",
     "RegistrationIncomplete",
+    "Reject",
+    "RetryLater",
+    "RetryPolicy",
     "Secret",
     "Source",
     "Status",

@@ -25,6 +25,7 @@ __all__ = [
     "RetryLater",
     "RetryPolicy",
     "Words",
+    "checked_after",
     "judge",
     "park_headers",
     "retry_headers",
@@ -110,8 +111,8 @@ class RetryLater(Exception):
     """
 
     def __init__(self, after_s: float | None = None, reason: str = "") -> None:
-        if after_s is not None and not 0 <= after_s <= DELAY_S_MAX:
-            raise ValueError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
+        if after_s is not None:
+            checked_after(after_s)
         super().__init__(reason or "the handler asks for another run")
         self.after_s = after_s
         self.reason = reason
@@ -133,6 +134,13 @@ class Reject(Exception):
         self.reason = reason
 
 
+def checked_after(after_s: float) -> int:
+    """The delay in ms. Raises ConfigError when there is none so long."""
+    if not 0 <= after_s <= DELAY_S_MAX:
+        raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
+    return round(after_s * 1000)
+
+
 def rule_of(policy: RetryPolicy) -> Rule:
     """The policy as the machine takes it."""
     return Rule(
@@ -149,10 +157,8 @@ def rule_of(policy: RetryPolicy) -> Rule:
 def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
     """What a run that ended so means, and the delay in ms that its handler asked for."""
     match error:
-        case RetryLater(after_s=None):
-            return End.LATER, None
-        case RetryLater(after_s=after_s):
-            return End.LATER, round(after_s * 1000)
+        case RetryLater():
+            return End.LATER, None if error.after_s is None else round(error.after_s * 1000)
         case Park():
             return End.PARK, None
         case Reject():

@@ -124,7 +124,9 @@ class Copies:
             stamp_ms=original.stamp_ms,
         )
         if len(properties) > PROPERTIES_BYTES_MAX:
-            log.warning("copy not possible message=%s reason=%r", message_id, "its headers fill a frame")
+            log.warning(
+                "copy not possible message=%s reason=%r", message_id, "its headers fill a frame"
+            )
             return Stored.CANNOT
         failures = unroutable = 0
         try:

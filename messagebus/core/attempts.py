@@ -100,16 +100,13 @@ def _delay_ms(rule: Rule, attempt: int, share: float) -> int:
 
 
 class Run(Generic[T]):
-    """One run. item: what is run. since_ns: when it began.
+    """One run. item: what is run. since_ns: when it began."""
 
-    overran: its time was over before it ended; it goes on, and its end changes nothing.
-    """
-
-    __slots__ = ("item", "near", "overran", "since_ns")
+    __slots__ = ("item", "since_ns")
 
     def __init__(self, item: T, since_ns: int) -> None:
-        self.item, self.since_ns = item, since_ns
-        self.overran = self.near = False
+        self.item = item
+        self.since_ns = since_ns
 
 
 class Runs(Generic[T]):
@@ -143,11 +140,14 @@ class Runs(Generic[T]):
                 break
             self._overran[run] = None  # first: it may end between these two lines
             if self._open.pop(run, self) is None:
-                run.overran = True
                 late.append(run)
             else:
                 del self._overran[run]
         return late
+
+    def is_overrunning(self, run: Run[T]) -> bool:
+        """Whether its time was over and it has not ended yet."""
+        return run in self._overran
 
     def underway(self) -> list[Run[T]]:
         """All that has not ended, what overran too, in no order."""

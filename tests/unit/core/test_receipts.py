@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from messagebus.core.receipts import Ack, Ledger, Ledgers
 
+CONTENT = (b"properties", b"content")
+
 
 def ledger(*tags: int) -> Ledger:
     made = Ledgers().connected("mb1:5672")
