@@ -56,11 +56,7 @@ class Ledger:
         self._owed[tag] = False
 
     def batch_delivered(self, tag: int, parts: int, content: tuple[bytes, bytes]) -> None:
-<<<<<<< HEAD
-        """A delivery arrived that holds several; content: properties and body, given back by `half_answered`."""
-=======
         """A delivery arrived that holds several; content: properties and body, for `half_answered`."""
->>>>>>> a
         self._owed[tag] = False
         self._parts[tag] = _Parts(parts, content)
 
