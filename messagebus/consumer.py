@@ -109,6 +109,7 @@ class Consumer:
         self._driver: ConsumeDriver | None = None
         # Taken from the driver and not yet received; bounded by handed_out_max.
         self._arrived = threading.Condition()
+        self._stopped = threading.Event()
         self._ready: deque[Delivery] = deque()
         self._open: set[Delivery] = set()
         self._answers: deque[tuple[Delivery, str | Copy]] = deque()
@@ -162,12 +163,14 @@ class Consumer:
         with self._arrived:
             if self._status is not Status.RUNNING:
                 self._status = Status.STOPPED
+                self._stopped.set()
                 return 0
             self._status = Status.STOPPED
             thread, driver = self._running()
             untouched = sum(delivery.ledger.is_live for delivery in self._ready)
             self._ready.clear()
             self._arrived.notify_all()
+        self._stopped.set()
         if drain_s is None:
             drain_s = self._grace_s
         left = thread.run(driver.stop(drain_s, untouched=untouched))
@@ -288,9 +291,7 @@ class Consumer:
         self._on_loop(ticking.start)
         try:
             threads.start(workers)
-            with self._arrived:
-                while self._status is Status.RUNNING:
-                    self._arrived.wait()
+            self._stopped.wait()
         except BaseException:
             self.stop(grace_s)
             raise

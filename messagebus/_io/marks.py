@@ -22,6 +22,7 @@ from messagebus._io.properties import (
     EXPIRATION,
     HEADERS,
     MESSAGE_ID,
+    OF_DEAD_LETTERING,
     PRIORITY,
     REPLY_TO,
     TIMESTAMP,
@@ -55,8 +56,8 @@ _BYTES = {DELIVERY_MODE: 1, PRIORITY: 1, TIMESTAMP: 8}
 _LEFT_OUT = EXPIRATION | USER_ID | CLUSTER_ID
 # RabbitMQ sends what bears these to the queues that they name as well.
 _ROUTING = frozenset({"CC", "BCC"})
-# Its own, in deliveries: of dead-lettering, of redelivery.
-_OF_THE_BROKER = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+# Its own, in deliveries.
+_OF_THE_BROKER = (*OF_DEAD_LETTERING, "x-delivery-count")
 
 _FLAGS = Struct(">H")
 _LENGTH = Struct(">I")

@@ -49,6 +49,9 @@ BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
 
 # Beyond it somebody wrote anything but seconds; in ms it still fits a header.
 STAMP_S_MAX = 1 << 40
+# RabbitMQ's own notes of dead-lettering, which is how a delayed message comes out of its step.
+OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
+NOT_SHOWN = (RESERVED_PREFIX, *OF_DEAD_LETTERING)
 
 _FLAGS = Struct(">H")
 _STAMP = Struct(">Q")
@@ -160,7 +163,7 @@ def decode(raw: bytes, body: bytes) -> Message:
         pass
     headers = fields.get("headers", NO_HEADERS)
     key = headers.pop(KEY_HEADER, "") if headers else ""
-    ours = {name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)}
+    ours = {name: value for name, value in headers.items() if not name.startswith(NOT_SHOWN)}
     priority = fields.get("priority")
     return _arrived(
         body=body,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from messagebus._io.batch import encode_entry
+from messagebus._io.copies import Original, Stored
 from messagebus._io.inbox import Inbox
 from messagebus._io.properties import encode
 from messagebus._io.properties import encode_entry as properties_of
@@ -41,16 +44,37 @@ class FakeCopies:
 
     def __init__(self) -> None:
         self.given_back: list[bytes] = []
+        self.later: list[tuple[bytes, int, dict[str, Any]]] = []
         self.parked: list[tuple[bytes, str]] = []
-        self.works = True
+        self.works, self.cannot = True, False
+        self.gate: asyncio.Event | None = None
 
-    async def give_back(self, message: Message, wanted: Callable[[], bool]) -> bool:
-        self.given_back.append(message.body)
-        return self.works and wanted()
+    async def again(
+        self,
+        original: Original,
+        headers: Mapping[str, Any],
+        wanted: Callable[[], bool],
+        *,
+        delay_ms: int = 0,
+    ) -> Stored:
+        if delay_ms:
+            self.later.append((original.body, delay_ms, dict(headers)))
+        else:
+            self.given_back.append(original.body)
+        return await self._end(wanted)
 
-    async def park(self, message: Message, reason: str, wanted: Callable[[], bool]) -> bool:
-        self.parked.append((message.body, reason))
-        return self.works and wanted()
+    async def park(
+        self, original: Original, headers: Mapping[str, Any], wanted: Callable[[], bool]
+    ) -> Stored:
+        self.parked.append((original.body, headers["mb-park-reason"]))
+        return await self._end(wanted)
+
+    async def _end(self, wanted: Callable[[], bool]) -> Stored:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.cannot:
+            return Stored.CANNOT
+        return Stored.STORED if self.works and wanted() else Stored.UNWANTED
 
     async def stop(self) -> None:
         pass
