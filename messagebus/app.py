@@ -81,7 +81,7 @@ class _Life:
     deadline_s: float
     publisher: AsyncPublisher
     consumers: dict[str, AsyncConsumer]
-    runs: list[asyncio.Task[None]] = field(default_factory=list)
+    runs: list[asyncio.Task[int]] = field(default_factory=list)
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Future[int] | None = None
 
@@ -214,7 +214,7 @@ class App:
         try:
             counts = await _all(consumer.stop(wait_s) for consumer in life.consumers.values())
             self._unanswered = dict(zip(life.consumers, counts, strict=True))
-            if life.runs:
+            if life.runs and not any(counts):  # else their time is over
                 await asyncio.wait(life.runs, timeout=RUNNERS_STOP_S)
             for task in life.runs:
                 task.cancel()
@@ -388,8 +388,8 @@ class _BusClients:
         return AsyncConsumer(self._bus, destination, subscription=subscription, config=config)
 
 
-async def _handle(subscriber: _Subscriber, life: _Life) -> None:
-    await life.consumers[str(subscriber.source)].run(
+async def _handle(subscriber: _Subscriber, life: _Life) -> int:
+    return await life.consumers[str(subscriber.source)].run(
         subscriber.run,
         concurrency=subscriber.concurrency,
         retry=subscriber.retry,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -76,7 +77,7 @@ class Shop:
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "SHOP_ORDERS": orders},
                 stderr=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 text=True,
             )
         )
@@ -105,9 +106,14 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     made = Shop(tmp_path)
     yield made
     for worker in made.workers:
-        if worker.poll() is None:
+        with worker:  # closes its pipe, and waits
             worker.kill()
-            worker.communicate()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def answered(port: int, path: str) -> Callable[[], httpx.Response | None]:
@@ -209,7 +215,7 @@ def test_a_module_that_does_not_import_is_one_line(shop: Shop, processes: str) -
         (["shop:app", "--health", "192.0.2.1:1"], "health 192.0.2.1:1: cannot listen: "),
         (["shop:other"], "shop has no 'other': its apps are app"),
         (["idle:app"], "the app has no subscriber: nothing to run"),
-        (["real:app"], "broker 'nonsense'"),
+        (["real:app"], "broker 'host:port': "),
     ],
 )
 def test_wrong_use_is_one_line(shop: Shop, options: list[str], said: str) -> None:
@@ -219,7 +225,7 @@ def test_wrong_use_is_one_line(shop: Shop, options: list[str], said: str) -> Non
         """
         import os
         from messagebus import App
-        os.environ["MESSAGEBUS_BROKER"] = "nonsense"
+        os.environ["MESSAGEBUS_BROKER"] = "host:port"
         app = App()
         @app.subscriber("queue:jobs")
         def work(job: str) -> None: ...

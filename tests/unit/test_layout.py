@@ -32,7 +32,6 @@ TESTED_ELSEWHERE = {
     "messagebus/agent/service.py": "tests/integration/test_agent.py",
     "messagebus/agent/web.py": "tests/integration/test_agent.py",
     "messagebus/__main__.py": "tests/integration/test_command.py",
-    "messagebus/app.py": "tests/contract/test_app.py",
     "messagebus/commands/worker.py": "tests/integration/test_worker.py",
     "messagebus/directory.py": "tests/integration/test_command.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
