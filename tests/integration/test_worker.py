@@ -271,7 +271,7 @@ def test_a_killed_child_is_started_again(shop: Shop) -> None:
 def test_a_child_that_crashes_again_and_again_is_started_ever_later(shop: Shop) -> None:
     worker = shop.worker("shop:app", "--processes", "2", orders="crash")
     shop.heard("began crash", 5)
-    code, said = end(worker)
+    _, said = end(worker)
     waits = [float(each) for each in re.findall(r"worker 1 ended .* again in (\d\.\d) s", said)]
     assert len(waits) >= 2
     assert waits[-1] > waits[0]
