@@ -25,6 +25,7 @@ from messagebus._io.publishing import PublishDriver
 from messagebus._io.tasks import Tasks
 from messagebus._io.threads import HandlerThreads
 from messagebus._io.tickets import Many, Shape, Waiter
+from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import (
     DRAIN_S,
@@ -66,6 +67,7 @@ class AsyncPublisher:
     def __init__(self, bus: BusConfig, config: PublisherConfig | None = None) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
         self._outgoing = Outgoing()
@@ -203,7 +205,10 @@ class AsyncPublisher:
         return publisher_stats(self._driver)
 
     def _make_driver(self) -> PublishDriver:
-        return PublishDriver(self._bus, self._config, self._on_room)
+        return PublishDriver(self._bus, self._config, self._on_room, self._wire)
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not RUNNING:
@@ -267,6 +272,7 @@ class AsyncConsumer:
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
         self._hooks = hook_chain(hooks)
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: ConsumeDriver | None = None
         self._ready = asyncio.Event()
@@ -411,7 +417,8 @@ class AsyncConsumer:
             cast(Callable[[Delivery], Awaitable[object]], handling.handler),
             take=self.receive_immediate,
             receive=self.receive,
-            give_back=self.nack,
+            # After a stop the links give back what has no answer, and `stop` counts it.
+            give_back=lambda delivery: self._status is RUNNING and self.nack(delivery),
         )
         ticking = Ticking(handling, tasks.tick)
         ticking.start()
@@ -454,7 +461,8 @@ class AsyncConsumer:
             return await asyncio.to_thread(threads.join, grace_s)
         finally:
             for delivery in bridge.withdraw():  # feeding was cancelled
-                self.nack(delivery)
+                if self._status is RUNNING:
+                    self.nack(delivery)
             bridge.close()
             ticking.stop()
 
@@ -524,7 +532,10 @@ class AsyncConsumer:
         return with_handling(self._started().stats(), self._handlings)
 
     def _make_driver(self) -> ConsumeDriver:
-        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set)
+        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set, self._wire)
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def _started(self) -> ConsumeDriver:
         if self._driver is None:

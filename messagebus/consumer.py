@@ -24,6 +24,7 @@ from messagebus._io.hooked import hook_chain
 from messagebus._io.loopthread import LoopThread
 from messagebus._io.tasks import Tasks
 from messagebus._io.threads import HandlerThreads
+from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import AlreadySettled, NameInvalid, NotReady, RegistrationIncomplete, Stopped
@@ -104,6 +105,7 @@ class Consumer:
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
         self._hooks = hook_chain(hooks)
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: ConsumeDriver | None = None
@@ -150,9 +152,12 @@ class Consumer:
         return self._driver.registration is not None and self._driver.registration.complete
 
     async def _make_driver(self) -> ConsumeDriver:
-        driver = ConsumeDriver(self._bus, self._source, self._config, self._on_ready)
+        driver = ConsumeDriver(self._bus, self._source, self._config, self._on_ready, self._wire)
         driver.start()
         return driver
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def stop(self, drain_s: float | None = None) -> int:
         """Take no more, wait up to drain_s for open answers, hang up.

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from messagebus._io import subscriptions
 from messagebus._io.following import fetch_list
 from messagebus._io.https import http_client
-from messagebus._io.registering import Registration, topology_for
+from messagebus._io.registering import topology_for
 from messagebus._io.subscriptions import PurgedMessages, SubscriptionCount, SubscriptionCounts
+from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Subscription

@@ -18,6 +18,7 @@ from messagebus._io.clock import now_ms
 from messagebus._io.loopthread import LoopThread
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Many, Shape, Waiter
+from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import CONFIRMED, REFUSED, UNKNOWN, UNROUTABLE
 from messagebus.destination import Destination
@@ -121,6 +122,7 @@ class Publisher:
     def __init__(self, bus: BusConfig, config: PublisherConfig | None = None) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
+        self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: PublishDriver | None = None
@@ -158,9 +160,12 @@ class Publisher:
             raise not_connected(self._driver, self._bus, timeout_s)
 
     async def _make_driver(self) -> PublishDriver:
-        driver = PublishDriver(self._bus, self._config, self._take_inbox)
+        driver = PublishDriver(self._bus, self._config, self._take_inbox, self._wire)
         driver.start()
         return driver
+
+    def _make_wire(self) -> Wire:
+        return amqp_wire(self._bus)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait for what is open, then hang up. Returns how many publishes got no known outcome.

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
-from messagebus._io.following import ListFollower
 from messagebus._io.inbox import Inbox
-from messagebus._io.link import TOO_LATE, Link, dial
-from messagebus._io.registering import Registration, credentials, topology_for
+from messagebus._io.link import TOO_LATE, Link
 from messagebus._io.tasks import Tasks
+from messagebus._io.wire import Registration, Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State
@@ -63,16 +62,17 @@ class ConsumeDriver:
         source: Source,
         config: ConsumerConfig,
         on_ready: Callable[[], None],
+        wire: Wire,
     ) -> None:
         """on_ready: called when `take` may have something, at most once a turn."""
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
-        self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source), self._turn)
+        self._wire = wire
+        self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
         self.fatal: LoginRefused | TopologyMismatch | None = None
         self.registration: Registration | None = None
         """None until an agent answered; `complete` in it says whether every broker has the queue."""
-        self._topology = topology_for(bus)
-        self.follower = ListFollower(
-            bus,
+        self._topology = wire.topology()
+        self.follower = wire.follow(
             subscription=str(source),
             interval_s=config.refresh_interval_s,
             on_list=self._on_list,
@@ -81,7 +81,8 @@ class ConsumeDriver:
         self._members = Membership(
             subset=Subset(slot=config.slot, slots=config.slots, cover=config.cover)
             if config.slots
-            else None
+            else None,
+            backoff_first_ms=wire.redial_first_ms,
         )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
@@ -312,9 +313,7 @@ class ConsumeDriver:
         link: Link | None = None
         try:
             async with self._dialing, asyncio.timeout(timeout_ms / 1000):
-                link = await dial(
-                    Broker.parse(broker), credentials(self._bus), timeout_ms=timeout_ms
-                )
+                link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
                 await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)
         except (MessageBusError, TimeoutError) as fault:
@@ -397,6 +396,8 @@ class ConsumeDriver:
         if was_attached:
             log.warning("link lost broker=%s owed=%d reason=%r", broker, owed, why.reason)
         self._members.lost(broker, now_ms(), random.random())
+        if was_attached:
+            self._perform(self._members.tick(now_ms()))
         self._wake()
 
     def _forget(self, broker: str) -> Link | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from messagebus._io.marks import PROPERTIES_BYTES_MAX, copied
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Address, Shape, message_ids
+from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Delay, Source, Subscription, delay_step
 from messagebus.message import BINARY, Header
@@ -59,8 +60,8 @@ class Original:
 class Copies:
     """The copies of one consumer's deliveries. Of all methods: wanted() False gives up."""
 
-    def __init__(self, bus: BusConfig, source: Source) -> None:
-        self._bus, self._source = bus, source
+    def __init__(self, bus: BusConfig, source: Source, wire: Wire) -> None:
+        self._bus, self._source, self._wire = bus, source, wire
         self._driver: PublishDriver | None = None
         self._make_id = message_ids().__next__
         # Copies that wait because their queue did not take them, by the queue's name.
@@ -178,7 +179,7 @@ class Copies:
 
     def _started(self) -> PublishDriver:
         if self._driver is None:
-            self._driver = PublishDriver(self._bus, PublisherConfig(), lambda: None)
+            self._driver = PublishDriver(self._bus, PublisherConfig(), lambda: None, self._wire)
             self._driver.start()
         return self._driver
 

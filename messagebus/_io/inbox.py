@@ -219,12 +219,7 @@ class Inbox:
 
         async def answer() -> None:
             copying = copy(_original_of(delivery), _is_live(ledger))
-            answered = await self._answer_by(copying, ledger, tag, part)
-            if answered:
-                setattr(self.counters, counted, getattr(self.counters, counted) + 1)
-                self._fanin.answered(ledger.broker)
-            else:
-                self.counters.acks_stale += 1
+            answered = await self._answer_by(copying, ledger, tag, part, counted)
             if not done.done():
                 done.set_result(answered)
 
@@ -236,19 +231,33 @@ class Inbox:
         return False
 
     async def _answer_by(
-        self, copying: Coroutine[Any, Any, Stored], ledger: Ledger, tag: int, part: int
+        self,
+        copying: Coroutine[Any, Any, Stored],
+        ledger: Ledger,
+        tag: int,
+        part: int,
+        counted: Literal["retried", "parked", ""] = "",
     ) -> bool:
-        """When a copy of what is claimed is stored, the original has its answer."""
+        """When a copy of what is claimed is stored, the original has its answer.
+
+        counted: what the application holds until then, as what it counts.
+        """
         stored = await copying
-        if stored is Stored.CANNOT and not part:
+        if stored is Stored.UNWANTED:
+            answered = False
+        elif stored is Stored.CANNOT and not part:
             # The broker parks it by itself, without a word why, or drops what has no parking queue.
             answered = ledger.claim_refused(tag)
             if answered:
                 self._desks[ledger.broker].pipe.nack(tag, False)
-        elif stored is Stored.UNWANTED:
-            return False
         else:
             answered = ledger.claim_done(tag, part)
+        if counted:
+            if answered:
+                setattr(self.counters, counted, getattr(self.counters, counted) + 1)
+                self._fanin.answered(ledger.broker)
+            else:
+                self.counters.acks_stale += 1
         self._on_turn()
         return answered
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from messagebus._io.link import Link
-from messagebus._io.registering import Topology
 from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Address
+from messagebus._io.wire import Topology
 from messagebus.core.outbox import Item, Outbox
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 

@@ -20,14 +20,13 @@ from typing import cast
 import pika.exceptions
 
 from messagebus._io.clock import now_ms
-from messagebus._io.following import ListFollower
 from messagebus._io.lanes import Lanes
-from messagebus._io.link import TOO_LATE, Link, dial
+from messagebus._io.link import TOO_LATE, Link
 from messagebus._io.properties import encode, encode_entry
-from messagebus._io.registering import credentials, topology_for
 from messagebus._io.sending import Sender
 from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Many, Shape, Ticket, Waiter, lane_name, message_ids, tell
+from messagebus._io.wire import Wire
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import Entry, Item, Outbox
@@ -73,10 +72,10 @@ class PublishDriver:
     """All links of one publisher."""
 
     def __init__(
-        self, bus: BusConfig, config: PublisherConfig, on_room: Callable[[], None]
+        self, bus: BusConfig, config: PublisherConfig, on_room: Callable[[], None], wire: Wire
     ) -> None:
         """on_room: called when messages have left the backlog, at most once a turn."""
-        self._bus, self._config, self._on_room = bus, config, on_room
+        self._bus, self._config, self._on_room, self._wire = bus, config, on_room, wire
         self.outbox = Outbox(
             messages_max=config.backlog_messages_max,
             bytes_max=config.backlog_bytes_max,
@@ -97,15 +96,15 @@ class PublishDriver:
         self._make_id = message_ids().__next__
         self._sender: Sender | None = None  # of the current link
         self._unconfirmed: set[str] = set()  # lanes whose publishes nobody waits for
-        self._follower = ListFollower(
-            bus, subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
+        self._follower = wire.follow(
+            subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
         )
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, Link] = {}
         self._retire_at_ms: dict[int, int] = {}
         self._tasks = Tasks()
         self._lanes = Lanes(
-            topology_for(bus),
+            wire.topology(),
             self.outbox,
             self._tasks,
             link=lambda: self._links.get(self.route.current or 0),
@@ -330,7 +329,7 @@ class PublishDriver:
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                link = await dial(self._bus.address, credentials(self._bus), timeout_ms=timeout_ms)
+                link = await self._wire.dial(None, timeout_ms=timeout_ms)
                 link.pipe.on_confirm = functools.partial(self._answered, number)
                 link.pipe.on_turn = self._pump
                 await link.confirm_select()
@@ -454,6 +453,12 @@ class PublishDriver:
         self._perform(self.route.tick(now_ms()))
 
     # ------------------------------------------------------------------ time
+    def put_forward(self, ms: int) -> None:
+        """So much time has passed at once: a bus in memory has a clock that is moved."""
+        self.outbox.put_forward(ms)
+        self._wake()
+        self._tick()
+
     def _tick(self) -> None:
         now = now_ms()
         self._settle(self.outbox.expire(now, f"deadline passed{self._last_fault}"))

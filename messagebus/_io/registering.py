@@ -10,8 +10,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 from urllib.parse import urljoin
 
 import httpx
@@ -20,6 +18,7 @@ from messagebus._io.clock import now_ms
 from messagebus._io.control import mismatch_text
 from messagebus._io.https import http_client
 from messagebus._io.link import Credentials, Link, dial
+from messagebus._io.wire import Registration, Topology
 from messagebus.config import BusConfig
 from messagebus.core.backoff import backoff_ms
 from messagebus.destination import Delay, Destination, Subscription, Topic
@@ -46,7 +45,7 @@ from messagebus.topology import (
     to_item,
 )
 
-__all__ = ["Registration", "Topology", "credentials", "read_registration", "topology_for"]
+__all__ = ["credentials", "read_registration", "topology_for"]
 
 log = logging.getLogger("messagebus.topology")
 
@@ -59,36 +58,6 @@ STRANGERS_MAX = 4
 # RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/ARCHITECTURE.md.
 SETTLE_MS = 4_000
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What a registration came to, by broker name.
-
-    held: has it, settled. later: takes no publishes before it has it. missing: may take publishes
-    without it, and why.
-    """
-
-    complete: bool
-    held: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-class Topology(Protocol):
-    """Who brings topics, queues and subscriptions about."""
-
-    async def register(
-        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
-    ) -> Registration:
-        """Make these exist on every broker; repeated until complete or the time is over.
-
-        enough: one broker that holds it will do. Raises RegistrationIncomplete, TopologyMismatch,
-        LoginRefused or NameInvalid.
-        """
-
-    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
-        """Make sure that these can be published to on this link. Raises LinkError, TopologyMismatch."""
 
 
 def topology_for(bus: BusConfig) -> Topology:

@@ -15,7 +15,8 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from messagebus._io.https import http_client
-from messagebus._io.registering import Registration, read_registration
+from messagebus._io.registering import read_registration
+from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, TopologyError

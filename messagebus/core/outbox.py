@@ -345,6 +345,16 @@ class Outbox:
         )
         return settled
 
+    def put_forward(self, ms: int) -> None:
+        """So much time passes at once for all that is open, where a clock can be moved."""
+        for item in self.unsettled():
+            item.deadline_ms -= ms
+        for batch in self._lingering.values():
+            if batch.due_ms is not None:
+                batch.due_ms -= ms
+        if self._earliest_ms != NO_DEADLINE_MS:
+            self._earliest_ms -= ms
+
     def give_up(self, reason: str) -> list[Item]:
         """The publisher stops: settle everything."""
         settled = self._give_up(list(self.unsettled()), reason)

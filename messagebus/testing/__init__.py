@@ -5,8 +5,9 @@
         publisher.send_safe("orders", b"...")
         delivery = consumer.receive(timeout_s=1)
 
-The clients are `Publisher`, `Consumer` and their asyncio twins themselves; only what is behind them
-differs: nothing is written to disk, nothing gets lost, no network and no waiting for a queue to settle.
+The clients are `Publisher`, `Consumer` and their asyncio twins themselves, and so are the drivers
+behind them; only the wire is another: nothing is written to disk, nothing gets lost, no network and
+no waiting. Delays, retries and deadlines pass when `advance` says so, and faults come when asked for.
 """
 
 from messagebus.testing.bus import MemoryBus

@@ -1,87 +1,304 @@
-"""Brokers in memory: queues, what waits in them, who takes from them. Thread-safe.
+"""Brokers in memory: exchanges, queues and bindings as RabbitMQ has them, and a clock that is moved.
 
-One lock for all. `deliver` of a taker is called under it: it must only post to the taker's loop.
+What exists is declared from the same description as on real brokers (`messagebus.topology`), so
+routing, delays, parking and limits follow from it. Thread-safe: one lock for all brokers of a bus.
+`MemoryLink`s call in, and are called under the lock, where they only post to their loops.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import itertools
 import threading
-from bisect import insort
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
-from messagebus.destination import Destination, Queue, Source, Subscription
+from messagebus._io.properties import read_message_id
+from messagebus._io.rewriting import dead_lettered
+from messagebus.destination import Destination, Source
+from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
-from messagebus.topology import Wanted
+from messagebus.testing.journal import Journal, copy_of, messages_of
+from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, Stored, Taker
+from messagebus.topology import Wanted, declarations, differences, options_of
 
-__all__ = ["MemoryBrokers", "Taker"]
-
-
-@dataclass(order=True, slots=True)
-class _Stored:
-    """A message in a queue; its place is kept when it is given back."""
-
-    place: int
-    message: Message = field(compare=False)
-    deliveries: int = field(default=0, compare=False)
+__all__ = ["Address", "MemoryBroker", "MemoryBrokers", "Site"]
 
 
-@dataclass(eq=False, slots=True)
-class Taker:
-    """One consumer of one queue. deliver(tag, message, redelivered): called under the lock."""
+class Site(Protocol):
+    """A link as its broker sees it. Called under the lock, on any thread."""
 
-    prefetch: int
-    deliver: Callable[[int, Message, bool], None]
-    unacked: dict[int, _Stored] = field(default_factory=dict)
-    last_tag: int = 0
+    taker: Taker | None
+    published: int
 
-    def give(self, stored: _Stored) -> None:
-        self.last_tag += 1
-        self.unacked[self.last_tag] = stored
-        stored.deliveries += 1
-        self.deliver(self.last_tag, stored.message, stored.deliveries > 1)
+    def confirm(self, answers: list[tuple[int, bool, bool]]) -> None: ...
+
+    def send_back(self, exchange: str, key: str, message_id: str) -> None: ...
+
+    def end(self, code: int, reason: str) -> None: ...
+
+    def lose(self, reason: str) -> Callable[[], None]:
+        """The connection is cut. Returns what makes its client notice, for later, without the lock."""
 
 
-@dataclass(slots=True)
-class _Queue:
-    ready: list[_Stored] = field(default_factory=list)
-    parked: list[Message] = field(default_factory=list)
-    takers: deque[Taker] = field(default_factory=deque)
+class Address:
+    """An exchange and a routing key of one broker, as a link publishes to it."""
 
-    def hand_out(self) -> None:
-        """Takers with room take turns."""
-        while self.ready and (taker := self._next_with_room()) is not None:
-            taker.give(self.ready.pop(0))
+    __slots__ = ("broker", "exchange", "is_copy", "key", "routes", "version")
 
-    def _next_with_room(self) -> Taker | None:
-        for _ in range(len(self.takers)):
-            self.takers.rotate(-1)
-            if len(self.takers[-1].unacked) < self.takers[-1].prefetch:
-                return self.takers[-1]
-        return None
+    def __init__(self, broker: MemoryBroker, exchange: str, key: str) -> None:
+        self.broker, self.exchange, self.key = broker, exchange, key
+        self.is_copy = not exchange or exchange.startswith("mb.delay/")
+        self.routes: list[MemoryQueue] | None = []
+        self.version = -1
 
-    def give_back(self, stored: _Stored) -> None:
-        insort(self.ready, stored)
+
+class _Exchange:
+    def __init__(self, kind: str) -> None:
+        self.is_fanout = kind == "fanout"
+        self.bindings: list[tuple[str, MemoryQueue | _Exchange]] = []
+
+    def bind(self, key: str, target: MemoryQueue | _Exchange) -> None:
+        if (key, target) not in self.bindings:
+            self.bindings.append((key, target))
+
+    def queues(self, key: str) -> Iterable[MemoryQueue]:
+        for bound, target in self.bindings:
+            if self.is_fanout or bound == key:
+                if isinstance(target, _Exchange):
+                    yield from target.queues(key)
+                else:
+                    yield target
+
+
+class MemoryBroker:
+    """One broker. Its bus holds the lock."""
+
+    def __init__(self, name: str, bus: MemoryBrokers) -> None:
+        self.name, self._bus = name, bus
+        self.queues: dict[str, MemoryQueue] = {}
+        self._exchanges: dict[str, _Exchange] = {}
+        self._version = 0
+        self.sites: set[Site] = set()
+
+    # ------------------------------------------------------------------ what exists
+    def declare(self, wanted: Wanted) -> None:
+        parts = declarations(wanted)
+        for exchange in parts.exchanges:
+            self._exchanges.setdefault(exchange.name, _Exchange(exchange.type))
+        for spec in parts.queues:
+            if spec.name not in self.queues:
+                self.queues[spec.name] = MemoryQueue(
+                    spec.name,
+                    spec.arguments,
+                    delivery_limit=self._bus.delivery_limit,
+                    dead_letter=self._dead_letter,
+                    clock=self._bus.clock,
+                )
+        for binding in parts.bindings:
+            self._exchanges[binding.exchange].bind(binding.routing_key, self.queues[binding.queue])
+        for each in parts.exchange_bindings:
+            self._exchanges[each.source].bind(each.routing_key, self._exchanges[each.exchange])
+        self._version += 1
+
+    def delete(self, queue: MemoryQueue) -> None:
+        self.queues.pop(queue.name, None)
+        for exchange in self._exchanges.values():
+            exchange.bindings = [each for each in exchange.bindings if each[1] is not queue]
+        self._version += 1
+
+    def has_exchange(self, name: str) -> bool:
+        return name in self._exchanges
+
+    def _find_routes(self, address: Address) -> list[MemoryQueue] | None:
+        """None: there is no such exchange."""
+        address.version = self._version
+        if not address.exchange:
+            queue = self.queues.get(address.key)
+            address.routes = [] if queue is None else [queue]
+        elif address.exchange not in self._exchanges:
+            address.routes = None
+        else:
+            found = self._exchanges[address.exchange].queues(address.key)
+            address.routes = list(dict.fromkeys(found))
+        return address.routes
+
+    # ------------------------------------------------------------------ traffic
+    def carry_out(self, site: Site, orders: list[tuple[Any, ...]]) -> None:
+        """What a link has written, in order: publishes, acks, nacks."""
+        tag, bad, copies = site.published, dict[int, str](), self._bus.copies_wanted
+        journal, places, version = self._bus.journal, self._bus.places, self._version
+        publishes = journal.publishes
+        touched: dict[MemoryQueue, None] = {}
+        first = tag + 1
+        for order in orders:
+            address = order[0]
+            if address.__class__ is not Address:
+                self._answer(site, order, touched)
+                continue
+            tag += 1
+            _, raw, body = order
+            exchange, key = address.exchange, address.key
+            routes = address.routes if address.version == version else self._find_routes(address)
+            if not routes:
+                if routes is None:
+                    site.end(404, f"NOT_FOUND - no exchange '{exchange}'")
+                    return
+                bad[tag] = "unroutable"
+                site.send_back(exchange, key, read_message_id(raw))
+                publishes.append((self.name, exchange, key, raw, body, "unroutable"))
+                continue
+            count = 1
+            if copies:
+                count = self._bus.copies_of(exchange, key)
+                if not count:
+                    bad[tag] = "refused"
+                    publishes.append((self.name, exchange, key, raw, body, "refused"))
+                    continue
+            if address.is_copy and (copied := copy_of(exchange, key, raw)) is not None:
+                journal.copied(*copied, raw)
+            publishes.append((self.name, exchange, key, raw, body, "confirmed"))
+            for _ in range(count):
+                for queue in routes:
+                    queue.put(Stored(next(places), raw, body, exchange, key))
+                    touched[queue] = None
+        site.published = tag
+        for queue in touched:
+            queue.hand_out()
+        if tag >= first:
+            if "refused" in bad.values():
+                answers = [(n, False, bad.get(n) != "refused") for n in range(first, tag + 1)]
+            else:
+                answers = [(tag, True, True)]
+            site.confirm(answers)
+
+    def _answer(self, site: Site, order: tuple[Any, ...], touched: dict[MemoryQueue, None]) -> None:
+        taker = site.taker
+        if taker is None:
+            return
+        kind, tag, flag = order
+        queue, answered = taker.queue, self._bus.journal.answered
+        if kind == "ack":
+            for stored in queue.ack(taker, tag, flag):
+                answered(queue.name, stored.raw, stored.body, "ack")
+        else:
+            given_back = queue.nack(taker, tag, flag)
+            if given_back is not None:
+                answer = "requeue" if flag else "reject"
+                answered(queue.name, given_back.raw, given_back.body, answer)
+        touched[queue] = None
+
+    def _dead_letter(self, queue: MemoryQueue, stored: Stored, reason: str) -> None:
+        exchange = queue.arguments.get("x-dead-letter-exchange")
+        if exchange is None:
+            return
+        key = str(queue.arguments.get("x-dead-letter-routing-key", stored.key))
+        raw = dead_lettered(
+            stored.raw, reason=reason, queue=queue.name, exchange=stored.exchange, key=stored.key
+        )
+        for target in self._find_routes(Address(self, str(exchange), key)) or ():
+            target.put(Stored(next(self._bus.places), raw, stored.body, str(exchange), key))
+            target.hand_out()
+
+    # ------------------------------------------------------------------ links
+    def attach(
+        self, site: Site, queue: str, prefetch: int, bring: Callable[[list[Arrived]], None]
+    ) -> None:
+        site.taker = Taker(self.queues[queue], prefetch, bring)
+        self.queues[queue].attach(site.taker)
+
+    def detach(self, site: Site) -> None:
+        """It consumes no more; what it has not answered is given back."""
+        taker, site.taker = site.taker, None
+        if taker is not None:
+            taker.queue.detach(taker)
+
+    # ------------------------------------------------------------------ time
+    def due_ms(self) -> int:
+        return min((min(q.due_ms(), q.gone_ms()) for q in self.queues.values()), default=NEVER_MS)
+
+    def expire(self, now_ms: int) -> None:
+        for queue in list(self.queues.values()):
+            if queue.due_ms() <= now_ms:
+                queue.expire()
+                queue.hand_out()
+            if queue.gone_ms() <= now_ms:
+                self.delete(queue)
 
 
 class MemoryBrokers:
-    """All brokers of a bus. names: how they call themselves, in order."""
+    """All brokers of a bus. names: how they call themselves, in order.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    delivery_limit: how often a delivery may come back before it is parked, as an operator's policy
+    would say; None: as declared.
+    """
+
+    def __init__(self, names: Sequence[str], *, delivery_limit: int | None = None) -> None:
         self.names = tuple(names)
-        self._lock = threading.RLock()
-        self._queues: dict[tuple[str, Source], _Queue] = {}
-        self._frozen = False
-        self._on_thaw: list[Callable[[], None]] = []
-        self._places = itertools.count()
+        self.delivery_limit = delivery_limit
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.journal = Journal()
+        self.places = itertools.count()
+        self.all = {name: MemoryBroker(name, self) for name in names}
+        self._wanted: dict[str, Wanted] = {}
         self._turns = itertools.cycle(self.names)
+        self._now_ms = 0
+        self._later: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.slow_ms = 0
+        self.copies_wanted: dict[str, list[int]] = {}
+        """By exchange or queue: how many copies of each of the next publishes are stored."""
+        self._frozen = False
+        self._unread: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[], None]] = []
 
-    def balance(self) -> str:
+    def balance(self) -> MemoryBroker:
         """The broker that the next link leads to."""
-        with self._lock:
-            return next(self._turns)
+        with self.lock:
+            return self.all[next(self._turns)]
+
+    def declare(self, wanted: Wanted) -> None:
+        """Make it exist on every broker. Raises TopologyMismatch when it exists otherwise."""
+        with self.lock:
+            known = self._wanted.get(str(wanted))
+            if known is not None and (told := differences(wanted, options_of(known))):
+                raise TopologyMismatch(told)
+            self._wanted.setdefault(str(wanted), wanted)
+            for broker in self.all.values():
+                broker.declare(wanted)
+
+    # ------------------------------------------------------------------ traffic
+    def write(self, broker: MemoryBroker, site: Site, orders: list[tuple[Any, ...]]) -> None:
+        with self.lock:
+            if self._frozen:
+                self._unread.append(lambda: broker.carry_out(site, orders))
+            else:
+                broker.carry_out(site, orders)
+            self.tell()
+
+    def tell(self) -> None:
+        """Something has changed. Holds the lock."""
+        self.changed.notify_all()
+        for look in self._watchers:
+            look()
+
+    def when_it_reads(self, action: Callable[[], None]) -> None:
+        """Behind all that was written before: at once, unless the brokers are frozen."""
+        with self.lock:
+            if self._frozen:
+                self._unread.append(action)
+            else:
+                action()
+
+    def bring(self, action: Callable[[], None]) -> None:
+        """Something comes from a broker, now or as late as it is slow. Holds the lock."""
+        if self.slow_ms:
+            due_ms = self._now_ms + self.slow_ms
+            heapq.heappush(self._later, (due_ms, next(self._order), action))
+        else:
+            action()
 
     # ------------------------------------------------------------------ freezing
     @property
@@ -89,87 +306,137 @@ class MemoryBrokers:
         return self._frozen
 
     def freeze(self) -> None:
-        with self._lock:
+        with self.lock:
             self._frozen = True
 
     def thaw(self) -> None:
-        with self._lock:
+        with self.lock:
             self._frozen = False
-            for callback in self._on_thaw:
-                callback()
+            unread, self._unread = self._unread, []
+            for action in unread:
+                action()
+            self.tell()
 
-    def on_thaw(self, callback: Callable[[], None]) -> None:
-        with self._lock:
-            self._on_thaw.append(callback)
+    # ------------------------------------------------------------------ time
+    def clock(self) -> int:
+        return self._now_ms
 
-    def off_thaw(self, callback: Callable[[], None]) -> None:
-        with self._lock:
-            self._on_thaw.remove(callback)
+    def advance(self, ms: int) -> None:
+        """Let time pass: whatever is due on the way happens in its order."""
+        with self.lock:
+            until_ms = self._now_ms + ms
+            while (due_ms := self._due_ms()) <= until_ms:
+                self._now_ms = max(self._now_ms, due_ms)
+                while self._later and self._later[0][0] <= self._now_ms:
+                    heapq.heappop(self._later)[2]()
+                for broker in self.all.values():
+                    broker.expire(self._now_ms)
+            self._now_ms = until_ms
+            self.tell()
 
-    # ------------------------------------------------------------------ queues
-    def declare(self, wanted: Wanted) -> None:
-        """Make a subscription or queue exist on every broker; a topic needs nothing."""
-        if isinstance(wanted, Subscription | Queue):
-            with self._lock:
-                for broker in self.names:
-                    self._queues.setdefault((broker, wanted), _Queue())
+    def _due_ms(self) -> int:
+        later_ms = self._later[0][0] if self._later else NEVER_MS
+        return min(later_ms, *(broker.due_ms() for broker in self.all.values()))
 
-    def publish(self, broker: str, destination: Destination, message: Message) -> bool:
-        """Put a copy into each queue of the destination. Returns whether there is one."""
-        with self._lock:
-            queues = [
-                queue
-                for (at, source), queue in self._queues.items()
-                if at == broker and destination == _published_to(source)
-            ]
-            for queue in queues:
-                queue.ready.append(_Stored(next(self._places), message))
-                queue.hand_out()
-            return bool(queues)
+    # ------------------------------------------------------------------ faults
+    def store_next(self, exchange: str, copies: int, count: int) -> None:
+        """Of each of the next publishes there so many copies are stored; 0: it is refused."""
+        with self.lock:
+            self.copies_wanted.setdefault(exchange, []).extend([copies] * count)
 
-    def publish_later(
-        self, delay_s: float, broker: str, destination: Destination, message: Message
-    ) -> None:
-        """The same after a while; the publisher may have stopped by then."""
-        timer = threading.Timer(delay_s, self.publish, (broker, destination, message))
-        timer.daemon = True
-        timer.start()
+    def lose(self, name: str | None) -> int:
+        """Cut the links to a broker, or to all; returns when their clients know."""
+        with self.lock:
+            brokers = self.all.values() if name is None else [self.all[name]]
+            sites = [site for broker in brokers for site in broker.sites]
+            notices = [site.lose("connection lost") for site in sites]
+            self.tell()
+        for notice in notices:
+            notice()
+        return len(notices)
 
-    def attach(self, broker: str, source: Source, taker: Taker) -> None:
-        with self._lock:
-            queue = self._queues[broker, source]
-            queue.takers.append(taker)
-            queue.hand_out()
+    def copies_of(self, exchange: str, key: str) -> int:
+        """Holds the lock."""
+        target = key if not exchange or exchange.startswith("mb.delay/") else exchange
+        waiting = self.copies_wanted.get(target)
+        if not waiting:
+            return 1
+        copies = waiting.pop(0)
+        if not waiting:
+            del self.copies_wanted[target]
+        return copies
 
-    def detach(self, broker: str, source: Source, taker: Taker) -> None:
-        """What it has not answered is given back, in order."""
-        with self._lock:
-            queue = self._queues[broker, source]
-            queue.takers.remove(taker)
-            for stored in taker.unacked.values():
-                queue.give_back(stored)
-            taker.unacked.clear()
-            queue.hand_out()
-
-    def answer(self, broker: str, source: Source, taker: Taker, tag: int, answer: str) -> None:
-        """answer: ack, requeue (back to its place) or reject (into the parking queue)."""
-        with self._lock:
-            queue = self._queues[broker, source]
-            stored = taker.unacked.pop(tag)
-            if answer == "requeue":
-                queue.give_back(stored)
-            elif answer == "reject":
-                queue.parked.append(stored.message)
-            queue.hand_out()
-
+    # ------------------------------------------------------------------ questions
     def waiting(self, source: Source) -> int:
-        with self._lock:
-            return sum(len(q.ready) for (_, at), q in self._queues.items() if at == source)
+        with self.lock:
+            return sum(len(queue.ready) for queue in self._queues(source.amqp_queue))
 
-    def parked(self, source: Source) -> list[Message]:
-        with self._lock:
-            return [m for (_, at), q in self._queues.items() if at == source for m in q.parked]
+    def unacked(self, source: Source) -> int:
+        with self.lock:
+            return sum(queue.unacked for queue in self._queues(source.amqp_queue))
 
+    def parked(self, source: Source) -> list[tuple[str, Stored]]:
+        """With the broker that has it."""
+        with self.lock:
+            return [
+                (broker.name, stored)
+                for broker in self.all.values()
+                if (queue := broker.queues.get(source.parking_queue)) is not None
+                for stored in [*queue.ready, *(s for t in queue.takers for s in t.unacked.values())]
+            ]
 
-def _published_to(source: Source) -> Destination:
-    return source.topic if isinstance(source, Subscription) else source
+    def _queues(self, name: str) -> list[MemoryQueue]:
+        return [b.queues[name] for b in self.all.values() if name in b.queues]
+
+    def open_work(self) -> dict[str, tuple[int, int]]:
+        """By queue that is consumed from: messages that wait, and that have no answer yet."""
+        found: dict[str, tuple[int, int]] = {}
+        with self.lock:
+            for broker in self.all.values():
+                for queue in broker.queues.values():
+                    ready, unacked = len(queue.ready), queue.unacked
+                    if (queue.takers and ready) or unacked:
+                        before = found.get(queue.name, (0, 0))
+                        found[queue.name] = (before[0] + ready, before[1] + unacked)
+        return found
+
+    def delayed(self) -> int:
+        """How many messages wait for their time."""
+        with self.lock:
+            return sum(
+                len(queue.ready)
+                for broker in self.all.values()
+                for queue in broker.queues.values()
+                if queue.ttl_ms is not None
+            )
+
+    def is_idle(self) -> bool:
+        """Whether nothing that somebody consumes waits for an answer."""
+        return not self.open_work()
+
+    @contextlib.contextmanager
+    def watched(self, look: Callable[[], None]) -> Iterator[None]:
+        """Call this now and after each change, under the lock."""
+        with self.lock:
+            self._watchers.append(look)
+            look()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._watchers.remove(look)
+
+    def answers(self, source: Source) -> list[tuple[str, str]]:
+        with self.lock:
+            return self.journal.answers_of(source)
+
+    def destinations(self) -> dict[tuple[str, str], int]:
+        with self.lock:
+            return self.journal.destinations()
+
+    def published(self, destination: Destination, outcome: str) -> list[Message]:
+        with self.lock:
+            return self.journal.published(destination, outcome)
+
+    def parked_messages(self, source: Source) -> list[Message]:
+        return [m for _, each in self.parked(source) for m in messages_of(each.raw, each.body)]

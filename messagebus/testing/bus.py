@@ -1,37 +1,71 @@
-"""`MemoryBus`: brokers in memory and the clients on them."""
+"""`MemoryBus`: brokers in memory, the clients on them, and what a test does to them and asks of them."""
 
 from __future__ import annotations
 
-from typing import cast
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
 
-from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.publishing import PublishDriver
+from messagebus._io.wire import Wire
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
-from messagebus.destination import Destination, Source
+from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.message import Message
 from messagebus.publisher import Publisher
+from messagebus.stats import RUNNING
+from messagebus.testing import checks
 from messagebus.testing.brokers import MemoryBrokers
-from messagebus.testing.consuming import MemoryConsumeDriver
-from messagebus.testing.publishing import MemoryPublishDriver
+from messagebus.testing.links import MemoryWire
 from messagebus.topology import parse_wanted
 
 __all__ = ["MemoryBus"]
 
+T = TypeVar("T")
+
+# For what a test waits for: it comes at once, or something is wrong.
+WITHIN_S = 5.0
+# For another thread's loop to let its clock be moved; it has nothing else to do.
+NOTICE_TIMEOUT_S = 5.0
+
 
 class MemoryBus:
-    """As many brokers as wanted. Any thread may call any method; clients as their own classes say."""
+    """As many brokers as wanted. Any thread may call any method; clients as their own classes say.
 
-    def __init__(self, brokers: int = 1) -> None:
-        self._brokers = MemoryBrokers([f"memory-{number}:5672" for number in range(1, brokers + 1)])
+    The brokers have a clock of their own, which stands still: `advance` moves it, and delays, retries,
+    times to live and unused subscriptions end by it. delivery_limit: how often a delivery may come back
+    before it is parked, as an operator's policy would say; None: as on real brokers, never in practice.
+    """
 
+    def __init__(self, brokers: int = 1, *, delivery_limit: int | None = None) -> None:
+        names = [f"memory-{number}:5672" for number in range(1, brokers + 1)]
+        self._brokers = MemoryBrokers(names, delivery_limit=delivery_limit)
+        self._wire = MemoryWire(self._brokers)
+        self._publishers: weakref.WeakSet[_MemoryPublisher | _AsyncMemoryPublisher]
+        self._publishers = weakref.WeakSet()
+        self._blocking: weakref.WeakSet[Publisher | Consumer] = weakref.WeakSet()
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """Their names, as deliveries and `Published` have them."""
+        return self._brokers.names
+
+    # ------------------------------------------------------------------ clients
     def publisher(self, config: PublisherConfig | None = None) -> Publisher:
         """A `Publisher`, not started."""
-        return _MemoryPublisher(self._brokers, config)
+        made = _MemoryPublisher(self._wire, config)
+        self._publishers.add(made)
+        self._blocking.add(made)
+        return made
 
     def async_publisher(self, config: PublisherConfig | None = None) -> AsyncPublisher:
-        return _AsyncMemoryPublisher(self._brokers, config)
+        """An `AsyncPublisher`, not started."""
+        made = _AsyncMemoryPublisher(self._wire, config)
+        self._publishers.add(made)
+        return made
 
     def consumer(
         self,
@@ -41,7 +75,9 @@ class MemoryBus:
         config: ConsumerConfig | None = None,
     ) -> Consumer:
         """A `Consumer`, not started."""
-        return _MemoryConsumer(self._brokers, destination, subscription, config)
+        made = _MemoryConsumer(self._wire, destination, subscription, config)
+        self._blocking.add(made)
+        return made
 
     def async_consumer(
         self,
@@ -50,78 +86,243 @@ class MemoryBus:
         subscription: str = "",
         config: ConsumerConfig | None = None,
     ) -> AsyncConsumer:
-        return _AsyncMemoryConsumer(self._brokers, destination, subscription, config)
+        """An `AsyncConsumer`, not started."""
+        return _AsyncMemoryConsumer(self._wire, destination, subscription, config)
 
     def declare(self, *wanted: str) -> None:
         """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer."""
         for each in wanted:
             self._brokers.declare(parse_wanted(each))
 
-    def waiting(self, destination: Destination | str, subscription: str = "") -> int:
-        """How many messages nobody has taken, over all brokers."""
-        return self._brokers.waiting(as_source(destination, subscription))
+    def close(self) -> None:
+        """Stop the blocking clients that still run, without waiting for answers."""
+        self.thaw()
+        for client in list(self._blocking):
+            client.stop(0)
 
-    def parked(self, destination: Destination | str, subscription: str = "") -> list[Message]:
-        """What was rejected, over all brokers."""
-        return self._brokers.parked(as_source(destination, subscription))
+    # ------------------------------------------------------------------ time
+    def advance(self, seconds: float) -> None:
+        """Let time pass at once: delays and retries become due, deadlines of open publishes pass."""
+        ms = round(seconds * 1000)
+        if ms < 0:
+            raise ValueError(f"advance({seconds!r}): time does not go back")
+        self._brokers.advance(ms)
+        for publisher in list(self._publishers):
+            publisher.put_forward(ms)
 
     def freeze(self) -> None:
-        """From now on no broker answers a publish: backlogs fill, deadlines pass."""
+        """From now on no broker reads or answers anything: backlogs fill, deadlines pass."""
         self._brokers.freeze()
 
     def thaw(self) -> None:
+        """The brokers go on where they were."""
         self._brokers.thaw()
+
+    def slow(self, delay_s: float) -> None:
+        """From now on confirms and deliveries come so late, by the clock of `advance`; 0 for at once."""
+        self._brokers.slow_ms = round(delay_s * 1000)
+
+    # ------------------------------------------------------------------ faults
+    def refuse_next(self, destination: Destination | Source | str, count: int = 1) -> None:
+        """The next publishes there are refused (nack). A subscription: the next copies for retries.
+
+        A batch counts once.
+        """
+        self._brokers.store_next(_address(destination), 0, count)
+
+    def duplicate_next(self, destination: Destination | Source | str, count: int = 1) -> None:
+        """The next publishes there are stored twice, as after a confirm that got lost."""
+        self._brokers.store_next(_address(destination), 2, count)
+
+    def lose_connection(self, broker: str | None = None) -> int:
+        """Cut the links to this broker, or to all. Returns how many there were; clients know by then.
+
+        What had no confirm is published again or unknown, as configured; what had no answer comes
+        again; answers to what came before are stale. The clients dial again at once.
+        """
+        return self._brokers.lose(broker)
+
+    # ------------------------------------------------------------------ questions
+    def published(self, destination: Destination | str) -> list[Message]:
+        """What was published there and confirmed, in order; copies for retries are not."""
+        return self._brokers.published(_destination(destination), "confirmed")
+
+    def answers(
+        self, destination: Destination | Source | str, subscription: str = ""
+    ) -> list[tuple[str, str]]:
+        """Message id and answer (ack, requeue, reject, retry, park), in the order of their arrival."""
+        return self._brokers.answers(_source(destination, subscription))
+
+    def waiting(self, destination: Destination | Source | str, subscription: str = "") -> int:
+        """How many messages nobody has taken, over all brokers."""
+        return self._brokers.waiting(_source(destination, subscription))
+
+    def delayed(self) -> int:
+        """How many messages wait for their time: `advance` brings them."""
+        return self._brokers.delayed()
+
+    def parked(
+        self, destination: Destination | Source | str, subscription: str = ""
+    ) -> list[Message]:
+        """What lies in the parking queue, over all brokers."""
+        return self._brokers.parked_messages(_source(destination, subscription))
+
+    # ------------------------------------------------------------------ waiting
+    def wait_handled(self, within_s: float = WITHIN_S) -> None:
+        """Wait until every message that somebody consumes has its answer. Raises AssertionError."""
+        with self._brokers.changed:
+            done = self._brokers.changed.wait_for(self._brokers.is_idle, within_s)
+        if not done:
+            raise AssertionError(checks.unhandled(self._brokers, within_s))
+
+    async def handled(self, within_s: float = WITHIN_S) -> None:
+        """`wait_handled` for asyncio."""
+        loop, idle = asyncio.get_running_loop(), asyncio.Event()
+
+        def look() -> None:
+            """Under the lock."""
+            if self._brokers.is_idle():
+                loop.call_soon_threadsafe(idle.set)
+
+        with self._brokers.watched(look):
+            try:
+                await asyncio.wait_for(idle.wait(), within_s)
+            except TimeoutError:
+                raise AssertionError(checks.unhandled(self._brokers, within_s)) from None
+
+    # ------------------------------------------------------------------ assertions
+    def assert_published(
+        self,
+        destination: Destination | str,
+        *,
+        count: int | None = None,
+        where: Callable[[Message], bool] | None = None,
+        **fields: object,
+    ) -> list[Message]:
+        """Check that messages were published there, and return them.
+
+        count: how many exactly; None for one or more. where, fields: only those that it holds for, or
+        that are equal in these: ``body``, ``text``, ``json``, ``key``, ``headers`` and the others of
+        `Message`. Raises AssertionError, which says what was published.
+        """
+        return checks.published(self._brokers, _destination(destination), count, where, fields)
+
+    def assert_answered(
+        self,
+        destination: Destination | Source | str,
+        subscription: str = "",
+        *,
+        answer: str = "ack",
+        count: int | None = None,
+    ) -> list[str]:
+        """Check that deliveries had this answer, and return their ids. Raises AssertionError."""
+        source = _source(destination, subscription)
+        return checks.answered(self._brokers, source, answer, count)
+
+    def assert_parked(
+        self,
+        destination: Destination | Source | str,
+        subscription: str = "",
+        *,
+        count: int | None = None,
+    ) -> list[Message]:
+        """Check that messages were parked, and return them. Raises AssertionError."""
+        return checks.parked(self._brokers, _source(destination, subscription), count)
+
+
+def _destination(destination: Destination | str) -> Destination:
+    return parse_destination(destination) if isinstance(destination, str) else destination
+
+
+def _source(destination: Destination | Source | str, subscription: str) -> Source:
+    """Also of ``orders/billing`` in one."""
+    if isinstance(destination, str) and "/" in destination and not subscription:
+        found = parse_wanted(destination)
+        assert isinstance(found, Subscription)
+        return found
+    return as_source(destination, subscription)
+
+
+def _address(destination: Destination | Source | str) -> str:
+    """The exchange, or the queue of a subscription."""
+    if isinstance(destination, str):
+        wanted = parse_wanted(destination)
+        return wanted.amqp_queue if isinstance(wanted, Subscription) else wanted.exchange
+    return destination.exchange if isinstance(destination, Topic) else destination.amqp_queue
+
+
+def _put_forward(driver: PublishDriver | None, ms: int) -> None:
+    if driver is not None:
+        driver.put_forward(ms)
 
 
 class _MemoryPublisher(Publisher):
-    def __init__(self, brokers: MemoryBrokers, config: PublisherConfig | None) -> None:
+    def __init__(self, wire: Wire, config: PublisherConfig | None) -> None:
+        self._memory = wire
         super().__init__(BusConfig(), config)
-        self._brokers = brokers
 
-    async def _make_driver(self) -> PublishDriver:
-        driver = MemoryPublishDriver(self._brokers, self._config, self._take_inbox)
-        driver.start()
-        return cast(PublishDriver, driver)
+    def _make_wire(self) -> Wire:
+        return self._memory
+
+    def put_forward(self, ms: int) -> None:
+        if self._status is RUNNING and self._thread is not None:
+            noticed = threading.Event()
+
+            def notice() -> None:
+                _put_forward(self._driver, ms)
+                noticed.set()
+
+            self._thread.call_soon(notice)
+            noticed.wait(NOTICE_TIMEOUT_S)
 
 
 class _AsyncMemoryPublisher(AsyncPublisher):
-    def __init__(self, brokers: MemoryBrokers, config: PublisherConfig | None) -> None:
+    def __init__(self, wire: Wire, config: PublisherConfig | None) -> None:
+        self._memory = wire
         super().__init__(BusConfig(), config)
-        self._brokers = brokers
 
-    def _make_driver(self) -> PublishDriver:
-        driver = MemoryPublishDriver(self._brokers, self._config, self._on_room)
-        return cast(PublishDriver, driver)
+    def _make_wire(self) -> Wire:
+        return self._memory
+
+    def put_forward(self, ms: int) -> None:
+        """Who calls it from another thread than the loop's finds it done a turn later."""
+        if self._status is not RUNNING or self._loop.is_closed():
+            return
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            _put_forward(self._driver, ms)
+        else:
+            self._loop.call_soon_threadsafe(_put_forward, self._driver, ms)
 
 
 class _MemoryConsumer(Consumer):
     def __init__(
         self,
-        brokers: MemoryBrokers,
+        wire: Wire,
         destination: Destination | Source | str,
         subscription: str,
         config: ConsumerConfig | None,
     ) -> None:
+        self._memory = wire
         super().__init__(BusConfig(), destination, subscription=subscription, config=config)
-        self._brokers = brokers
 
-    async def _make_driver(self) -> ConsumeDriver:
-        driver = MemoryConsumeDriver(self._brokers, self._source, self._config, self._on_ready)
-        driver.start()
-        return cast(ConsumeDriver, driver)
+    def _make_wire(self) -> Wire:
+        return self._memory
 
 
 class _AsyncMemoryConsumer(AsyncConsumer):
     def __init__(
         self,
-        brokers: MemoryBrokers,
+        wire: Wire,
         destination: Destination | Source | str,
         subscription: str,
         config: ConsumerConfig | None,
     ) -> None:
+        self._memory = wire
         super().__init__(BusConfig(), destination, subscription=subscription, config=config)
-        self._brokers = brokers
 
-    def _make_driver(self) -> ConsumeDriver:
-        driver = MemoryConsumeDriver(self._brokers, self._source, self._config, self._ready.set)
-        return cast(ConsumeDriver, driver)
+    def _make_wire(self) -> Wire:
+        return self._memory

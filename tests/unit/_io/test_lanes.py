@@ -9,9 +9,9 @@ import pytest
 from messagebus._io import lanes as module
 from messagebus._io.lanes import Lanes
 from messagebus._io.link import Link
-from messagebus._io.registering import Registration
 from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Address
+from messagebus._io.wire import Registration
 from messagebus.core.outbox import Item, Outbox
 from messagebus.destination import Delay, Destination, Topic
 from messagebus.errors import (

@@ -24,7 +24,8 @@ from messagebus import (
 )
 from messagebus._io import registering
 from messagebus._io.link import _parameters
-from messagebus._io.registering import Agents, Alone, Registration, credentials, topology_for
+from messagebus._io.registering import Agents, Alone, credentials, topology_for
+from messagebus._io.wire import Registration
 from messagebus.broker import Broker
 from messagebus.topology import Wanted, parse_wanted
 from ops.local.certificates import issue_missing

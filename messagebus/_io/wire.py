@@ -1,0 +1,93 @@
+"""How drivers reach brokers: the seam below which AMQP begins.
+
+`AmqpWire` (module `amqp`) is the real one; `messagebus.testing` has one that leads to brokers in
+memory. The drivers above it are the same, so what one bus does the other does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from messagebus.broker import Broker, BrokerList
+from messagebus.config import BusConfig
+from messagebus.core.listkeeper import ListKeeper
+from messagebus.destination import Delay, Destination
+from messagebus.topology import Wanted
+
+if TYPE_CHECKING:
+    from messagebus._io.link import Link
+
+__all__ = ["Follower", "Registration", "Topology", "Wire", "amqp_wire"]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a registration came to, by broker name.
+
+    held: has it, settled. later: takes no publishes before it has it. missing: may take publishes
+    without it, and why.
+    """
+
+    complete: bool
+    held: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class Topology(Protocol):
+    """Who brings topics, queues and subscriptions about."""
+
+    async def register(
+        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+    ) -> Registration:
+        """Make these exist on every broker; repeated until complete or the time is over.
+
+        enough: one broker that holds it will do. Raises RegistrationIncomplete, TopologyMismatch,
+        LoginRefused or NameInvalid.
+        """
+
+    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
+        """Make sure that these can be published to on this link. Raises LinkError, TopologyMismatch."""
+
+
+class Follower(Protocol):
+    """Keeps the consumer list fresh. brokers: the last one, None before the first."""
+
+    keeper: ListKeeper
+    brokers: BrokerList | None
+
+    def start(self) -> None:
+        """Begin. Whoever follows may be told before this returns."""
+
+    async def stop(self) -> None: ...
+
+
+class Wire(Protocol):
+    """The way to the brokers of one bus, for any number of drivers.
+
+    redial_first_ms: how long a consumer waits before it dials a broker again whose link has just ended;
+    doubled with each failure.
+    """
+
+    redial_first_ms: int
+
+    def topology(self) -> Topology: ...
+
+    def follow(
+        self, *, subscription: str, interval_s: int, on_list: Callable[[BrokerList], None]
+    ) -> Follower: ...
+
+    async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
+        """Open a link to this broker; None: to whichever the balancer gives.
+
+        Raises LoginRefused, LinkLost or ConfigError.
+        """
+
+
+def amqp_wire(bus: BusConfig) -> Wire:
+    """The wire to real brokers. Imported when it is first asked for: a test in memory needs no HTTP."""
+    from messagebus._io.amqp import AmqpWire
+
+    return AmqpWire(bus)

@@ -1,0 +1,372 @@
+"""The wire to brokers in memory: what the drivers need of a link, without sockets.
+
+A link belongs to one asyncio loop; brokers may call it from any thread, and then it only posts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from messagebus._io.link import Link
+from messagebus._io.wire import Follower, Registration, Topology
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.core.listkeeper import ListKeeper
+from messagebus.destination import Delay, Destination
+from messagebus.errors import ChannelRefused, LinkError, LinkLost
+from messagebus.testing.brokers import Address, MemoryBroker, MemoryBrokers
+from messagebus.testing.queues import Arrived, Taker
+from messagebus.topology import Wanted
+
+__all__ = ["MemoryLink", "MemoryWire"]
+
+# For another thread's loop to notice that its link is gone; it has nothing else to do.
+NOTICE_TIMEOUT_S = 5.0
+NOT_FOUND = 404
+
+
+class MemoryWire:
+    """The way to the brokers of one bus."""
+
+    redial_first_ms = 0
+
+    def __init__(self, brokers: MemoryBrokers) -> None:
+        self._brokers = brokers
+
+    def topology(self) -> Topology:
+        return _MemoryTopology(self._brokers)
+
+    def follow(
+        self, *, subscription: str, interval_s: int, on_list: Callable[[BrokerList], None]
+    ) -> Follower:
+        return _MemoryFollower(self._brokers.names, on_list)
+
+    async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
+        brokers = self._brokers
+        if brokers.frozen:
+            await asyncio.wait_for(_thawed(brokers), timeout_ms / 1000)
+        site = brokers.balance() if broker is None else brokers.all[broker.name]
+        return cast(Link, MemoryLink(brokers, site))
+
+
+async def _thawed(brokers: MemoryBrokers) -> None:
+    loop = asyncio.get_running_loop()
+    thawed = asyncio.Event()
+    brokers.when_it_reads(lambda: cast(None, _post(loop, thawed.set)))
+    await thawed.wait()
+
+
+def _post(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> bool:
+    """From any thread. False: the loop has ended."""
+    try:
+        loop.call_soon_threadsafe(action)
+    except RuntimeError:
+        return False
+    return True
+
+
+class _MemoryTopology:
+    def __init__(self, brokers: MemoryBrokers) -> None:
+        self._brokers = brokers
+
+    async def register(
+        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+    ) -> Registration:
+        for each in wanted:
+            self._brokers.declare(each)
+        return Registration(True, held=self._brokers.names)
+
+    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
+        pass
+
+
+class _MemoryFollower:
+    """All brokers, once."""
+
+    def __init__(self, names: Sequence[str], on_list: Callable[[BrokerList], None]) -> None:
+        self.keeper = ListKeeper()
+        self.brokers: BrokerList | None = None
+        self._names, self._on_list = names, on_list
+
+    def start(self) -> None:
+        listed = tuple(ListedBroker(broker=Broker.parse(name)) for name in self._names)
+        self.brokers = BrokerList(listed=listed)
+        self._on_list(self.brokers)
+
+    async def stop(self) -> None:
+        pass
+
+
+class MemoryLink:
+    """What the drivers use of `_io.link.Link`."""
+
+    has_heartbeats = True
+
+    def __init__(self, brokers: MemoryBrokers, site: MemoryBroker) -> None:
+        self._brokers, self.site = brokers, site
+        self.broker, self.address = site.name, Broker.parse(site.name)
+        self.is_open = True
+        self.taker: Taker | None = None
+        self.published = 0
+        self.channel = _MemoryChannel(self)
+        self.pipe = _MemoryPipe(self, brokers)
+        self._prefetch = 0
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._deliveries: deque[Arrived] = deque()
+        self._told: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._calls: set[asyncio.Future[None]] = set()
+        self._end: LinkError | None = None
+        self._on_lost: Callable[[LinkError], None] = lambda _why: None
+        with brokers.lock:
+            site.sites.add(self)
+
+    # ------------------------------------------------------------------ what comes from the broker
+    def bring(self, arrived: list[Arrived]) -> None:
+        """Under the lock."""
+        self._brokers.bring(lambda: self._read_soon(self._deliveries.extend, arrived))
+
+    def confirm(self, answers: list[tuple[int, bool, bool]]) -> None:
+        """Under the lock."""
+
+        def told() -> None:
+            for tag, multiple, ok in answers:
+                self.pipe.on_confirm(tag, multiple, ok)
+
+        self._brokers.bring(lambda: self._read_soon(self._told.append, told))
+
+    def send_back(self, exchange: str, key: str, message_id: str) -> None:
+        """Under the lock."""
+        method = SimpleNamespace(exchange=exchange, routing_key=key)
+        properties = SimpleNamespace(message_id=message_id)
+
+        def told() -> None:
+            for callback in self.channel.on_return:
+                callback(self.channel, method, properties, b"")
+
+        self._brokers.bring(lambda: self._read_soon(self._told.append, told))
+
+    def end(self, code: int, reason: str) -> None:
+        """The broker closes the channel. Under the lock."""
+        fault = ChannelRefused(self.broker, code, reason)
+        self._read_soon(self._told.append, lambda: self._finish(fault))
+
+    def _read_soon(self, put: Callable[[Any], None], what: Any) -> None:
+        """Under the lock."""
+        put(what)
+        if not self._woken:
+            self._woken = True
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._read)
+            elif not _post(self._loop, self._read):
+                self._leave()  # its loop has ended without a word
+
+    def _read(self) -> None:
+        """On the loop: all that has come, and what follows from it once."""
+        self._woken = False
+        deliveries, told, on_content = self._deliveries, self._told, self.pipe.on_content
+        while deliveries and self.is_open:
+            on_content(*deliveries.popleft())
+        while told and (self.is_open or self._end is None):
+            told.popleft()()
+        if self.is_open:
+            self.pipe.on_turn()
+            self.pipe.flush()
+
+    # ------------------------------------------------------------------ calls
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Those of pika's channel methods that the drivers call, each behind all that was written."""
+        if self._end is not None:
+            raise self._end
+        self.pipe.flush()
+        answered: asyncio.Future[Any] = self._loop.create_future()
+        self._calls.add(answered)
+
+        def told() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        def carry_out() -> None:
+            """Under the lock."""
+            if not self.is_open:
+                return
+            attached = self.taker is not None  # attaching itself is never slow
+            getattr(self, f"_{method}")(**arguments)
+            if attached:
+                self._brokers.bring(lambda: self._read_soon(self._told.append, told))
+            else:
+                self._read_soon(self._told.append, told)
+
+        try:
+            self._brokers.when_it_reads(carry_out)
+            return await answered
+        finally:
+            self._calls.discard(answered)
+
+    async def try_call(self, method: str, **arguments: Any) -> Any:
+        return await self.call(method, **arguments)
+
+    async def confirm_select(self) -> None:
+        """Every link confirms."""
+
+    def _basic_qos(self, *, prefetch_count: int) -> None:
+        self._prefetch = prefetch_count
+
+    def _basic_consume(self, *, queue: str, consumer_tag: str, **_callbacks: Any) -> None:
+        if queue not in self.site.queues:
+            self.end(NOT_FOUND, f"NOT_FOUND - no queue '{queue}'")
+            return
+        self.site.attach(self, queue, self._prefetch, self.bring)
+
+    def cancel(self, callback: Callable[[Any], None] | None) -> None:
+        """No more deliveries; those that came before may still be answered."""
+
+        def carry_out() -> None:
+            if self.taker is not None:
+                self.taker.queue.cancel(self.taker)
+            if callback is not None:
+                told = callback
+                self._brokers.bring(lambda: self._read_soon(self._told.append, lambda: told(None)))
+
+        self._brokers.when_it_reads(carry_out)
+
+    # ------------------------------------------------------------------ the end
+    def on_lost(self, callback: Callable[[LinkError], None]) -> None:
+        if self._end is not None:
+            callback(self._end)
+        else:
+            self._on_lost = callback
+
+    def on_blocked(self, callback: Callable[[bool], None]) -> None:
+        """Brokers in memory have no alarms."""
+
+    def lose(self, reason: str) -> Callable[[], None]:
+        """The connection is cut. Under the lock. Returns what makes the client notice."""
+        self._leave()
+        why = LinkLost(self.broker, reason)
+        if threading.get_ident() == self._thread:
+            return lambda: self._finish(why)
+        noticed = threading.Event()
+
+        def notice() -> None:
+            self._finish(why)
+            noticed.set()
+
+        if _post(self._loop, notice):
+            return lambda: cast(None, noticed.wait(NOTICE_TIMEOUT_S))
+        return lambda: None
+
+    def _leave(self) -> None:
+        with self._brokers.lock:
+            self._deliveries.clear()
+            self._told.clear()
+            self.is_open = False
+            if self in self.site.sites:
+                self.site.sites.discard(self)
+                self.site.detach(self)
+                self._brokers.tell()
+
+    def _finish(self, why: LinkError) -> None:
+        if self._end is not None:
+            return
+        self._end = why
+        self._leave()
+        for answer in self._calls:
+            if not answer.done():
+                answer.set_exception(why)
+        self._on_lost(why)
+
+    def abort(self) -> None:
+        self._finish(LinkLost(self.broker, "hung up"))
+
+    async def hang_up(self) -> None:
+        self.abort()
+
+    async def close(self) -> None:
+        if self.is_open:
+            self.pipe.flush()
+        self._finish(LinkLost(self.broker, "closed"))
+
+
+class _MemoryChannel:
+    """What the drivers use of pika's."""
+
+    def __init__(self, link: MemoryLink) -> None:
+        self._link = link
+        self.on_return: list[Callable[[Any, Any, Any, bytes], None]] = []
+
+    @property
+    def is_open(self) -> bool:
+        return self._link.is_open
+
+    def add_on_return_callback(self, callback: Callable[[Any, Any, Any, bytes], None]) -> None:
+        self.on_return.append(callback)
+
+    def add_on_cancel_callback(self, callback: Callable[[Any], None]) -> None:
+        """Brokers in memory cancel nobody."""
+
+    def basic_cancel(
+        self, consumer_tag: str, callback: Callable[[Any], None] | None = None
+    ) -> None:
+        self._link.cancel(callback)
+
+
+class _MemoryPipe:
+    """Orders of one link, written with `flush`."""
+
+    backed_up = False
+
+    def __init__(self, link: MemoryLink, brokers: MemoryBrokers) -> None:
+        self._link, self._brokers = link, brokers
+        self.out: list[Any] = []
+        self.on_confirm: Callable[[int, bool, bool], None] = lambda *_: None
+        self.on_content: Callable[[int, bool, bytes, bytes], None] = lambda *_: None
+        self.on_turn: Callable[[], None] = lambda: None
+
+    def frames(self, exchange: str, routing_key: str) -> _MemoryFrames:
+        return _MemoryFrames(Address(self._link.site, exchange, routing_key))
+
+    def ack(self, tag: int, multiple: bool) -> None:
+        self.out.append(("ack", tag, multiple))
+
+    def nack(self, tag: int, requeue: bool) -> None:
+        self.out.append(("nack", tag, requeue))
+
+    def flush(self) -> None:
+        if self.out:
+            orders, self.out = self.out, []
+            if self._link.is_open:
+                self._brokers.write(self._link.site, self._link, orders)
+
+    def pika_confirm(self, method: Any) -> None:
+        raise AssertionError("brokers in memory speak no AMQP")
+
+    def pika_content(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        raise AssertionError("brokers in memory speak no AMQP")
+
+
+class _MemoryFrames:
+    __slots__ = ("_address",)
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def add(self, out: list[Any], properties: bytes, body: bytes) -> None:
+        out.append((self._address, properties, body))
+
+    def alike(self, shape: tuple[bytes, bytes]) -> _MemoryAlike:
+        return _MemoryAlike(self._address, shape)
+
+
+class _MemoryAlike:
+    __slots__ = ("_address", "_after", "_before")
+
+    def __init__(self, address: Address, shape: tuple[bytes, bytes]) -> None:
+        self._address, (self._before, self._after) = address, shape
+
+    def add(self, out: list[Any], message_id: bytes, body: bytes) -> None:
+        out.append((self._address, self._before + message_id + self._after, body))

@@ -1,0 +1,221 @@
+"""One queue in memory, as RabbitMQ's: who takes from it, what comes again, what expires.
+
+Not thread-safe: its broker holds the lock. Times are milliseconds of the bus's own clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from messagebus._io.rewriting import counted, expires_after_ms
+
+__all__ = ["Arrived", "MemoryQueue", "Stored", "Taker"]
+
+NEVER_MS = 1 << 62
+
+
+Arrived = tuple[int, bool, bytes, bytes]
+"""A delivery on its way to its taker: tag, whether redelivered, properties, body."""
+
+
+class Stored:
+    """A message in a queue. place: kept when it is given back. exchange, key: how it got here."""
+
+    __slots__ = ("body", "deliveries", "exchange", "expires_ms", "key", "place", "raw")
+
+    def __init__(self, place: int, raw: bytes, body: bytes, exchange: str, key: str) -> None:
+        self.place = place
+        self.raw = raw
+        self.body = body
+        self.exchange = exchange
+        self.key = key
+        self.deliveries = 0
+        self.expires_ms = NEVER_MS
+
+
+class Taker:
+    """One consumer of one queue. bring: gives deliveries to its link; called under the lock.
+
+    prefetch: 0 for no limit.
+    """
+
+    __slots__ = ("bring", "last_tag", "prefetch", "queue", "unacked")
+
+    def __init__(
+        self, queue: MemoryQueue, prefetch: int, bring: Callable[[list[Arrived]], None]
+    ) -> None:
+        self.queue, self.prefetch, self.bring = queue, prefetch, bring
+        self.unacked: dict[int, Stored] = {}
+        self.last_tag = 0
+
+    @property
+    def room(self) -> int:
+        return self.prefetch - len(self.unacked) if self.prefetch else NEVER_MS
+
+
+class MemoryQueue:
+    """arguments: as given to queue.declare. dead_letter(queue, stored, reason): where such go."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Mapping[str, str | int | bool],
+        *,
+        delivery_limit: int | None,
+        dead_letter: Callable[[MemoryQueue, Stored, str], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self.name, self.arguments = name, arguments
+        self._dead_letter, self._clock = dead_letter, clock
+        self.is_quorum = arguments.get("x-queue-type") == "quorum"
+        limits = [arguments.get("x-delivery-limit"), delivery_limit]
+        found = [int(limit) for limit in limits if limit is not None]
+        self._delivery_limit = min(found) if found and self.is_quorum else NEVER_MS
+        self.ttl_ms = int(arguments["x-message-ttl"]) if "x-message-ttl" in arguments else None
+        self.expires_ms = int(arguments["x-expires"]) if "x-expires" in arguments else None
+        self._single_active = bool(arguments.get("x-single-active-consumer"))
+        self.ready: deque[Stored] = deque()
+        self.takers: deque[Taker] = deque()
+        self._leaving: set[Taker] = set()  # take no more, and owe answers
+        self._timed = False
+        self.unused_since_ms = clock()
+
+    # ------------------------------------------------------------------ in
+    def put(self, stored: Stored) -> None:
+        """At the end. `hand_out` follows."""
+        own_ms = expires_after_ms(stored.raw) if stored.raw[0] & 1 else None
+        lives_ms = [each for each in (own_ms, self.ttl_ms) if each is not None]
+        if lives_ms:
+            self._timed = True
+            stored.expires_ms = self._clock() + min(lives_ms)
+        self.ready.append(stored)
+
+    def _put_back(self, stored: Stored) -> None:
+        """In its place, or away when it came back too often."""
+        stored.deliveries += 1
+        if stored.deliveries > self._delivery_limit:
+            self._dead_letter(self, stored, "delivery_limit")
+            return
+        ready = self.ready
+        if not ready or stored.place < ready[0].place:
+            ready.appendleft(stored)
+            return
+        at = next((n for n, each in enumerate(ready) if each.place > stored.place), len(ready))
+        ready.insert(at, stored)
+
+    # ------------------------------------------------------------------ out
+    def attach(self, taker: Taker) -> None:
+        self.takers.append(taker)
+        self.hand_out()
+
+    def cancel(self, taker: Taker) -> None:
+        """It gets no more; what it has it may still answer."""
+        if taker in self.takers:
+            self.takers.remove(taker)
+            self._leaving.add(taker)
+            self.unused_since_ms = self._clock()
+            self.hand_out()
+
+    def detach(self, taker: Taker) -> None:
+        """It is gone: what it has not answered is given back, in order."""
+        if taker in self.takers:
+            self.takers.remove(taker)
+            self.unused_since_ms = self._clock()
+        self._leaving.discard(taker)
+        left = sorted(taker.unacked.values(), key=lambda stored: stored.place, reverse=True)
+        taker.unacked.clear()
+        for stored in left:
+            self._put_back(stored)
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Takers with room take turns; where only one may be active it is the first."""
+        if self._timed:
+            self.expire()
+        if not self.ready or not self.takers:
+            return
+        if len(self.takers) == 1 or self._single_active:
+            taker = self.takers[0]
+            count = min(len(self.ready), taker.room)
+            if count > 0:
+                self._give(taker, count)
+            return
+        while self.ready and (found := self._next_with_room()) is not None:
+            self._give(found, 1)
+
+    def _next_with_room(self) -> Taker | None:
+        for _ in range(len(self.takers)):
+            self.takers.rotate(-1)
+            if self.takers[-1].room > 0:
+                return self.takers[-1]
+        return None
+
+    def _give(self, taker: Taker, count: int) -> None:
+        given: list[Arrived] = []
+        tag, unacked, popleft = taker.last_tag, taker.unacked, self.ready.popleft
+        for _ in range(count):
+            if self._timed and not self._is_fresh():
+                break
+            stored = popleft()
+            tag += 1
+            unacked[tag] = stored
+            if stored.deliveries:
+                raw = counted(stored.raw, stored.deliveries) if self.is_quorum else stored.raw
+                given.append((tag, True, raw, stored.body))
+            else:
+                given.append((tag, False, stored.raw, stored.body))
+        taker.last_tag = tag
+        if given:
+            taker.bring(given)
+
+    def _is_fresh(self) -> bool:
+        """Whether there is a first message, and its time is not over."""
+        self.expire()
+        return bool(self.ready)
+
+    # ------------------------------------------------------------------ answers
+    def ack(self, taker: Taker, tag: int, multiple: bool) -> list[Stored]:
+        """What is answered by it. `hand_out` follows."""
+        unacked = taker.unacked
+        if not multiple:
+            stored = unacked.pop(tag, None)
+            return [] if stored is None else [stored]
+        if tag >= taker.last_tag or not tag:
+            found = list(unacked.values())
+            unacked.clear()
+            return found
+        tags = [each for each in unacked if each <= tag]
+        return [unacked.pop(each) for each in tags]
+
+    def nack(self, taker: Taker, tag: int, requeue: bool) -> Stored | None:
+        """Back to its place, or away. `hand_out` follows."""
+        stored = taker.unacked.pop(tag, None)
+        if stored is None:
+            return None
+        if requeue:
+            self._put_back(stored)
+        else:
+            self._dead_letter(self, stored, "rejected")
+        return stored
+
+    # ------------------------------------------------------------------ time
+    def due_ms(self) -> int:
+        """When `expire` has something to do: a message waits at the head for its own end only."""
+        return self.ready[0].expires_ms if self._timed and self.ready else NEVER_MS
+
+    def expire(self) -> None:
+        """Let go what has waited long enough at the head."""
+        now_ms = self._clock()
+        while self.ready and self.ready[0].expires_ms <= now_ms:
+            self._dead_letter(self, self.ready.popleft(), "expired")
+
+    def gone_ms(self) -> int:
+        """When an unused queue that expires is deleted."""
+        if self.expires_ms is None or self.takers:
+            return NEVER_MS
+        return self.unused_since_ms + self.expires_ms
+
+    @property
+    def unacked(self) -> int:
+        return sum(len(taker.unacked) for taker in (*self.takers, *self._leaving))
