@@ -20,7 +20,7 @@ from messagebus._io.handlers import (
     is_coroutine_handler,
     words_of,
 )
-from messagebus._io.hooked import hook_chain
+from messagebus._io.hooked import HookChain, Watched, hook_chain
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tasks import Tasks
 from messagebus._io.threads import HandlerThreads
@@ -34,6 +34,7 @@ from messagebus.consumer import (
     not_ready,
     with_handling,
 )
+from messagebus.core.packing import bundled
 from messagebus.destination import Destination, Source
 from messagebus.errors import BacklogFull, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
@@ -64,9 +65,16 @@ class AsyncPublisher:
         await publisher.send_safe("orders", b"...")
     """
 
-    def __init__(self, bus: BusConfig, config: PublisherConfig | None = None) -> None:
+    def __init__(
+        self,
+        bus: BusConfig,
+        config: PublisherConfig | None = None,
+        *,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
+        self._hooks = hook_chain(hooks)
         self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
@@ -121,10 +129,17 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish, return the future of its end. As `Publisher.submit`."""
-        outgoing = self._outgoing.read(destination, payload, options)
+        # As `_accept`, written out: a coroutine less for each message, 0.2 of 1.6 us.
+        shape, body, message = self._outgoing.read(destination, payload, options)
         driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
-        await self._accept(driver, outgoing, timeout_s, future)
+        if self._hooks is not None:
+            await self._accept(driver, (shape, body, message), timeout_s, future)
+            return future
+        timeout_ms = self._timeout_ms(timeout_s)
+        if self._waiting or not driver.outbox.has_room(len(body)):
+            timeout_ms = await self._wait_for_room(len(body), timeout_ms)
+        driver.submit(shape, body, message, timeout_ms, future)
         return future
 
     async def send(
@@ -159,14 +174,32 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> list[Published]:
         """As `Publisher.send_many`."""
+        if self._hooks is not None:
+            with self._hooks.publishing_many(self._outgoing.name_of(destination)):
+                ends = [
+                    await self.submit(destination, payload, timeout_s=timeout_s, **options)
+                    for payload in payloads
+                ]
+                return [await end for end in ends]
         driver, read = self._running(), self._outgoing.read
         finished: asyncio.Future[None] = self._loop.create_future()
         many = Many(finished)
         timeout_ms = self._timeout_ms(timeout_s)
-        for payload in payloads:
+        bare = read(destination, b"", {})[0]
+        packing = None if options else driver.packing_of(bare)
+        given: Iterable[Payload | list[bytes]] = payloads
+        if packing is not None:
+            given = bundled(payloads, packing)
+        for payload in given:
+            left_ms = timeout_ms
+            if isinstance(payload, list):
+                size, count = sum(map(len, payload)), len(payload)
+                if self._waiting or not driver.outbox.has_room(size, count):
+                    left_ms = await self._wait_for_room(size, timeout_ms, count)
+                many.add(driver.submit_bundle(bare, payload, left_ms, many))
+                continue
             # As `_accept`, written out: a coroutine for each message costs 0.2 of 1.3 us.
             shape, body, message = read(destination, payload, options)
-            left_ms = timeout_ms
             if self._waiting or not driver.outbox.has_room(len(body)):
                 left_ms = await self._wait_for_room(len(body), timeout_ms)
             many.add(driver.submit(shape, body, message, left_ms, many))
@@ -181,11 +214,30 @@ class AsyncPublisher:
         timeout_s: float | None,
         waiter: Waiter | None,
     ) -> None:
+        if self._hooks is not None and not isinstance(waiter, Watched):
+            await self._accept_watched(self._hooks, driver, outgoing, timeout_s, waiter)
+            return
         shape, body, message = outgoing
         timeout_ms = self._timeout_ms(timeout_s)
         if self._waiting or not driver.outbox.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
         driver.submit(shape, body, message, timeout_ms, waiter)
+
+    async def _accept_watched(
+        self,
+        hooks: HookChain,
+        driver: PublishDriver,
+        outgoing: tuple[Shape, bytes, Message | None],
+        timeout_s: float | None,
+        waiter: Waiter | None,
+    ) -> None:
+        shape, body, message = outgoing
+        message, watched = hooks.publishing(shape, body, message, waiter)
+        try:
+            await self._accept(driver, (shape, body, message), timeout_s, watched)
+        except BaseException as error:
+            watched.refused(error)
+            raise
 
     def _timeout_ms(self, timeout_s: float | None) -> int:
         return self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
@@ -215,7 +267,7 @@ class AsyncPublisher:
             raise Stopped(f"the publisher is {self._status.value}")
         return self._driver
 
-    async def _wait_for_room(self, size: int, timeout_ms: int) -> int:
+    async def _wait_for_room(self, size: int, timeout_ms: int, count: int = 1) -> int:
         """Returns how much of the time is left. Raises BacklogFull. First come, first served."""
         until_ms = now_ms() + timeout_ms
         room: asyncio.Future[None] = self._loop.create_future()
@@ -224,7 +276,7 @@ class AsyncPublisher:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
                     await room
-                    if self._running().outbox.has_room(size):
+                    if self._running().outbox.has_room(size, count):
                         return max(1, until_ms - now_ms())
                     room = self._loop.create_future()
                     self._waiting.appendleft(room)

@@ -163,8 +163,12 @@ class Consumer:
         """Take no more, wait up to drain_s for open answers, hang up.
 
         drain_s: None takes the grace of `run`, or DRAIN_S.
-        Returns how many received deliveries had no answer: the brokers deliver them again.
+        Returns how many received deliveries had no answer: the brokers deliver them again, unless
+        the subscription goes with its consumer (`Subscription.ephemeral`): then it is deleted.
+        In a forked child it does nothing: what is open there is the parent's.
         """
+        if self._thread is not None and not self._thread.is_here:
+            return 0
         with self._arrived:
             if self._status is not Status.RUNNING:
                 self._status = Status.STOPPED
@@ -197,6 +201,7 @@ class Consumer:
     # ------------------------------------------------------------------ receiving
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """Wait for the next delivery; None after timeout_s, or when the consumer is stopped."""
+        self._running()
         until_ms = None if timeout_s is None else now_ms() + int(timeout_s * 1000)
         with self._arrived:
             while (delivery := self._next()) is None:
@@ -208,6 +213,7 @@ class Consumer:
 
     def receive_immediate(self) -> Delivery | None:
         """A delivery that has arrived already, or None."""
+        self._running()
         with self._arrived:
             return self._next()
 
@@ -244,10 +250,9 @@ class Consumer:
 
     def _next(self) -> Delivery | None:
         """Holds `_arrived`. What a lost link delivered comes again: it is not handed out twice."""
-        self._check_started()
         while self._ready and not self._paused:
             delivery = self._ready.popleft()
-            if self._driver is not None and delivery.ledger.is_live:
+            if delivery.ledger.is_live:
                 if self._config.at_most_once:
                     self._send_answer(delivery, "ack")
                 else:
@@ -277,7 +282,7 @@ class Consumer:
         grace_s: how long handlers may take after a stop; what is not answered then comes again.
         Returns how many had not ended by then. KeyboardInterrupt stops the consumer.
         """
-        self._check_started()
+        self._running()
         if is_coroutine_handler(handler):
             raise TypeError("a coroutine function: AsyncConsumer.run takes it")
         checked_count("workers", workers)
@@ -401,9 +406,10 @@ class Consumer:
         self._answers.append((delivery, answer))
         if not self._woken:
             self._woken = True  # a race wakes twice, never not at all: cleared before taking
+            thread, _driver = self._running()
             # Stopped: the loop has ended and its links with it, the brokers deliver it again.
             with contextlib.suppress(Stopped):
-                self._running()[0].call_soon(self._take_answers)
+                thread.call_soon(self._take_answers)
 
     def _close(self, delivery: Delivery) -> None:
         try:
@@ -459,13 +465,11 @@ class Consumer:
             if len(self._ready) > before:
                 self._arrived.notify(len(self._ready) - before)
 
-    def _check_started(self) -> None:
-        if self._status is Status.INITIALIZED:
-            raise Stopped("not started")
-
     def _running(self) -> tuple[LoopThread, ConsumeDriver]:
+        """Raises Stopped before the start, and in a forked child: its copy is nobody's consumer."""
         if self._thread is None or self._driver is None:
             raise Stopped("not started")
+        self._thread.check_is_here()
         return self._thread, self._driver
 
 

@@ -36,7 +36,7 @@ NAME_BYTES_MAX = 120
 # RabbitMQ's, ours, and spellings of `parse_destination` that a name could be mistaken for.
 RESERVED_PREFIXES = ("amq.", "mb.", "jms.topic.", "jms.queue.")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-# How long an ephemeral subscription outlives its last consumer: a restart or a short cut is survived.
+# How long an ephemeral subscription outlives a consumer that was cut off: short cuts are survived.
 EPHEMERAL_EXPIRES_S = 300
 # RabbitMQ's timers end at 2**32 - 1 ms.
 EXPIRES_S_MAX = 4_294_967
@@ -131,13 +131,15 @@ class Subscription:
     *on each broker*: with several brokers several consumers may be active, each for other brokers.
     expires_s: deleted on all brokers, with what waits in it, when nobody has consumed for so long; 0:
     never. What an expiring subscription rejects is dropped: nothing of it outlives it, so it has no
-    parking queue. Two subscriptions are equal when their names are.
+    parking queue. goes_with_consumer: its consumer deletes it when it stops; who shares it, or comes
+    back to it, says only when it expires. Two subscriptions are equal when their names are.
     """
 
     topic: Topic
     name: str
     single_active: bool = field(default=False, compare=False)
     expires_s: int = field(default=0, compare=False)
+    goes_with_consumer: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name("subscription", self.name)
@@ -145,14 +147,22 @@ class Subscription:
             raise NameInvalid(f"single_active {self.single_active!r}: True or False")
         if type(self.expires_s) is not int or not 0 <= self.expires_s <= EXPIRES_S_MAX:
             raise NameInvalid(f"expires_s {self.expires_s!r}: whole seconds, 0 to {EXPIRES_S_MAX}")
+        if self.goes_with_consumer and not self.expires_s:
+            raise NameInvalid(
+                "goes_with_consumer without expires_s: who was killed deletes nothing"
+            )
 
     @classmethod
     def ephemeral(cls, topic: Topic | str, *, expires_s: int = EPHEMERAL_EXPIRES_S) -> Subscription:
-        """A new subscription of a name that nobody else has, gone when unused for expires_s."""
+        """A new subscription of a name that nobody else has, for one consumer.
+
+        Deleted when that one stops; when it was cut off, after expires_s without use.
+        """
         parsed = topic if isinstance(topic, Topic) else parse_destination(topic)
         if not isinstance(parsed, Topic):
             raise NameInvalid(f"{topic!r}: only a topic has subscriptions")
-        return cls(parsed, f"ephemeral-{secrets.token_hex(16)}", expires_s=expires_s)
+        name = f"ephemeral-{secrets.token_hex(16)}"
+        return cls(parsed, name, expires_s=expires_s, goes_with_consumer=True)
 
     @property
     def durability(self) -> Durability:

@@ -61,6 +61,10 @@ class Outgoing:
     def __init__(self) -> None:
         self._shapes = Shapes()
 
+    def name_of(self, destination: Destination | str) -> str:
+        """As hooks are told: ``orders``, ``queue:jobs``. Raises NameInvalid."""
+        return str(parse_destination(destination) if isinstance(destination, str) else destination)
+
     def read(
         self, destination: Destination | str, payload: Payload, options: Options
     ) -> tuple[Shape, bytes, Message | None]:

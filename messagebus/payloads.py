@@ -74,7 +74,7 @@ def _body(delivery: Delivery) -> bytes:
 
 
 def _text(delivery: Delivery) -> str:
-    content_type = delivery.message.content_type
+    content_type = delivery.content_type
     if content_type and not _media_type(content_type).startswith("text/"):
         raise WrongPayload(f"content type {content_type!r}: a text wanted")
     try:
@@ -85,7 +85,7 @@ def _text(delivery: Delivery) -> str:
 
 def _json_by(read: Callable[[bytes], Any]) -> Reader:
     def read_json(delivery: Delivery) -> Any:
-        content_type = delivery.message.content_type
+        content_type = delivery.content_type
         if content_type != JSON and content_type and not _is_json(content_type):
             raise WrongPayload(f"content type {content_type!r}: {JSON} wanted")
         return read(delivery.body)

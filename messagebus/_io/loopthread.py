@@ -94,9 +94,18 @@ class LoopThread:
         self._check()
         self._loop.call_soon_threadsafe(function)
 
-    def _check(self) -> None:
-        if os.getpid() != self._pid:
+    @property
+    def is_here(self) -> bool:
+        """Not in a forked child: the thread, and whatever it held, stayed in the parent."""
+        return os.getpid() == self._pid
+
+    def check_is_here(self) -> None:
+        """Raises Stopped in a forked child. Call it before taking a lock that nobody may open there."""
+        if not self.is_here:
             raise Stopped("started in another process: start a client after fork, not before")
+
+    def _check(self) -> None:
+        self.check_is_here()
         if self._loop.is_closed():
             raise Stopped("stopped")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import random
 import time
@@ -25,7 +26,7 @@ from messagebus._io.link import TOO_LATE, Link
 from messagebus._io.properties import encode, encode_entry
 from messagebus._io.sending import Sender
 from messagebus._io.tasks import Tasks
-from messagebus._io.tickets import Many, Shape, Ticket, Waiter, lane_name, message_ids, tell
+from messagebus._io.tickets import Bundle, Many, Shape, Ticket, Waiter, lane_name, message_ids, tell
 from messagebus._io.wire import Wire
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig
@@ -93,7 +94,7 @@ class PublishDriver:
         self.fatal: LoginRefused | None = None
         self.connected = asyncio.Event()
         """Set when a link is open, or when there will never be one (`fatal`)."""
-        self._make_id = message_ids().__next__
+        self._ids = message_ids()
         self._sender: Sender | None = None  # of the current link
         self._unconfirmed: set[str] = set()  # lanes whose publishes nobody waits for
         self._follower = wire.follow(
@@ -136,9 +137,10 @@ class PublishDriver:
         """Wait for what is open, settle the rest, hang up. Returns how many had no known outcome."""
         await self.flush(timeout_s)
         left = self.outbox.give_up("the publisher was stopped")
+        count = sum(item.count for item in left)
         if left:
-            unknown = sum(item.attempts > 0 for item in left)
-            log.warning("stopped too early unknown=%d unsent=%d", unknown, len(left) - unknown)
+            unknown = sum(item.count for item in left if item.attempts)
+            log.warning("stopped too early unknown=%d unsent=%d", unknown, count - unknown)
         self._settle(left)
         self._stopping = True
         self._arm()
@@ -146,7 +148,7 @@ class PublishDriver:
         await self._follower.stop()
         links, self._links = self._links, {}
         await asyncio.gather(*(link.close() for link in links.values()))
-        return len(left)
+        return count
 
     async def flush(self, timeout_s: float) -> int:
         """Wait until all publishes accepted so far are settled. Returns how many are not, in time."""
@@ -156,7 +158,7 @@ class PublishDriver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await done
-        return sum(item.end is None for item in items)
+        return sum(item.count for item in items if item.end is None)
 
     # ------------------------------------------------------------------ accepting
     def submit(
@@ -175,10 +177,10 @@ class PublishDriver:
             self._open_lane(shape)
         deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
         if message is None:
-            ticket = Ticket(self._make_id(), shape, body, None, deadline_ms, waiter)
+            ticket = Ticket(next(self._ids), shape, body, None, deadline_ms, waiter)
             self.outbox.accept(ticket)
         else:
-            message_id = message.message_id or self._make_id()
+            message_id = message.message_id or next(self._ids)
             ticket = Ticket(message_id, shape, body, None, deadline_ms, waiter)
             alone = self._goes_alone(shape, message)
             try:
@@ -189,7 +191,8 @@ class PublishDriver:
                 self._loop.call_soon(tell, [ticket], time.monotonic_ns())
                 return ticket
             self.outbox.accept(ticket, alone=alone)
-        self._wake()
+        if not self._woken:
+            self._wake()
         return ticket
 
     def submit_encoded(
@@ -204,11 +207,31 @@ class PublishDriver:
         """As `submit`, for one whose properties are encoded and bear this id; it travels alone."""
         if shape.lane not in self._known_lanes:
             self._open_lane(shape)
-        deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
+        deadline_ms = now_ms() + timeout_ms
         self.outbox.accept(
             Ticket(message_id, shape, body, properties, deadline_ms, waiter), alone=True
         )
         self._wake()
+
+    def submit_bundle(
+        self, shape: Shape, bodies: list[bytes], timeout_ms: int, waiter: Many
+    ) -> Bundle:
+        """Accept what `packing_of` lets go together. As `submit`."""
+        if shape.lane not in self._known_lanes:
+            self._open_lane(shape)
+        ids = list(itertools.islice(self._ids, len(bodies)))
+        bundle = Bundle(ids, bodies, shape, now_ms() + timeout_ms, waiter)
+        self.outbox.accept_bundle(bundle)
+        self._wake()
+        return bundle
+
+    def packing_of(self, shape: Shape) -> Packing | None:
+        """How plain bodies given together go together; None where each is its own, or waits for more."""
+        packing = self._packing(shape)
+        if packing is None or packing.linger_ms:
+            return None
+        count_max = min(packing.count_max, self._config.backlog_messages_max)
+        return packing._replace(count_max=count_max)
 
     def _open_lane(self, shape: Shape) -> None:
         packing = self._packing(shape)

@@ -113,11 +113,11 @@ class Agents:
                 await asyncio.sleep(wait_ms / 1000)
 
     async def _ask(
-        self, http: httpx.AsyncClient, url: str, wanted: Sequence[Wanted]
+        self, http: httpx.AsyncClient, url: str, wanted: Sequence[Wanted], *, alive: bool = True
     ) -> Registration:
         who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
         answer = await http.post(
-            url, json={"wanted": [to_item(each) for each in wanted], "alive": True}, auth=who
+            url, json={"wanted": [to_item(each) for each in wanted], "alive": alive}, auth=who
         )
         match answer.status_code:
             case 200:
@@ -134,6 +134,20 @@ class Agents:
     async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         for destination in destinations:
             await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
+
+    async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
+        fault: Exception | None = None
+        async with http_client(
+            self._bus, timeout=timeout_ms / 1000, transport=self._transport
+        ) as http:
+            for url in self._bus.list_urls:
+                try:
+                    await self._ask(http, urljoin(url, "topology"), [source], alive=False)
+                except (httpx.HTTPError, LinkLost) as trouble:
+                    fault = trouble
+                else:
+                    return
+        raise TopologyError(f"no agent deleted {source}: {fault}")
 
 
 def _mismatch_told(answer: httpx.Response) -> str:
@@ -223,6 +237,13 @@ class Alone:
                 if fault.code != ACCESS_REFUSED:
                     raise
                 await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
+
+    async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
+        link = await dial(self._bus.address, credentials(self._bus), timeout_ms=timeout_ms)
+        try:
+            await link.try_call("queue_delete", queue=source.amqp_queue)
+        finally:
+            await link.close()
 
 
 async def _claim_level(link: Link, wanted: Wanted) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 from messagebus._io.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.pipe import Alike, Frames, Pipe
 from messagebus._io.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode
-from messagebus._io.tickets import Shape, Ticket
+from messagebus._io.tickets import Bundle, Shape, Ticket
 from messagebus.core.outbox import Entry, Item
 from messagebus.core.packing import Batch
 from messagebus.message import Message
@@ -56,22 +56,28 @@ class Sender:
         tickets = cast(Batch[Ticket], batch).items
         for ticket in tickets:
             ticket.sent = sent
-            if ticket.properties is None:
-                content_type = ticket.shape.content_type
-                shape = self._entries.get(content_type)
-                if shape is None:
-                    shape = self._entries[content_type] = EntryShape(
-                        bare_entry_shape(content_type), len(A_MADE_ID)
-                    )
-                shape.add(parts, ticket.message_id.encode(), ticket.body)
-            else:
+            if ticket.properties is not None:
                 encode_entry(parts, ticket.properties, ticket.body)
+                continue
+            shape = self._entry_shape(ticket.shape.content_type)
+            if type(ticket) is Bundle:
+                for message_id, body in zip(ticket.ids, ticket.bodies, strict=True):
+                    shape.add(parts, message_id.encode(), body)
+            else:
+                shape.add(parts, ticket.message_id.encode(), ticket.body)
         first = tickets[0]
         around = Message(body=b"", content_type=BATCH_TYPE)
         properties = encode(
             around, batch.message_id, self._stamp_s, persistent=first.shape.confirms
         )
         self._frames_for(first.shape).add(self._pipe.out, properties, b"".join(parts))
+
+    def _entry_shape(self, content_type: str) -> EntryShape:
+        shape = self._entries.get(content_type)
+        if shape is None:
+            bare = bare_entry_shape(content_type)
+            shape = self._entries[content_type] = EntryShape(bare, len(A_MADE_ID))
+        return shape
 
     def _alike_for(self, shape: Shape) -> Alike:
         alike = self._alike.get(shape)

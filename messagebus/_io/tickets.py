@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import secrets
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from messagebus.outcome import Durability, Outcome, Published
 
 __all__ = [
     "Address",
+    "Bundle",
     "Many",
     "Shape",
     "Shapes",
@@ -30,7 +30,7 @@ NEVER_SENT = ("", 0)
 # Far more than an application has kinds of messages; then they are made anew.
 SHAPES_MAX = 10_000
 # Half the cost of the class's own constructor, which checks its arguments by name.
-_published = functools.partial(tuple.__new__, Published)
+_new = tuple.__new__
 # Looked up once: an enum's members are found by a slow hook of its class, 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 _NONE = Durability.NONE
@@ -135,6 +135,7 @@ class Ticket(Item):
         self.message_id = message_id
         self.lane = shape.lane
         self.size = len(body)
+        self.count = 1
         self.deadline_ms = deadline_ms
         self.attempts = 0
         self.end = None
@@ -150,18 +151,41 @@ class Ticket(Item):
         assert self.end is not None
         outcome, reason = self.end
         broker, sent_ns = self.sent
-        return _published(
+        durability = self.shape.durability if outcome == CONFIRMED else _NONE
+        return _new(
+            Published,
             (
                 self.message_id,
                 _OUTCOMES[outcome],
-                self.shape.durability if outcome == CONFIRMED else _NONE,
+                durability,
                 broker,
                 self.attempts,
                 sent_ns,
                 self.settled_ns,
                 reason,
-            )
+            ),
         )
+
+
+class Bundle(Ticket):
+    """Plain bodies that were given together: one batch, one end, an id for each.
+
+    No object for each message: 0.3 us of client CPU instead of 2.
+    """
+
+    __slots__ = ("bodies", "ids")
+
+    def __init__(
+        self, ids: list[str], bodies: list[bytes], shape: Shape, deadline_ms: int, waiter: Many
+    ) -> None:
+        super().__init__(ids[0], shape, b"", None, deadline_ms, waiter)
+        self.ids, self.bodies = ids, bodies
+        self.count, self.size = len(ids), sum(map(len, bodies))
+
+    def all_published(self) -> list[Published]:
+        """One for each message, in order."""
+        end = self.published()[1:]
+        return [_new(Published, (message_id, *end)) for message_id in self.ids]
 
 
 def tell(settled: list[Ticket], settled_ns: int) -> None:
@@ -208,7 +232,13 @@ class Many:
 
     def results(self) -> list[Published]:
         """In the order in which they were added."""
-        return [ticket.published() for ticket in self.tickets]
+        ends: list[Published] = []
+        for ticket in self.tickets:
+            if type(ticket) is Bundle:
+                ends += ticket.all_published()
+            else:
+                ends.append(ticket.published())
+        return ends
 
 
 def message_ids() -> Iterator[str]:

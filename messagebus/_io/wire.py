@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.listkeeper import ListKeeper
-from messagebus.destination import Delay, Destination
+from messagebus.destination import Delay, Destination, Subscription
 from messagebus.topology import Wanted
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ class Topology(Protocol):
 
     async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         """Make sure that these can be published to on this link. Raises LinkError, TopologyMismatch."""
+
+    async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
+        """Delete on every broker what would expire there: asked once, not until it is done.
+
+        Raises LinkError or TopologyError; then it expires.
+        """
 
 
 class Follower(Protocol):

@@ -83,12 +83,13 @@ class ConfirmWindow(Generic[ItemT]):
             tags, self._lowest = range(self._lowest, last + 1), max(self._lowest, last + 1)
         else:
             tags = range(tag, tag + 1)
-        answered = []
+        answered, size, pop = [], 0, self._open.pop
         for each in tags:
-            item = self._open.pop(each, None)
+            item = pop(each, None)
             if item is not None:
-                self._bytes -= item.size
+                size += item.size
                 answered.append(item)
+        self._bytes -= size
         self._forget_answered()
         return self._part(answered) if self._returned else (answered, [])
 

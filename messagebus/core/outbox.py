@@ -10,7 +10,8 @@ An item is *held* (its lane is not open yet: the destination is not registered),
                                      └───link_lost─────┘   (attempts and deadline permitting)
 
 Items of a lane that packs travel as batches (`core.packing`): one entry of backlog and window, one
-tag, and still one outcome, deadline and count of attempts for each item.
+tag, and still one outcome, deadline and count of attempts for each item. Messages that were given
+together can be one item, a *bundle*: a batch of its own, with one end for all of them.
 
 One link is *current*: it takes from the backlog. Others are *retiring*: they only wait for answers.
 An item whose deadline passes is settled at once; a place in a window is kept until the broker's
@@ -45,13 +46,19 @@ END_REFUSED = End(REFUSED, "the broker refused it")
 
 
 class Item:
-    """One publish. lane: its destination. end: None until it is settled, then it never changes."""
+    """One publish. lane: its destination. end: None until it is settled, then it never changes.
 
-    __slots__ = ("attempts", "deadline_ms", "end", "lane", "message_id", "size")
+    count: how many messages it stands for; above 1 it is a bundle, which travels as one batch.
+    """
 
-    def __init__(self, message_id: str, lane: str, size: int, deadline_ms: int) -> None:
+    __slots__ = ("attempts", "count", "deadline_ms", "end", "lane", "message_id", "size")
+
+    def __init__(
+        self, message_id: str, lane: str, size: int, deadline_ms: int, count: int = 1
+    ) -> None:
         self.message_id, self.lane = message_id, lane
         self.size, self.deadline_ms = size, deadline_ms
+        self.count = count
         self.attempts = 0
         self.end: End | None = None
 
@@ -87,6 +94,7 @@ class Outbox:
         self._backlog: deque[Entry] = deque()
         self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
         self._lingering: dict[str, Batch[Item]] = {}
+        self._bundles = False  # whether an item was ever more than one message
         self.waiting = 0
         """Accepted and not sent."""
         self.waiting_bytes = 0
@@ -112,9 +120,9 @@ class Outbox:
         """Sent and not answered, on all links; a batch counts once."""
         return sum(len(window) for window in self._windows.values())
 
-    def has_room(self, size: int) -> bool:
-        """Whether a message of that many bytes may be accepted; one that is alone always may."""
-        if self.waiting >= self._messages_max:
+    def has_room(self, size: int, count: int = 1) -> bool:
+        """Whether messages of so many bytes together may be accepted; what is alone may be larger."""
+        if self.waiting + count > self._messages_max:
             return False
         return self.waiting_bytes + size <= self._bytes_max or not self.waiting
 
@@ -155,6 +163,16 @@ class Outbox:
         self.waiting_bytes += item.size
         if item.deadline_ms < self._earliest_ms:
             self._earliest_ms = item.deadline_ms
+
+    def accept_bundle(self, bundle: Item) -> None:
+        """Take several publishes of a lane that packs as one item."""
+        self._bundles = True
+        lane = self._lanes[bundle.lane]
+        self._close_batch(lane)
+        self._queue(lane).append(Batch(bundle))
+        self.waiting += bundle.count
+        self.waiting_bytes += bundle.size
+        self._earliest_ms = min(self._earliest_ms, bundle.deadline_ms)
 
     def _pack(self, lane: _Lane, packing: Packing, item: Item, alone: bool) -> None:
         batch, size = lane.filling, item.size
@@ -254,9 +272,9 @@ class Outbox:
         if isinstance(entry, Batch):
             entry.keep(again)
         self._queue(self._lanes[entry.lane]).appendleft(entry)
-        self.waiting += len(again)
+        self.waiting += self._count(again)
         self.waiting_bytes += entry.size
-        self.retried += len(again)
+        self.retried += self._count(again)
 
     def take(self, now_ms: int) -> list[Entry]:
         """What to send now on the current link, in order, all of it."""
@@ -273,13 +291,16 @@ class Outbox:
         if self._suspects or self._alone is not None:
             queue = self._next(window)
         taken = window.fill(queue, now_ms)
+        count = size = 0
         for entry in taken:
             if isinstance(entry, Batch):
-                self._batch_sent(entry)
+                count += self._batch_sent(entry)
             else:
                 entry.attempts += 1
-                self.waiting -= 1
-            self.waiting_bytes -= entry.size
+                count += 1
+            size += entry.size
+        self.waiting -= count
+        self.waiting_bytes -= size
         return taken
 
     def _next(self, window: ConfirmWindow[Entry]) -> deque[Entry]:
@@ -294,13 +315,14 @@ class Outbox:
         self._suspects.discard(self._alone)
         return deque([self._alone])
 
-    def _batch_sent(self, batch: Batch[Item]) -> None:
+    def _batch_sent(self, batch: Batch[Item]) -> int:
+        """Returns how many messages it holds; none is added any more."""
         lane = self._lanes[batch.lane]
         if lane.filling is batch:
             lane.filling = None
         for item in batch.items:
             item.attempts += 1
-        self.waiting -= len(batch.items)
+        return self._count(batch.items)
 
     def _end_lingering(self, now_ms: int) -> None:
         for name, batch in list(self._lingering.items()):
@@ -404,7 +426,7 @@ class Outbox:
         return bool(left)
 
     def _waits_no_more(self, item: Item) -> None:
-        self.waiting -= 1
+        self.waiting -= item.count
         self.waiting_bytes -= item.size
 
     def _give_up(self, items: list[Item], reason: str) -> list[Item]:
@@ -425,8 +447,12 @@ class Outbox:
             elif entry.end is None:
                 entry.end = end
                 settled.append(entry)
-        self.ended[end.outcome] += len(settled)
+        self.ended[end.outcome] += self._count(settled)
         return settled
+
+    def _count(self, items: list[Item]) -> int:
+        """How many messages they are."""
+        return sum(item.count for item in items) if self._bundles else len(items)
 
 
 def _items(entry: Entry) -> list[Item]:

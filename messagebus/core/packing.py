@@ -8,9 +8,10 @@ filled is a part of `core.outbox`.
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
-__all__ = ["Batch", "Packed", "Packing"]
+__all__ = ["Batch", "Packed", "Packing", "bundled"]
 
 
 class Packing(NamedTuple):
@@ -44,3 +45,27 @@ class Batch(Generic[PackedT]):
         """Only these are left of it; at least one."""
         self.items, self.message_id = items, items[0].message_id
         self.size = sum(item.size for item in items)
+
+
+OtherT = TypeVar("OtherT")
+
+
+def bundled(
+    payloads: Iterable[bytes | OtherT], packing: Packing
+) -> Iterator[list[bytes] | bytes | OtherT]:
+    """What is given together, in order: plain bodies in lists that fill a batch, all else as it is."""
+    bodies: list[bytes] = []
+    size, count_max, bytes_max = 0, packing.count_max, packing.bytes_max
+    for payload in payloads:
+        length = len(payload) if isinstance(payload, bytes) else bytes_max
+        fits = length < bytes_max
+        if bodies and (not fits or len(bodies) == count_max or size + length > bytes_max):
+            yield bodies
+            bodies, size = [], 0
+        if fits:
+            bodies.append(cast(bytes, payload))
+            size += length
+        else:
+            yield payload
+    if bodies:
+        yield bodies

@@ -269,6 +269,14 @@ class MemoryBrokers:
             for broker in self.all.values():
                 broker.declare(wanted)
 
+    def delete(self, source: Source) -> None:
+        """Forget it on every broker, with all that waits there."""
+        with self.lock:
+            self._wanted.pop(str(source), None)
+            for broker in self.all.values():
+                if queue := broker.queues.get(source.amqp_queue):
+                    broker.delete(queue)
+
     # ------------------------------------------------------------------ traffic
     def write(self, broker: MemoryBroker, site: Site, orders: list[tuple[Any, ...]]) -> None:
         with self.lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from messagebus._io.publishing import PublishDriver
@@ -14,6 +14,7 @@ from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
+from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.publisher import Publisher
 from messagebus.stats import RUNNING
@@ -54,16 +55,20 @@ class MemoryBus:
         return self._brokers.names
 
     # ------------------------------------------------------------------ clients
-    def publisher(self, config: PublisherConfig | None = None) -> Publisher:
+    def publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> Publisher:
         """A `Publisher`, not started."""
-        made = _MemoryPublisher(self._wire, config)
+        made = _MemoryPublisher(self._wire, config, hooks)
         self._publishers.add(made)
         self._blocking.add(made)
         return made
 
-    def async_publisher(self, config: PublisherConfig | None = None) -> AsyncPublisher:
+    def async_publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> AsyncPublisher:
         """An `AsyncPublisher`, not started."""
-        made = _AsyncMemoryPublisher(self._wire, config)
+        made = _AsyncMemoryPublisher(self._wire, config, hooks)
         self._publishers.add(made)
         return made
 
@@ -257,9 +262,9 @@ def _put_forward(driver: PublishDriver | None, ms: int) -> None:
 
 
 class _MemoryPublisher(Publisher):
-    def __init__(self, wire: Wire, config: PublisherConfig | None) -> None:
+    def __init__(self, wire: Wire, config: PublisherConfig | None, hooks: Sequence[Hooks]) -> None:
         self._memory = wire
-        super().__init__(BusConfig(), config)
+        super().__init__(BusConfig(), config, hooks=hooks)
 
     def _make_wire(self) -> Wire:
         return self._memory
@@ -277,9 +282,9 @@ class _MemoryPublisher(Publisher):
 
 
 class _AsyncMemoryPublisher(AsyncPublisher):
-    def __init__(self, wire: Wire, config: PublisherConfig | None) -> None:
+    def __init__(self, wire: Wire, config: PublisherConfig | None, hooks: Sequence[Hooks]) -> None:
         self._memory = wire
-        super().__init__(BusConfig(), config)
+        super().__init__(BusConfig(), config, hooks=hooks)
 
     def _make_wire(self) -> Wire:
         return self._memory

@@ -16,7 +16,7 @@ from messagebus._io.link import Link
 from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.listkeeper import ListKeeper
-from messagebus.destination import Delay, Destination
+from messagebus.destination import Delay, Destination, Subscription
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
 from messagebus.testing.brokers import Address, MemoryBroker, MemoryBrokers
 from messagebus.testing.queues import Arrived, Taker
@@ -82,6 +82,9 @@ class _MemoryTopology:
 
     async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         pass
+
+    async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
+        self._brokers.delete(source)
 
 
 class _MemoryFollower:

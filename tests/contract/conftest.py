@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -22,6 +22,7 @@ from messagebus import (
     BusConfig,
     Consumer,
     ConsumerConfig,
+    Hooks,
     Publisher,
     PublisherConfig,
     Subscription,
@@ -32,6 +33,7 @@ from messagebus._io.link import Link, dial
 from messagebus._io.properties import read_marks
 from messagebus._io.registering import credentials
 from messagebus.broker import Broker
+from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR
 
@@ -78,35 +80,39 @@ class Bus:
     def is_memory(self) -> bool:
         return self._config is None
 
-    async def publisher(self, *, start: bool = True, **settings: Any) -> Client:
-        return await self._made(self._publisher(PublisherConfig(**settings), self._config), start)
+    async def publisher(
+        self, *, start: bool = True, hooks: Sequence[Hooks] = (), **settings: Any
+    ) -> Client:
+        config = PublisherConfig(**settings)
+        return await self._made(self._publisher(config, self._config, hooks), start)
 
-    async def deaf_publisher(self, **settings: Any) -> Client:
+    async def deaf_publisher(self, *, hooks: Sequence[Hooks] = (), **settings: Any) -> Client:
         """One whose publishes nobody answers."""
         config = PublisherConfig(**settings)
         if self._config is None:
             self._memory = MemoryBus()
             self._memory.freeze()
-            return await self._made(self._publisher(config, None), True)
-        return await self._made(self._publisher(config, BusConfig(broker=NOWHERE)), True)
+            return await self._made(self._publisher(config, None, hooks), True)
+        nowhere = BusConfig(broker=NOWHERE)
+        return await self._made(self._publisher(config, nowhere, hooks), True)
 
     def _publisher(
-        self, config: PublisherConfig, bus: BusConfig | None
+        self, config: PublisherConfig, bus: BusConfig | None, hooks: Sequence[Hooks]
     ) -> Publisher | AsyncPublisher:
         if bus is None:
             memory = self._memory
             return (
-                memory.publisher(config)
+                memory.publisher(config, hooks=hooks)
                 if self.face == "blocking"
-                else memory.async_publisher(config)
+                else memory.async_publisher(config, hooks=hooks)
             )
-        return (Publisher if self.face == "blocking" else AsyncPublisher)(bus, config)
+        return (Publisher if self.face == "blocking" else AsyncPublisher)(bus, config, hooks=hooks)
 
     async def consumer(
         self,
         subscription: str = "billing",
         *,
-        destination: str = "",
+        destination: Destination | Source | str = "",
         start: bool = True,
         **settings: Any,
     ) -> Client:

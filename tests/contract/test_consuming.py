@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from messagebus import AlreadySettled, AsyncConsumer, Consumer, NameInvalid, Stopped
+from messagebus import AlreadySettled, AsyncConsumer, Consumer, NameInvalid, Stopped, Subscription
 from tests.contract.conftest import Bus, Client
 from tests.support.eventually import eventually_async
 
@@ -59,6 +59,16 @@ async def test_competing_consumers_get_each_message_once(bus: Bus) -> None:
     assert sorted(got[0] + got[1]) == list(range(60))
     assert got[0]
     assert got[1]
+
+
+async def test_an_ephemeral_subscription_goes_with_its_consumer(bus: Bus) -> None:
+    source = Subscription.ephemeral(bus.topic)
+    first = await bus.consumer("", destination=source)
+    await publish(bus, 3)
+    await receive(first, 1)
+    assert await first.call("stop", 0) == 1
+    again = await bus.consumer("", destination=source)
+    assert await again.call("receive", timeout_s=QUIET_S) is None
 
 
 async def test_what_is_given_back_comes_again_in_its_place_marked(bus: Bus) -> None:

@@ -209,6 +209,70 @@ consumer.stop()
     assert rabbit.published == 1
 
 
+def test_a_consumer_in_a_forked_child_hands_out_answers_and_ends_nothing(
+    rabbit: FakeRabbit,
+) -> None:
+    """The child's copy holds the parent's deliveries, and a lock that may never open there."""
+    for number in range(IN_FLIGHT):
+        rabbit.put(QUEUE, b"%d" % number)
+    done = script(
+        rabbit,
+        f"""
+consumer = Consumer(bus, "{TOPIC}", subscription="{SUBSCRIPTION}")
+consumer.start(require="one")
+first = consumer.receive(5)
+with consumer._arrived:  # as when its own thread hands something over in the moment of the fork
+    child = os.fork()
+if child == 0:
+    consumer._arrived = None
+    told = 0
+    for call in (
+        lambda: consumer.receive(),
+        lambda: consumer.receive_immediate(),
+        lambda: consumer.receive_many(10),
+        lambda: next(iter(consumer)),
+        lambda: consumer.ack(first),
+        lambda: consumer.nack(first),
+        lambda: consumer.ack_safe(first),
+        lambda: consumer.pause(),
+        lambda: consumer.keep_alive(),
+    ):
+        try:
+            call()
+        except Stopped as fault:
+            told += "fork" in str(fault)
+    os._exit(10 + told if consumer.stop() == 0 else 9)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 19, os.waitstatus_to_exitcode(status)
+assert consumer.ack(first)
+for _ in range({IN_FLIGHT} - 1):
+    assert consumer.ack_safe(consumer.receive(5))
+assert consumer.stop() == 0
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not rabbit.queues[QUEUE].messages
+
+
+def test_clients_made_before_a_fork_and_started_after_it_work(rabbit: FakeRabbit) -> None:
+    done = script(
+        rabbit,
+        f"""
+publisher = Publisher(bus)
+consumer = Consumer(bus, "{TOPIC}", subscription="{SUBSCRIPTION}")
+child = os.fork()
+if child == 0:
+    with publisher, consumer:
+        publisher.send_safe("{TOPIC}", b"child", timeout_s=5)
+        assert consumer.ack_safe(consumer.receive(5))
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # -- clocks
 
 

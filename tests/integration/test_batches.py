@@ -15,6 +15,7 @@ from messagebus import (
     Delivery,
     Message,
     Outcome,
+    Payload,
     PublisherConfig,
 )
 from messagebus._io import pipe
@@ -76,6 +77,29 @@ async def test_each_message_of_a_batch_arrives_alone_with_its_own_id(
         lambda: all(b.owed == 0 for b in consumer.stats().brokers.values()), within_s=WITHIN_S
     )
     assert await consumer.stop() == 0
+
+
+async def test_what_send_many_is_given_together_travels_together(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    queue, too_large = f"queue:{topic}", b"x" * 1000
+    batching = Batching(count_max=COUNT, bytes_max=len(too_large))
+    config = PublisherConfig(batch={queue: batching}, backlog_messages_max=2 * COUNT)
+    given: list[Payload] = [b"%d" % n for n in range(5 * COUNT)]
+    given += [too_large, "text", b"last"]
+    async with AsyncPublisher(direct(cluster, "mb1"), config) as publisher:
+        published = await publisher.send_many(queue, given)
+        assert publisher.stats().confirmed == len(given)
+    assert {each.outcome for each in published} == {Outcome.CONFIRMED}
+    consumer = await attached(bus, queue)
+    found = await received(consumer, len(given))
+    assert [each.message_id for each in found] == [each.message_id for each in published]
+    assert [each.body for each in found] == [
+        each.encode() if isinstance(each, str) else each for each in given
+    ]
+    sizes = Counter(each.receipt.tag for each in found)
+    assert sorted(sizes.values(), reverse=True)[:5] == [COUNT] * 5
+    await consumer.stop(0)
 
 
 async def test_what_is_given_back_comes_again_and_what_was_acked_does_not(

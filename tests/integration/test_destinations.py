@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -241,6 +242,10 @@ def test_of_a_single_active_consumer_one_is_served_until_it_goes(
 # -- what expires
 
 
+def expiring(topic: str) -> Subscription:
+    return Subscription(Topic(topic), "fleeting", expires_s=EXPIRES_S)
+
+
 def is_deleted(cluster: LocalCluster, source: Subscription) -> bool:
     """The tombstone is there, so nobody makes it again; and so are the queues."""
     return all(
@@ -250,10 +255,10 @@ def is_deleted(cluster: LocalCluster, source: Subscription) -> bool:
     )
 
 
-def test_an_ephemeral_subscription_lives_as_long_as_it_is_used_and_then_goes_everywhere(
+def test_an_expiring_subscription_lives_as_long_as_it_is_used_and_then_goes_everywhere(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    source = Subscription.ephemeral(topic, expires_s=EXPIRES_S)
+    source = expiring(topic)
     assert declare(bus, [source]).complete
     used_until_s = time.monotonic() + 2 * EXPIRES_S
     with Publisher(bus) as publisher, Consumer(bus, topic, subscription=source.name) as consumer:
@@ -272,10 +277,10 @@ def test_an_ephemeral_subscription_lives_as_long_as_it_is_used_and_then_goes_eve
     assert queue_exists(cluster, "mb3", source.amqp_queue)
 
 
-def test_an_ephemeral_subscription_goes_from_a_broker_that_was_down_too(
+def test_an_expiring_subscription_goes_from_a_broker_that_was_down_too(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    cluster, source = broken, Subscription.ephemeral(topic, expires_s=EXPIRES_S)
+    cluster, source = broken, expiring(topic)
     assert declare(bus, [source]).complete
     cluster.kill("mb2", agent=True)
     cluster.kill("mb2")
@@ -293,7 +298,7 @@ def test_a_queue_that_expires_on_one_broker_while_used_on_others_is_made_again_a
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
     """The consumer reaches all brokers but one, which the list gives it no chance to know."""
-    cluster, source = broken, Subscription.ephemeral(topic, expires_s=EXPIRES_S)
+    cluster, source = broken, expiring(topic)
     declare(bus, [source])
     one = BusConfig(
         broker=cluster.node("mb1").broker, user="admin", password=cluster.admin_password
@@ -307,6 +312,39 @@ def test_a_queue_that_expires_on_one_broker_while_used_on_others_is_made_again_a
         eventually(told, within_s=EXPIRES_S + WITHIN_S)
         assert entry_of(cluster, "mb1", str(source))["alive"]
     eventually(lambda: is_deleted(cluster, source), within_s=2 * EXPIRES_S + WITHIN_S)
+
+
+def test_an_ephemeral_subscription_goes_with_its_consumer(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    source = Subscription.ephemeral(topic)
+    with Publisher(bus) as publisher, Consumer(bus, source) as consumer:
+        publisher.send_safe(topic, b"one", timeout_s=DEADLINE_S)
+        delivery = consumer.receive(DEADLINE_S)
+        assert delivery is not None
+        consumer.ack(delivery)
+        publisher.send_safe(topic, b"nobody's", timeout_s=DEADLINE_S)
+    eventually(lambda: is_deleted(cluster, source), within_s=WITHIN_S)
+    for name in cluster.names:
+        lost = agent_answer(cluster, name, "/topology")["lost"]
+        assert not [loss for loss in lost if loss["wanted"] == str(source)]
+
+
+def test_without_agents_an_ephemeral_subscription_is_left_to_expire(
+    broken: LocalCluster, bus: BusConfig, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    source = Subscription.ephemeral(topic, expires_s=EXPIRES_S)
+    consumer = Consumer(bus, source)
+    consumer.start(require="all", timeout_s=DEADLINE_S)
+    for name in broken.names:
+        broken.kill(name, agent=True)
+    assert consumer.stop() == 0
+    assert "left to expire" in caplog.text
+    for name in broken.names:
+        broken.start(name, agent=True)
+    broken.wait_ready(broken.names)
+    eventually(lambda: is_deleted(broken, source), within_s=2 * EXPIRES_S + WITHIN_S)
 
 
 # -- delay

@@ -111,6 +111,16 @@ def test_an_expiring_subscription_is_the_brokers_business(
     )
 
 
+def test_an_ephemeral_subscription_goes_with_its_consumer(
+    cluster: LocalCluster, alone: BusConfig, name: str
+) -> None:
+    source = Subscription.ephemeral(Topic(name, Durability.PAGE_CACHE))
+    with Consumer(alone, source) as consumer:
+        assert consumer.receive_immediate() is None
+        assert queue_exists(cluster, "mb1", source.amqp_queue)
+    assert not queue_exists(cluster, "mb1", source.amqp_queue)
+
+
 def test_a_delay_step_brings_messages_to_a_destination(
     cluster: LocalCluster, alone: BusConfig, name: str
 ) -> None:

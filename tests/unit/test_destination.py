@@ -139,6 +139,9 @@ def test_an_ephemeral_subscription_has_a_name_of_its_own_and_expires() -> None:
     assert one.topic == Topic("orders")
     assert one.expires_s == EPHEMERAL_EXPIRES_S
     assert Subscription.ephemeral("orders", expires_s=5).expires_s == 5
+    assert one.goes_with_consumer
+    with pytest.raises(NameInvalid, match="expires_s"):
+        Subscription(Topic("orders"), "billing", goes_with_consumer=True)
     with pytest.raises(NameInvalid):
         Subscription.ephemeral("queue:jobs")
 

@@ -54,7 +54,12 @@ def public_modules() -> list[str]:
         for module in pkgutil.iter_modules(messagebus.__path__)
         if not module.name.startswith("_")
     ]
-    packages = {"messagebus.core", "messagebus.agent", "messagebus.commands"}
+    packages = {
+        "messagebus.agent",
+        "messagebus.commands",
+        "messagebus.core",
+        "messagebus.telemetry",
+    }
     return [name for name in found if name not in packages | NOT_EXPORTED.keys()]
 
 

@@ -13,7 +13,7 @@ from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Address
 from messagebus._io.wire import Registration
 from messagebus.core.outbox import Item, Outbox
-from messagebus.destination import Delay, Destination, Topic
+from messagebus.destination import Delay, Destination, Subscription, Topic
 from messagebus.errors import (
     ChannelRefused,
     LinkLost,
@@ -45,6 +45,9 @@ class FakeTopology:
 
     async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         raise AssertionError("no link here")
+
+    async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
+        raise AssertionError("a publisher deletes nothing")
 
 
 class Bench:

@@ -20,6 +20,7 @@ from messagebus import (
     Secret,
     Subscription,
     Topic,
+    TopologyError,
     TopologyMismatch,
 )
 from messagebus._io import registering
@@ -65,15 +66,34 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registering, "RETRY_MAX_MS", 1)
 
 
-async def register(asked: Asked, *, timeout_ms: int = 5_000, enough: bool = False) -> Registration:
+def agents(asked: Asked) -> Agents:
     bus = BusConfig(
         list_urls=("http://a.example/consumer-list", "http://b.example/consumer-list"),
         user="bus",
         password=Secret("s3cret"),
     )
-    agents = Agents(bus, httpx.MockTransport(asked))
+    return Agents(bus, httpx.MockTransport(asked))
+
+
+async def register(asked: Asked, *, timeout_ms: int = 5_000, enough: bool = False) -> Registration:
     wanted = [parse_wanted("orders"), parse_wanted("orders/billing")]
-    return await agents.register(wanted, timeout_ms=timeout_ms, enough=enough)
+    return await agents(asked).register(wanted, timeout_ms=timeout_ms, enough=enough)
+
+
+async def test_who_deletes_asks_once_and_another_agent_when_one_does_not_answer() -> None:
+    asked, source = Asked(httpx.ConnectError("refused"), told(PARTLY)), Subscription.ephemeral("t")
+    await agents(asked).delete(source, timeout_ms=1_000)
+    assert [request.url.host for request in asked.requests] == ["a.example", "b.example"]
+    content = json.loads(asked.requests[-1].content)
+    assert content["alive"] is False
+    assert [each["name"] for each in content["wanted"]] == [str(source)]
+
+
+async def test_what_no_agent_deletes_is_told() -> None:
+    asked = Asked(said("no majority", 409))
+    with pytest.raises(TopologyError, match="no majority"):
+        await agents(asked).delete(Subscription.ephemeral("t"), timeout_ms=1_000)
+    assert len(asked.requests) == 2
 
 
 async def test_a_complete_answer_is_a_complete_registration() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 
 from messagebus._io.batch import BATCH_TYPE, decode_batch
@@ -9,7 +11,7 @@ from messagebus._io.codec import Content, FrameParser, PublishFrames
 from messagebus._io.pipe import Frames
 from messagebus._io.properties import IN_BATCH, decode, encode, encode_entry
 from messagebus._io.sending import Sender
-from messagebus._io.tickets import Shapes, Ticket
+from messagebus._io.tickets import Bundle, Many, Shapes, Ticket
 from messagebus.core.outbox import Entry
 from messagebus.core.packing import Batch
 from messagebus.destination import Queue
@@ -101,6 +103,18 @@ def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
         (b"second", "k", "text/x"),
     ]
     assert first.sent == second.sent == ("mb1:5672", 5)
+
+
+def test_a_bundle_leaves_as_the_same_batch_as_its_messages_one_by_one() -> None:
+    bodies, ids = [b"one", b"", b"three"], [ID[:-1] + last for last in "abc"]
+    shape = ticket(b"").shape
+    bundle = Bundle(ids, bodies, shape, 1_000, Many(Future()))
+    singles = [
+        Ticket(name, shape, body, None, 1_000, None) for name, body in zip(ids, bodies, strict=True)
+    ]
+    batch: Batch[Ticket] = Batch(singles[0])
+    batch.items += singles[1:]
+    assert sent(Batch(bundle)) == sent(batch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,16 @@ from itertools import islice
 
 import pytest
 
-from messagebus._io.tickets import Address, Many, Shapes, Ticket, lane_name, message_ids, tell
+from messagebus._io.tickets import (
+    Address,
+    Bundle,
+    Many,
+    Shapes,
+    Ticket,
+    lane_name,
+    message_ids,
+    tell,
+)
 from messagebus.core.outbox import End
 from messagebus.destination import Queue, Topic, delay_step
 from messagebus.outcome import Durability, Outcome, Published
@@ -97,3 +106,18 @@ async def test_many_of_none_are_finished_at_once() -> None:
     many.all_added()
     assert finished.done()
     assert many.results() == []
+
+
+async def test_every_message_of_a_bundle_has_the_end_under_its_own_id() -> None:
+    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    many, shape = Many(finished), Shapes().of(Queue("jobs"), "text/x")
+    bundle, single = Bundle(["a", "b"], [b"1", b"22"], shape, 1_000, many), ticket(many)
+    for each in (bundle, single):
+        many.add(each)
+        each.attempts, each.sent, each.end = 1, ("mb1:5672", 5), End("confirmed")
+    many.all_added()
+    tell([bundle, single], 9)
+    await finished
+    rest = (Outcome.CONFIRMED, Durability.FSYNC, "mb1:5672", 1, 5, 9, "")
+    assert many.results() == [Published(name, *rest) for name in ("a", "b", "id")]
+    assert (bundle.count, bundle.size) == (2, 3)

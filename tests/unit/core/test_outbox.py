@@ -539,6 +539,43 @@ def test_a_refused_destination_settles_its_batches() -> None:
     assert (made.waiting, made.waiting_bytes) == (0, 0)
 
 
+def bundle(message_id: str, count: int, *, deadline_ms: int = FAR_MS) -> Item:
+    return Item(message_id, "a", 10 * count, deadline_ms, count)
+
+
+def test_a_bundle_is_a_batch_of_its_own_and_counts_as_its_messages() -> None:
+    made = packed(*numbered(1))
+    assert made.has_room(10, 99)
+    assert not made.has_room(10, 100)
+    made.accept_bundle(bundle("b", 3))
+    made.accept(item("2"))
+    assert made.waiting == 5
+    assert packs(made.take(0)) == [["1"], ["b"], ["2"]]
+    assert made.waiting == made.waiting_bytes == 0
+    settled = made.answered(1, 0, multiple=True, ok=True)
+    assert ids(settled) == ["1", "b", "2"]
+    assert made.ended["confirmed"] == 5
+
+
+def test_a_bundle_that_is_lost_is_sent_again_whole_or_ends_whole() -> None:
+    made = packed(attempts_max=2)
+    made.accept_bundle(bundle("b", 3))
+    made.take(0)
+    assert made.link_lost(1, 0) == []
+    assert (made.waiting, made.retried) == (3, 3)
+    made.link_opened(2, after=())
+    assert packs(made.take(0)) == [["b"]]
+    assert ids(made.link_lost(2, 0)) == ["b"]
+    assert (made.waiting, made.ended["unknown"]) == (0, 3)
+
+
+def test_a_bundle_that_expires_before_it_is_sent_leaves_nothing_behind() -> None:
+    made = packed()
+    made.accept_bundle(bundle("b", 3, deadline_ms=10))
+    assert ids(made.expire(10)) == ["b"]
+    assert (made.waiting, made.waiting_bytes, made.ended["refused"]) == (0, 0, 3)
+
+
 def test_where_no_confirm_is_wanted_a_publish_ends_when_it_is_sent() -> None:
     made = accepted(item("1"), item("2"))
     first = made.take(0)[0]

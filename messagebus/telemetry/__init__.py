@@ -1,0 +1,11 @@
+"""What can be seen of messages from outside: traces, metrics, recorded rows, logs.
+
+Each module is one way to look, and is imported by its own name; those that need a package say which
+extra brings it.
+
+    tracecontext  W3C trace context from delivery to publish, without any package
+    otel          OpenTelemetry: spans, links, metrics             messagebus[opentelemetry]
+    prometheus    Prometheus: statistics and histograms            messagebus[prometheus]
+    recorder      rows for the reports of ``spark/``
+    jsonlog       logs as JSON, one line each
+"""

@@ -1,0 +1,69 @@
+"""W3C trace context in headers, as it is: no spans are made, no package is needed.
+
+A message keeps its ``traceparent`` and ``tracestate`` in every copy for a retry and in the parking queue,
+because they are headers like any. `TraceContext` adds what is left: what a handler publishes belongs
+to the trace of what it handles. Who makes spans uses `messagebus.telemetry.otel` instead.
+
+Source: https://www.w3.org/TR/trace-context/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
+
+from messagebus._io.hooked import add_headers
+from messagebus.hooks import Hooks
+from messagebus.message import Delivery, Header, Message
+
+__all__ = ["TRACEPARENT", "TRACESTATE", "TraceContext", "trace_headers"]
+
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+# Version, trace, parent, flags; a later version may say more behind them.
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)
+_NONE: Mapping[str, Header] = {}
+_handled: ContextVar[Mapping[str, Header]] = ContextVar("messagebus_trace", default=_NONE)
+
+
+def trace_headers(headers: Mapping[str, Header]) -> Mapping[str, Header]:
+    """Those of them that are trace context; empty where there is none, or one that makes no sense."""
+    parent = headers.get(TRACEPARENT)
+    if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
+        return _NONE
+    state = headers.get(TRACESTATE)
+    if not isinstance(state, str) or not state:
+        return {TRACEPARENT: parent}
+    return {TRACEPARENT: parent, TRACESTATE: state}
+
+
+class TraceContext(Hooks):
+    """What a handler publishes carries the trace context of its delivery, unless it has one."""
+
+    __slots__ = ()
+
+    def publishing(self, destination: str, message: Message) -> Message:
+        found = _handled.get()
+        if not found or TRACEPARENT in message.headers:
+            return message
+        return add_headers(message, found)
+
+    def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
+        return _Carrying(delivery)
+
+
+class _Carrying:
+    __slots__ = ("_delivery", "_token")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def __enter__(self) -> None:
+        found = trace_headers(self._delivery.message.headers)
+        self._token: Token[Mapping[str, Header]] = _handled.set(found)
+
+    def __exit__(self, *_: object) -> None:
+        _handled.reset(self._token)
