@@ -10,6 +10,18 @@ behind them; only the wire is another: nothing is written to disk, nothing gets 
 no waiting. Delays, retries and deadlines pass when `advance` says so, and faults come when asked for.
 """
 
-from messagebus.testing.bus import MemoryBus
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from messagebus.testing.bus import MemoryBus
 
 __all__ = ["MemoryBus"]
+
+if not TYPE_CHECKING:  # pytest's plug-in is in this package, and every test run loads it
+
+    def __getattr__(name: str) -> Any:
+        if name != "MemoryBus":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from messagebus.testing.bus import MemoryBus
+
+        return MemoryBus

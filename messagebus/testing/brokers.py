@@ -23,7 +23,7 @@ from messagebus.testing.journal import Journal, copy_of, messages_of
 from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, Stored, Taker
 from messagebus.topology import Wanted, declarations, differences, options_of
 
-__all__ = ["Address", "MemoryBroker", "MemoryBrokers", "Site"]
+__all__ = ["MemoryBroker", "MemoryBrokers", "Route", "Site"]
 
 
 class Site(Protocol):
@@ -42,15 +42,15 @@ class Site(Protocol):
         """The connection is cut. Returns what makes its client notice, for later, without the lock."""
 
 
-class Address:
-    """An exchange and a routing key of one broker, as a link publishes to it."""
+class Route:
+    """An exchange and a routing key of one broker, and the queues that they lead to."""
 
-    __slots__ = ("broker", "exchange", "is_copy", "key", "routes", "version")
+    __slots__ = ("exchange", "is_copy", "key", "queues", "version")
 
-    def __init__(self, broker: MemoryBroker, exchange: str, key: str) -> None:
-        self.broker, self.exchange, self.key = broker, exchange, key
+    def __init__(self, exchange: str, key: str) -> None:
+        self.exchange, self.key = exchange, key
         self.is_copy = not exchange or exchange.startswith("mb.delay/")
-        self.routes: list[MemoryQueue] | None = []
+        self.queues: list[MemoryQueue] = []
         self.version = -1
 
 
@@ -109,96 +109,92 @@ class MemoryBroker:
         self._version += 1
 
     def has_exchange(self, name: str) -> bool:
-        return name in self._exchanges
+        return not name or name in self._exchanges
 
-    def _find_routes(self, address: Address) -> list[MemoryQueue] | None:
-        """None: there is no such exchange."""
-        address.version = self._version
-        if not address.exchange:
-            queue = self.queues.get(address.key)
-            address.routes = [] if queue is None else [queue]
-        elif address.exchange not in self._exchanges:
-            address.routes = None
+    def _find(self, route: Route) -> list[MemoryQueue]:
+        route.version = self._version
+        if not route.exchange:
+            queue = self.queues.get(route.key)
+            route.queues = [] if queue is None else [queue]
         else:
-            found = self._exchanges[address.exchange].queues(address.key)
-            address.routes = list(dict.fromkeys(found))
-        return address.routes
+            exchange = self._exchanges.get(route.exchange)
+            found = exchange.queues(route.key) if exchange is not None else ()
+            route.queues = list(dict.fromkeys(found))
+        return route.queues
 
     # ------------------------------------------------------------------ traffic
     def carry_out(self, site: Site, orders: list[tuple[Any, ...]]) -> None:
-        """What a link has written, in order: publishes, acks, nacks."""
-        tag, bad, copies = site.published, dict[int, str](), self._bus.copies_wanted
-        journal, places, version = self._bus.journal, self._bus.places, self._version
-        publishes = journal.publishes
+        """What a link has written, in order: publishes, or answers to deliveries."""
+        if orders[0][0].__class__ is not Route:
+            self._answer(site, orders)
+            return
+        bad: dict[int, str] = {}
+        places, version, faults = self._bus.places, self._version, self._bus.copies_wanted
         touched: dict[MemoryQueue, None] = {}
-        first = tag + 1
-        for order in orders:
-            address = order[0]
-            if address.__class__ is not Address:
-                self._answer(site, order, touched)
-                continue
-            tag += 1
-            _, raw, body = order
-            exchange, key = address.exchange, address.key
-            routes = address.routes if address.version == version else self._find_routes(address)
-            if not routes:
-                if routes is None:
-                    site.end(404, f"NOT_FOUND - no exchange '{exchange}'")
-                    return
-                bad[tag] = "unroutable"
-                site.send_back(exchange, key, read_message_id(raw))
-                publishes.append((self.name, exchange, key, raw, body, "unroutable"))
-                continue
-            count = 1
-            if copies:
-                count = self._bus.copies_of(exchange, key)
+        for place, (route, raw, body) in enumerate(orders):
+            queues = route.queues if route.version == version else self._find(route)
+            if not queues or faults or route.is_copy:
+                count = self._odd(site, route, raw, bad, place)
                 if not count:
-                    bad[tag] = "refused"
-                    publishes.append((self.name, exchange, key, raw, body, "refused"))
                     continue
-            if address.is_copy and (copied := copy_of(exchange, key, raw)) is not None:
-                journal.copied(*copied, raw)
-            publishes.append((self.name, exchange, key, raw, body, "confirmed"))
-            for _ in range(count):
-                for queue in routes:
-                    queue.put(Stored(next(places), raw, body, exchange, key))
-                    touched[queue] = None
-        site.published = tag
+            else:
+                count = 1
+            for queue in queues:
+                for _ in range(count):
+                    queue.put(Stored(next(places), route, raw, body))
+                touched[queue] = None
+        self._bus.journal.published(orders, bad)
         for queue in touched:
             queue.hand_out()
-        if tag >= first:
-            if "refused" in bad.values():
-                answers = [(n, False, bad.get(n) != "refused") for n in range(first, tag + 1)]
-            else:
-                answers = [(tag, True, True)]
-            site.confirm(answers)
+        self._confirm(site, len(orders), bad)
 
-    def _answer(self, site: Site, order: tuple[Any, ...], touched: dict[MemoryQueue, None]) -> None:
+    def _odd(self, site: Site, route: Route, raw: bytes, bad: dict[int, str], place: int) -> int:
+        """Of one that nobody takes, or that a fault is asked for, or a copy: how often it is stored."""
+        if not route.queues:
+            bad[place] = "unroutable"
+            if not self.has_exchange(route.exchange):
+                site.end(404, f"NOT_FOUND - no exchange '{route.exchange}'")
+            site.send_back(route.exchange, route.key, read_message_id(raw))
+            return 0
+        count = self._bus.copies_of(route.exchange, route.key)
+        if not count:
+            bad[place] = "refused"
+        elif route.is_copy and (copied := copy_of(route.exchange, route.key, raw)) is not None:
+            self._bus.journal.copied(*copied, raw)
+        return count
+
+    def _confirm(self, site: Site, count: int, bad: dict[int, str]) -> None:
+        first, site.published = site.published + 1, site.published + count
+        if "refused" in bad.values():
+            site.confirm([(first + n, False, bad.get(n) != "refused") for n in range(count)])
+        else:
+            site.confirm([(site.published, True, True)])
+
+    def _answer(self, site: Site, orders: list[tuple[Any, ...]]) -> None:
         taker = site.taker
         if taker is None:
             return
-        kind, tag, flag = order
-        queue, answered = taker.queue, self._bus.journal.answered
-        if kind == "ack":
-            for stored in queue.ack(taker, tag, flag):
-                answered(queue.name, stored.raw, stored.body, "ack")
-        else:
-            given_back = queue.nack(taker, tag, flag)
-            if given_back is not None:
-                answer = "requeue" if flag else "reject"
-                answered(queue.name, given_back.raw, given_back.body, answer)
-        touched[queue] = None
+        queue, journal = taker.queue, self._bus.journal
+        for kind, tag, flag in orders:
+            if kind == "ack":
+                journal.answered(queue.name, "ack", queue.ack(taker, tag, flag))
+            elif (given_back := queue.nack(taker, tag, flag)) is not None:
+                journal.answered(queue.name, "requeue" if flag else "reject", [given_back])
+        queue.hand_out()
 
     def _dead_letter(self, queue: MemoryQueue, stored: Stored, reason: str) -> None:
         exchange = queue.arguments.get("x-dead-letter-exchange")
         if exchange is None:
             return
-        key = str(queue.arguments.get("x-dead-letter-routing-key", stored.key))
-        raw = dead_lettered(
-            stored.raw, reason=reason, queue=queue.name, exchange=stored.exchange, key=stored.key
+        came = stored.address
+        route = Route(
+            str(exchange), str(queue.arguments.get("x-dead-letter-routing-key", came.key))
         )
-        for target in self._find_routes(Address(self, str(exchange), key)) or ():
-            target.put(Stored(next(self._bus.places), raw, stored.body, str(exchange), key))
+        raw = dead_lettered(
+            stored.raw, reason=reason, queue=queue.name, exchange=came.exchange, key=came.key
+        )
+        for target in self._find(route):
+            target.put(Stored(next(self._bus.places), route, raw, stored.body))
             target.hand_out()
 
     # ------------------------------------------------------------------ links
@@ -436,7 +432,7 @@ class MemoryBrokers:
 
     def answers(self, source: Source) -> list[tuple[str, str]]:
         with self.lock:
-            return self.journal.answers_of(source)
+            return self.journal.answers(source)
 
     def destinations(self) -> dict[tuple[str, str], int]:
         with self.lock:
@@ -444,7 +440,7 @@ class MemoryBrokers:
 
     def published(self, destination: Destination, outcome: str) -> list[Message]:
         with self.lock:
-            return self.journal.published(destination, outcome)
+            return self.journal.messages(destination, outcome)
 
     def parked_messages(self, source: Source) -> list[Message]:
         return [m for _, each in self.parked(source) for m in messages_of(each.raw, each.body)]

@@ -1,29 +1,28 @@
 """What happened on a bus in memory: every publish and how it ended, every answer to a delivery.
 
-Not thread-safe: the brokers hold the lock. It forgets what is older than the last ENTRIES_MAX entries.
+Not thread-safe: the brokers hold the lock. It forgets what is older than the last MESSAGES_MAX of each.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from messagebus._io.batch import BatchDamaged, decode_batch
 from messagebus._io.properties import ALONE, IN_BATCH, is_batch, read_message_id
 from messagebus.destination import Destination, Source
 from messagebus.message import Message
+from messagebus.testing.queues import Address, Stored
 
-__all__ = ["Answer", "Journal", "Publish", "ids_of", "messages_of"]
+__all__ = ["Journal", "Order", "copy_of", "messages_of"]
 
-ENTRIES_MAX = 1_000_000
+MESSAGES_MAX = 1_000_000
 PARK_REASON = "mb-park-reason"
 REJECTED = "rejected"
 
 
-Publish = tuple[str, str, str, bytes, bytes, str]
-"""One AMQP message: broker, exchange, routing key, properties, body; confirmed, refused or unroutable."""
-Answer = tuple[str, bytes, bytes, str]
-"""Of one AMQP message: queue, properties, body; ack, requeue, reject, retry or park."""
+Order = tuple[Address, bytes, bytes]
+"""One AMQP message as it was published: where, properties, body."""
 
 
 def messages_of(raw: bytes, body: bytes) -> list[Message]:
@@ -46,53 +45,76 @@ def ids_of(raw: bytes, body: bytes) -> list[str]:
 
 
 class Journal:
-    """All of one bus."""
+    """All of one bus. What came together is kept together: one entry for each write of a link."""
 
     def __init__(self) -> None:
-        self.publishes: deque[Publish] = deque(maxlen=ENTRIES_MAX)
-        self.answers: deque[Answer] = deque(maxlen=ENTRIES_MAX)
+        self._publishes: deque[tuple[list[Order], Mapping[int, str]]] = deque()
+        self._published = 0
+        self._answers: deque[tuple[str, str, list[tuple[bytes, bytes]]]] = deque()
+        self._answered = 0
         # By queue and id: what was copied elsewhere, and waits for the ack of its original.
         self._copied: dict[str, dict[str, str]] = {}
 
     # ------------------------------------------------------------------ told by the brokers
+    def published(self, orders: list[Order], bad: Mapping[int, str]) -> None:
+        """A link published these. bad: outcomes that are not confirmed, by place in the list."""
+        self._publishes.append((orders, bad))
+        self._published += len(orders)
+        while self._published > MESSAGES_MAX:
+            self._published -= len(self._publishes.popleft()[0])
+
     def copied(self, queue: str, kind: str, raw: bytes) -> None:
-        """A copy of something that this queue delivered is stored elsewhere; kind: as `Answer`."""
+        """A copy of something that this queue delivered is stored elsewhere; kind: as an answer."""
         self._copied.setdefault(queue, {})[read_message_id(raw)] = kind
 
-    def answered(self, queue: str, raw: bytes, body: bytes, answer: str) -> None:
-        noted = self._copied.get(queue) if answer == "ack" else None
-        if not noted:
-            self.answers.append((queue, raw, body, answer))
-            return
-        for entry, its_body in _entries(raw, body):
-            kind = noted.pop(read_message_id(entry), "ack")
-            self.answers.append((queue, entry, its_body, kind))
+    def answered(self, queue: str, answer: str, stored: list[Stored]) -> None:
+        """answer: ack, requeue or reject; the ack of what was copied before means retry or park."""
+        noted = self._copied.get(queue)
+        if noted and answer == "ack":
+            for each in stored:
+                for entry, body in _entries(each.raw, each.body):
+                    kind = noted.pop(read_message_id(entry), "ack")
+                    self._keep(queue, kind, [(entry, body)])
+        else:
+            self._keep(queue, answer, [(each.raw, each.body) for each in stored])
+
+    def _keep(self, queue: str, answer: str, contents: list[tuple[bytes, bytes]]) -> None:
+        self._answers.append((queue, answer, contents))
+        self._answered += len(contents)
+        while self._answered > MESSAGES_MAX:
+            self._answered -= len(self._answers.popleft()[2])
 
     # ------------------------------------------------------------------ questions
-    def published(self, destination: Destination, outcome: str = "confirmed") -> list[Message]:
+    def messages(self, destination: Destination, outcome: str) -> list[Message]:
+        """Published there and confirmed, refused or unroutable; copies are not."""
         exchange = destination.exchange
         return [
             message
-            for each in self.publishes
-            if each[5] == outcome and first_publish_to(each) == exchange
-            for message in messages_of(each[3], each[4])
+            for (address, raw, body), end in self._ends()
+            if end == outcome and first_publish_to(address, raw) == exchange
+            for message in messages_of(raw, body)
         ]
 
     def destinations(self) -> dict[tuple[str, str], int]:
         """How many messages were published, by exchange and outcome."""
         counts: dict[tuple[str, str], int] = {}
-        for each in self.publishes:
-            if exchange := first_publish_to(each):
-                entry = (exchange, each[5])
-                counts[entry] = counts.get(entry, 0) + len(ids_of(each[3], each[4]))
+        for (address, raw, body), end in self._ends():
+            if exchange := first_publish_to(address, raw):
+                counts[exchange, end] = counts.get((exchange, end), 0) + len(ids_of(raw, body))
         return counts
 
-    def answers_of(self, source: Source) -> list[tuple[str, str]]:
+    def _ends(self) -> Iterator[tuple[Order, str]]:
+        for orders, bad in self._publishes:
+            for place, order in enumerate(orders):
+                yield order, bad.get(place, "confirmed")
+
+    def answers(self, source: Source) -> list[tuple[str, str]]:
         """Id and answer, in the order in which the brokers got them."""
         return [
             (message_id, answer)
-            for queue, raw, body, answer in self.answers
+            for queue, answer, contents in self._answers
             if queue == source.amqp_queue
+            for raw, body in contents
             for message_id in ids_of(raw, body)
         ]
 
@@ -107,9 +129,9 @@ def _entries(raw: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield raw, body
 
 
-def first_publish_to(publish: Publish) -> str:
+def first_publish_to(address: Address, raw: bytes) -> str:
     """The exchange of the destination that an application published to; "" for a copy."""
-    _, exchange, key, raw, _, _ = publish
+    exchange, key = address.exchange, address.key
     if exchange.startswith("mb.delay/"):
         return "" if copy_of(exchange, key, raw) else key
     return exchange

@@ -18,7 +18,7 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.listkeeper import ListKeeper
 from messagebus.destination import Delay, Destination, Subscription
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
-from messagebus.testing.brokers import Address, MemoryBroker, MemoryBrokers
+from messagebus.testing.brokers import MemoryBroker, MemoryBrokers, Route
 from messagebus.testing.queues import Arrived, Taker
 from messagebus.topology import Wanted
 
@@ -331,7 +331,7 @@ class _MemoryPipe:
         self.on_turn: Callable[[], None] = lambda: None
 
     def frames(self, exchange: str, routing_key: str) -> _MemoryFrames:
-        return _MemoryFrames(Address(self._link.site, exchange, routing_key))
+        return _MemoryFrames(Route(exchange, routing_key))
 
     def ack(self, tag: int, multiple: bool) -> None:
         self.out.append(("ack", tag, multiple))
@@ -353,23 +353,23 @@ class _MemoryPipe:
 
 
 class _MemoryFrames:
-    __slots__ = ("_address",)
+    __slots__ = ("_route",)
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, route: Route) -> None:
+        self._route = route
 
     def add(self, out: list[Any], properties: bytes, body: bytes) -> None:
-        out.append((self._address, properties, body))
+        out.append((self._route, properties, body))
 
     def alike(self, shape: tuple[bytes, bytes]) -> _MemoryAlike:
-        return _MemoryAlike(self._address, shape)
+        return _MemoryAlike(self._route, shape)
 
 
 class _MemoryAlike:
-    __slots__ = ("_address", "_after", "_before")
+    __slots__ = ("_after", "_before", "_route")
 
-    def __init__(self, address: Address, shape: tuple[bytes, bytes]) -> None:
-        self._address, (self._before, self._after) = address, shape
+    def __init__(self, route: Route, shape: tuple[bytes, bytes]) -> None:
+        self._route, (self._before, self._after) = route, shape
 
     def add(self, out: list[Any], message_id: bytes, body: bytes) -> None:
-        out.append((self._address, self._before + message_id + self._after, body))
+        out.append((self._route, self._before + message_id + self._after, body))

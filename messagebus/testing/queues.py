@@ -7,29 +7,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from messagebus._io.rewriting import counted, expires_after_ms
 
-__all__ = ["Arrived", "MemoryQueue", "Stored", "Taker"]
+__all__ = ["Address", "Arrived", "MemoryQueue", "Stored", "Taker"]
 
 NEVER_MS = 1 << 62
+# Of the first byte of a property list: the publisher has asked for a time to live.
+EXPIRATION = 1
 
 
 Arrived = tuple[int, bool, bytes, bytes]
 """A delivery on its way to its taker: tag, whether redelivered, properties, body."""
 
 
+class Address(Protocol):
+    """How a message got into a queue."""
+
+    exchange: str
+    key: str
+
+
 class Stored:
-    """A message in a queue. place: kept when it is given back. exchange, key: how it got here."""
+    """A message in a queue. place: kept when it is given back."""
 
-    __slots__ = ("body", "deliveries", "exchange", "expires_ms", "key", "place", "raw")
+    __slots__ = ("address", "body", "deliveries", "expires_ms", "place", "raw")
 
-    def __init__(self, place: int, raw: bytes, body: bytes, exchange: str, key: str) -> None:
+    def __init__(self, place: int, address: Address, raw: bytes, body: bytes) -> None:
         self.place = place
+        self.address = address
         self.raw = raw
         self.body = body
-        self.exchange = exchange
-        self.key = key
         self.deliveries = 0
         self.expires_ms = NEVER_MS
 
@@ -84,11 +93,12 @@ class MemoryQueue:
     # ------------------------------------------------------------------ in
     def put(self, stored: Stored) -> None:
         """At the end. `hand_out` follows."""
-        own_ms = expires_after_ms(stored.raw) if stored.raw[0] & 1 else None
-        lives_ms = [each for each in (own_ms, self.ttl_ms) if each is not None]
-        if lives_ms:
-            self._timed = True
-            stored.expires_ms = self._clock() + min(lives_ms)
+        if stored.raw[0] & EXPIRATION or self.ttl_ms is not None:
+            own_ms = expires_after_ms(stored.raw)
+            lives_ms = [each for each in (own_ms, self.ttl_ms) if each is not None]
+            if lives_ms:
+                self._timed = True
+                stored.expires_ms = self._clock() + min(lives_ms)
         self.ready.append(stored)
 
     def _put_back(self, stored: Stored) -> None:
@@ -176,7 +186,7 @@ class MemoryQueue:
 
     # ------------------------------------------------------------------ answers
     def ack(self, taker: Taker, tag: int, multiple: bool) -> list[Stored]:
-        """What is answered by it. `hand_out` follows."""
+        """What is answered by it, in order. `hand_out` follows."""
         unacked = taker.unacked
         if not multiple:
             stored = unacked.pop(tag, None)

@@ -21,6 +21,7 @@ main() {
     exec 9< .
     flock 9
     venv_is_current || build_venv
+    package_is_current || install_package
 }
 
 # Python 3.11 or later, but never the one of the .venv that we may be about to remove.
@@ -146,8 +147,19 @@ build_venv() {
     pinned '(packaging|pbr|setuptools|wheel)' > .venv/build.lock
     pip_install --require-hashes --no-deps -r .venv/build.lock
     pip_install --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
-    pip_install --no-deps --no-build-isolation --editable .
+    install_package
     venv_stamp > .venv/.stamp
+}
+
+# Commands and plug-ins of the package are known by its installation only. A .venv that is a link is
+# another checkout's, whose package stays.
+package_is_current() {
+    [ -L .venv ] || sha256sum --check --status .venv/.package 2> /dev/null
+}
+
+install_package() {
+    pip_install --no-deps --no-build-isolation --editable .
+    sha256sum pyproject.toml > .venv/.package
 }
 
 # The lines of requirements.lock about packages whose whole name matches.

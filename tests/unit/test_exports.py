@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
@@ -101,3 +103,37 @@ def test_every_public_class_and_function_of_a_module_is_in_its_all_or_private(mo
     }
     for name in defined - set(loaded.__all__):
         assert not inspect.isclass(vars(loaded)[name]), f"{module}.{name} is in no __all__"
+
+
+def test_every_name_has_a_home_from_which_it_is_imported_when_asked_for() -> None:
+    homes = {name: home for home, names in messagebus._HOMES.items() for name in names}
+    assert set(homes) == set(messagebus.__all__)
+    for name, home in homes.items():
+        assert getattr(messagebus, name) is getattr(importlib.import_module(home), name)
+
+
+def test_an_unknown_name_is_told_as_of_any_module() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Publishr'"):
+        messagebus.Publishr  # type: ignore[attr-defined]  # noqa: B018
+    assert {"Publisher", "__all__"} <= set(dir(messagebus))
+
+
+def test_importing_the_package_loads_none_of_it() -> None:
+    """Every test run of whoever has it installed imports the plug-in, and this with it."""
+    told = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert told.stdout.split() == [
+        "messagebus",
+        "messagebus.testing",
+        "messagebus.testing.plugin",
+    ]
+
+
+PROBE = """
+import sys
+before = set(sys.modules)
+import messagebus.testing.plugin
+heavy = ("messagebus", "pika", "httpx", "asyncio", "click", "ssl")
+print(*sorted(m for m in set(sys.modules) - before if m.partition(".")[0] in heavy))
+"""
