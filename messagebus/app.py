@@ -47,7 +47,9 @@ H = TypeVar("H", bound=Callable[..., object])
 class Clients(Protocol):
     """Where an app takes its clients from: the bus, or `messagebus.testing.MemoryBus`."""
 
-    def async_publisher(self, config: PublisherConfig | None = None) -> AsyncPublisher: ...
+    def async_publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> AsyncPublisher: ...
 
     def async_consumer(
         self,
@@ -55,6 +57,7 @@ class Clients(Protocol):
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> AsyncConsumer: ...
 
 
@@ -359,10 +362,10 @@ class App:
             thread_id=threading.get_ident(),
             grace_s=grace_s,
             deadline_s=publishing.deadline_ms / 1000,
-            publisher=clients.async_publisher(publishing),
+            publisher=clients.async_publisher(publishing, hooks=self._hooks),
             consumers={
                 str(each.source): clients.async_consumer(
-                    each.source, config=each.config or consuming
+                    each.source, config=each.config or consuming, hooks=self._hooks
                 )
                 for each in self._subscribers.values()
             },
@@ -375,8 +378,10 @@ class _BusClients:
     def __init__(self, bus: BusConfig) -> None:
         self._bus = bus
 
-    def async_publisher(self, config: PublisherConfig | None = None) -> AsyncPublisher:
-        return AsyncPublisher(self._bus, config)
+    def async_publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> AsyncPublisher:
+        return AsyncPublisher(self._bus, config, hooks=hooks)
 
     def async_consumer(
         self,
@@ -384,8 +389,11 @@ class _BusClients:
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> AsyncConsumer:
-        return AsyncConsumer(self._bus, destination, subscription=subscription, config=config)
+        return AsyncConsumer(
+            self._bus, destination, subscription=subscription, config=config, hooks=hooks
+        )
 
 
 async def _handle(subscriber: _Subscriber, life: _Life) -> int:

@@ -16,8 +16,10 @@ from messagebus import (
     App,
     BusConfig,
     Delivery,
+    Hooks,
     Message,
     NotReady,
+    Published,
     RetryLater,
     RetryPolicy,
     Status,
@@ -37,12 +39,26 @@ class Order:
     note: str = ""
 
 
+class Heard(Hooks):
+    """What was told, in order of arrival."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def published(self, destination: str, message: Message, published: Published) -> None:
+        self.told.append(("published", destination))
+
+    def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
+        self.told.append((answer, str(delivery.source)))
+
+
 class Stage:
     """An app, names of its own, and a clock that passes."""
 
     def __init__(self, bus: BusConfig | None) -> None:
         self.memory = MemoryBus(brokers=3) if bus is None else None
-        self.app = App(bus)
+        self.heard = Heard()
+        self.app = App(bus, hooks=[self.heard])
         self.app.use(self.memory)
         self.topic = f"contract-app-{uuid.uuid4().hex[:12]}"
         self.queue = f"queue:{self.topic}"
@@ -142,6 +158,16 @@ async def test_a_failed_run_is_repeated_by_the_policy(stage: Stage) -> None:
         await stage.until(lambda: attempts == [1, 2, 3], step_s=0.5)
         stats = app.stats()[stage.queue]
     assert (stats.retried, stats.parked) == (2, 0)
+
+
+async def test_hooks_hear_of_publishes_and_of_handlers(stage: Stage) -> None:
+    @stage.app.subscriber(stage.queue)
+    async def work(text: str) -> None: ...
+
+    async with stage_started(stage):
+        await stage.app.publish(stage.queue, "x")
+        await stage.until(lambda: len(stage.heard.told) == 2)
+    assert sorted(stage.heard.told) == [("ack", stage.queue), ("published", stage.queue)]
 
 
 async def test_an_app_may_be_started_again(stage: Stage) -> None:
