@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         NameInvalid,
         NotReady,
         PublishError,
+        RecordingFailed,
         Refused,
         RegistrationIncomplete,
         Stopped,
@@ -61,6 +62,19 @@ if TYPE_CHECKING:
     from messagebus.message import Delivery, Message
     from messagebus.outcome import Durability, Outcome, Published
     from messagebus.outgoing import Options, Payload
+    from messagebus.parked import (
+        ParkedCount,
+        ParkedCounts,
+        ParkedFilter,
+        ParkedMessage,
+        ParkedMessages,
+        ParkedMoved,
+        ParkedProgress,
+        count_parked,
+        purge_parked,
+        read_parked,
+        redrive_parked,
+    )
     from messagebus.publisher import Publisher
     from messagebus.secret import Secret
     from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
@@ -101,6 +115,13 @@ __all__ = [
     "Options",
     "Outcome",
     "Park",
+    "ParkedCount",
+    "ParkedCounts",
+    "ParkedFilter",
+    "ParkedMessage",
+    "ParkedMessages",
+    "ParkedMoved",
+    "ParkedProgress",
     "Payload",
     "PublishError",
     "Published",
@@ -110,6 +131,7 @@ __all__ = [
     "PurgedMessages",
     "Queue",
     "Receipt",
+    "RecordingFailed",
     "Refused",
     "Registration",
     "RegistrationIncomplete",
@@ -130,11 +152,15 @@ __all__ = [
     "Unroutable",
     "WrongPayload",
     "brokers",
+    "count_parked",
     "count_subscriptions",
     "declare",
     "delete_subscriptions",
     "parse_destination",
+    "purge_parked",
     "purge_subscriptions",
+    "read_parked",
+    "redrive_parked",
 ]
 
 # What is imported when its names are first asked for: `import messagebus` and pytest's plug-in, which
@@ -182,6 +208,7 @@ _HOMES = {
         "NameInvalid",
         "NotReady",
         "PublishError",
+        "RecordingFailed",
         "Refused",
         "RegistrationIncomplete",
         "Stopped",
@@ -196,6 +223,19 @@ _HOMES = {
     "messagebus.message": ("Delivery", "Message"),
     "messagebus.outcome": ("Durability", "Outcome", "Published"),
     "messagebus.outgoing": ("Options", "Payload"),
+    "messagebus.parked": (
+        "ParkedCount",
+        "ParkedCounts",
+        "ParkedFilter",
+        "ParkedMessage",
+        "ParkedMessages",
+        "ParkedMoved",
+        "ParkedProgress",
+        "count_parked",
+        "purge_parked",
+        "read_parked",
+        "redrive_parked",
+    ),
     "messagebus.publisher": ("Publisher",),
     "messagebus.secret": ("Secret",),
     "messagebus.stats": ("BrokerStats", "ConsumerStats", "PublisherStats", "Status"),

@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn
 import click
 
 from messagebus import directory
+from messagebus.commands import parked
 from messagebus.commands.worker import worker
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
@@ -445,6 +446,7 @@ def _tell_unanswered(unanswered: Mapping[str, str]) -> int:
     return EXIT_FAILED if unanswered else 0
 
 
+cli.add_command(parked.group)
 cli.add_command(worker)
 
 

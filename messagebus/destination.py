@@ -40,6 +40,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 EPHEMERAL_EXPIRES_S = 300
 # RabbitMQ's timers end at 2**32 - 1 ms.
 EXPIRES_S_MAX = 4_294_967
+# Without a limit RabbitMQ 3.10 sends a requeued message to the back, -1 loses it, and RabbitMQ 4
+# drops after 20. Half of 2**31 - 1: never reached by a healthy consumer.
+DELIVERY_LIMIT_MAX = 1_000_000_000
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 # One queue per step and broker, so there are few of them; each is 1.5 to 2.5 times the one before.
 DELAY_STEPS_MS = (
@@ -70,6 +73,13 @@ def _check_durability(durability: object) -> None:
         raise NameInvalid(f"durability {durability!r}: one of {allowed}")
 
 
+def _check_delivery_limit(limit: object, durability: Durability) -> None:
+    if type(limit) is not int or not 0 <= limit <= DELIVERY_LIMIT_MAX:
+        raise NameInvalid(f"delivery_limit {limit!r}: a whole number, 0 to {DELIVERY_LIMIT_MAX}")
+    if limit and durability is not Durability.FSYNC:
+        raise NameInvalid(f"delivery_limit needs durability fsync, not {durability.value}")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Topic:
     """Every subscription of it gets a copy of each message.
@@ -97,15 +107,18 @@ class Topic:
 class Queue:
     """One set of competing consumers.
 
-    durability: what a confirmed message survives. Two queues are equal when their names are.
+    durability: what a confirmed message survives. delivery_limit: as of a `Subscription`. Two queues
+    are equal when their names are.
     """
 
     name: str
     durability: Durability = field(default=Durability.FSYNC, compare=False)
+    delivery_limit: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         check_name("queue", self.name)
         _check_durability(self.durability)
+        _check_delivery_limit(self.delivery_limit, self.durability)
 
     @property
     def exchange(self) -> str:
@@ -132,7 +145,9 @@ class Subscription:
     expires_s: deleted on all brokers, with what waits in it, when nobody has consumed for so long; 0:
     never. What an expiring subscription rejects is dropped: nothing of it outlives it, so it has no
     parking queue. goes_with_consumer: its consumer deletes it when it stops; who shares it, or comes
-    back to it, says only when it expires. Two subscriptions are equal when their names are.
+    back to it, says only when it expires. delivery_limit: what came back unanswered more often than
+    that is parked: a message that kills its consumer, and whatever that consumer had been given beside
+    it as often; 0: never. Two subscriptions are equal when their names are.
     """
 
     topic: Topic
@@ -140,9 +155,11 @@ class Subscription:
     single_active: bool = field(default=False, compare=False)
     expires_s: int = field(default=0, compare=False)
     goes_with_consumer: bool = field(default=False, compare=False)
+    delivery_limit: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         check_name("subscription", self.name)
+        _check_delivery_limit(self.delivery_limit, self.durability)
         if type(self.single_active) is not bool:
             raise NameInvalid(f"single_active {self.single_active!r}: True or False")
         if type(self.expires_s) is not int or not 0 <= self.expires_s <= EXPIRES_S_MAX:

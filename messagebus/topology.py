@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from messagebus.destination import Delay, Queue, Source, Subscription, Topic, parse_destination
+from messagebus.destination import (
+    DELIVERY_LIMIT_MAX,
+    Delay,
+    Queue,
+    Source,
+    Subscription,
+    Topic,
+    parse_destination,
+)
 from messagebus.errors import NameInvalid
 from messagebus.outcome import Durability
 
@@ -42,16 +50,18 @@ DUE = "mb.due"
 # Argument of every queue: the number of the topology entry when it was declared. RabbitMQ stores
 # unknown arguments and does not compare them at redeclaration.
 BORN = "mb-born"
-# Without a limit RabbitMQ 3.10 sends a requeued message to the back, -1 loses it, and RabbitMQ 4
-# drops after 20. Half of 2**31 - 1: never reached by a healthy consumer.
-DELIVERY_LIMIT = 1_000_000_000
 
 Wanted = Topic | Source | Delay
 """What an entry of the topology asks for."""
 Options = Mapping[str, str | int | bool]
 """What is asked of it beside its name, as far as it is not the default. Keys: OPTION_KINDS."""
 
-OPTION_KINDS: Mapping[str, type] = {"durability": str, "single_active": bool, "expires_s": int}
+OPTION_KINDS: Mapping[str, type] = {
+    "durability": str,
+    "single_active": bool,
+    "expires_s": int,
+    "delivery_limit": int,
+}
 DELAY_PREFIX = "delay:"
 MS_PER_S = 1_000
 
@@ -166,7 +176,8 @@ def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
     is_quorum = source.durability is Durability.FSYNC
     kind = {"x-queue-type": "quorum" if is_quorum else "classic"}
     if is_quorum:
-        own |= {"x-delivery-limit": DELIVERY_LIMIT, "x-overflow": "reject-publish"}
+        limit = source.delivery_limit or DELIVERY_LIMIT_MAX
+        own |= {"x-delivery-limit": limit, "x-overflow": "reject-publish"}
     if "x-expires" in own:
         return (QueueSpec(name=source.amqp_queue, arguments={**kind, **own, **mark}),)
     own |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": source.parking_queue}
@@ -174,9 +185,16 @@ def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
         # It needs the overflow policy reject-publish.
         own["x-dead-letter-strategy"] = "at-least-once"
     return (
-        QueueSpec(name=source.parking_queue, arguments={**kind, **mark}),
+        QueueSpec(
+            name=source.parking_queue, arguments={**kind, **_never_dropping(is_quorum), **mark}
+        ),
         QueueSpec(name=source.amqp_queue, arguments={**kind, **own, **mark}),
     )
+
+
+def _never_dropping(is_quorum: bool) -> dict[str, str | int | bool]:
+    """RabbitMQ 4 would drop a parked message that somebody has looked at twenty times."""
+    return {"x-delivery-limit": DELIVERY_LIMIT_MAX} if is_quorum else {}
 
 
 def _delaying(step: Delay) -> dict[str, str | int | bool]:
@@ -223,6 +241,8 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
             options["single_active"] = True
         if wanted.expires_s:
             options["expires_s"] = wanted.expires_s
+    if isinstance(wanted, Subscription | Queue) and wanted.delivery_limit:
+        options["delivery_limit"] = wanted.delivery_limit
     return options
 
 
@@ -242,6 +262,8 @@ def with_options(name: str, options: Options) -> Wanted:
     match wanted:
         case Subscription(topic=topic, name=own):
             return Subscription(Topic(topic.name, durability), own, **others)  # type: ignore[arg-type]
+        case Queue(name=own) if others.keys() == {"delivery_limit"}:
+            return Queue(own, durability, **others)  # type: ignore[arg-type]
         case _ if others:
             raise NameInvalid(f"{name}: only a subscription has {', '.join(others)}")
         case Topic():
@@ -281,14 +303,17 @@ def differences(wanted: Wanted, options: Options) -> str:
     """In what `wanted` differs from what exists under its name with these options; "" for nothing.
 
     Both values stand in the text. Levels below fsync need the same queues, so they agree. What a
-    subscription does not ask for it takes as it is.
+    subscription does not ask for it takes as it is, and so is a queue's delivery limit.
     """
     asked = options_of(wanted)
-    keys = list(asked) if isinstance(wanted, Subscription) else ["durability"]
+    keys = list(asked)
+    if not isinstance(wanted, Subscription):
+        keys = list(dict.fromkeys(["durability", *keys]))
     default: Options = {
         "durability": Durability.FSYNC.value,
         "single_active": False,
         "expires_s": 0,
+        "delivery_limit": 0,
     }
     told = []
     for key in keys:

@@ -241,7 +241,8 @@ class ConsumeDriver:
 
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
-        self._wake()
+        if not self._woken:
+            self._wake()
         return self._inbox.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from messagebus._io.batch import BatchDamaged, decode_batch
+from messagebus._io.codec import Arrived
 from messagebus._io.copies import PARK_REASON, Copies, Original, Stored
 from messagebus._io.pipe import Pipe
 from messagebus._io.properties import ALONE, in_batch, is_batch, read_message_id, read_stamp_ms
@@ -64,6 +65,8 @@ class Inbox:
         self.delivered: dict[str, int] = {}
         """By broker, since the start."""
         self._fanin: FanIn[Delivery] = FanIn(handed_out_max)
+        self.take = self._fanin.take
+        """The next delivery; None when there is none or the application holds enough."""
         self._ledgers = Ledgers()
         self._desks: dict[str, _Desk] = {}
         self._copying = Tasks()
@@ -75,7 +78,7 @@ class Inbox:
         ledger = self._ledgers.connected(broker)
         self._desks[broker] = _Desk(ledger, pipe)
         self.delivered.setdefault(broker, 0)
-        pipe.on_content = functools.partial(self._arrived, ledger)
+        pipe.on_contents = functools.partial(self._arrived, ledger)
         pipe.on_turn = self._on_turn
         return ledger.epoch
 
@@ -92,31 +95,36 @@ class Inbox:
         return desk.ledger.owed if desk else 0
 
     # ------------------------------------------------------------------ arriving
-    def _arrived(
-        self, ledger: Ledger, tag: int, redelivered: bool, raw: bytes, body: bytes
-    ) -> None:
+    def _arrived(self, ledger: Ledger, arrived: list[Arrived]) -> None:
+        """What one read brought."""
         received_ns = time.monotonic_ns()
-        if is_batch(raw):
-            self._batch_arrived(ledger, tag, redelivered, received_ns, raw, body)
-            return
-        ledger.delivered(tag)
-        if self._closed:
-            return
-        self._fanin.arrived(
+        alone: list[Arrived] = []
+        for each in arrived:
+            if is_batch(each[2]):
+                self._arrived_alone(ledger, received_ns, alone)
+                alone = []
+                self._batch_arrived(ledger, received_ns, *each)
+            else:
+                alone.append(each)
+        self._arrived_alone(ledger, received_ns, alone)
+
+    def _arrived_alone(self, ledger: Ledger, received_ns: int, arrived: list[Arrived]) -> None:
+        ledger.delivered([each[0] for each in arrived])
+        source, made = self._source, Delivery.arrived
+        self._hold(
             ledger.broker,
-            Delivery.arrived(
-                ledger, tag, 0, self._source, redelivered, received_ns, raw, body, ALONE
-            ),
+            [
+                made(ledger, tag, 0, source, redelivered, received_ns, raw, body, ALONE)
+                for tag, redelivered, raw, body in arrived
+            ],
         )
-        self.counters.delivered += 1
-        self.delivered[ledger.broker] += 1
 
     def _batch_arrived(
         self,
         ledger: Ledger,
+        received_ns: int,
         tag: int,
         redelivered: bool,
-        received_ns: int,
         raw: bytes,
         body: bytes,
     ) -> None:
@@ -126,24 +134,25 @@ class Inbox:
             self._park_damaged(ledger, tag, raw, body, str(fault))
             return
         ledger.batch_delivered(tag, len(entries), (raw, body))
-        if self._closed:
-            return
-        broker, source, arrived = ledger.broker, self._source, Delivery.arrived
-        reading = in_batch(raw)
-        for part, (entry, its_body) in enumerate(entries, start=1):
-            self._fanin.arrived(
-                broker,
-                arrived(
-                    ledger, tag, part, source, redelivered, received_ns, entry, its_body, reading
-                ),
-            )
-        self.counters.delivered += len(entries)
-        self.delivered[broker] += len(entries)
+        source, made, reading = self._source, Delivery.arrived, in_batch(raw)
+        self._hold(
+            ledger.broker,
+            [
+                made(ledger, tag, part, source, redelivered, received_ns, entry, its_body, reading)
+                for part, (entry, its_body) in enumerate(entries, start=1)
+            ],
+        )
+
+    def _hold(self, broker: str, deliveries: list[Delivery]) -> None:
+        if deliveries and not self._closed:
+            self._fanin.arrived(broker, deliveries)
+            self.counters.delivered += len(deliveries)
+            self.delivered[broker] += len(deliveries)
 
     def _park_damaged(self, ledger: Ledger, tag: int, raw: bytes, body: bytes, reason: str) -> None:
         log.error("batch damaged broker=%s reason=%r", ledger.broker, reason)
         self.counters.batches_damaged += 1
-        ledger.delivered(tag)
+        ledger.delivered([tag])
         if ledger.claim(tag, 0):
             headers = {PARK_REASON: f"damaged batch: {reason}"}
             original = _original(raw, body, read_stamp_ms(raw))
@@ -151,10 +160,6 @@ class Inbox:
             self._copying.spawn(self._answer_by(parking, ledger, tag, 0))
 
     # ------------------------------------------------------------------ the application's side
-    def take(self) -> Delivery | None:
-        """The next delivery; None when there is none or the application holds enough."""
-        return self._fanin.take()
-
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, or it was answered before; counted."""
         ledger = delivery.ledger

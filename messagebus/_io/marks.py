@@ -28,7 +28,7 @@ from messagebus._io.properties import (
     TIMESTAMP,
     TYPE,
 )
-from messagebus._io.table import table_entries
+from messagebus._io.table import entry_spans
 from messagebus.message import BINARY
 
 __all__ = ["PROPERTIES_BYTES_MAX", "copied"]
@@ -116,12 +116,13 @@ def _spans(raw: bytes) -> dict[int, bytes]:
 
 
 def _headers(raw: bytes, marks: Mapping[str, Any]) -> bytes:
-    """A header table with these in it. What cannot be read stays behind what can."""
+    """A header table with these in it, and what can be read of this one."""
     ours: list[bytes] = []
     pika.data.encode_table(ours, dict(marks))
+    spans, _end = entry_spans(raw, 0) if raw else ([], 0)
     kept = [
-        each
-        for name, each in table_entries(raw)
+        raw[begin:end]
+        for name, begin, end in spans
         if name not in marks and name not in _ROUTING and not name.startswith(_OF_THE_BROKER)
     ]
     table = b"".join(ours)[_LENGTH.size :] + b"".join(kept)

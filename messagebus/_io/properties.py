@@ -45,6 +45,7 @@ CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
 DELIVERY_MODE, PRIORITY = 1 << 12, 1 << 11
 CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 10, 1 << 9, 1 << 8
 MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5
+RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPLY_TO | EXPIRATION
 
 BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
 
@@ -186,6 +187,9 @@ def read_message_id(raw: bytes) -> str:
         flags, at = raw[0] << 8 | raw[1], 2
         if not flags & MESSAGE_ID:
             return ""
+        if not flags & RARELY_BEFORE_ID:
+            at += (1 + raw[2] if flags & CONTENT_TYPE else 0) + (flags >> 12 & 1)
+            return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", "replace")
         if flags & CONTENT_TYPE:
             at += 1 + raw[at]
         if flags & CONTENT_ENCODING:
@@ -248,8 +252,7 @@ class Reading:
             object.__setattr__(found, "content_type", BINARY)
         return found
 
-    def message_id(self, raw: bytes) -> str:
-        return read_message_id(raw)
+    message_id = staticmethod(read_message_id)
 
     def content_type(self, raw: bytes) -> str:
         if self._entry and not int.from_bytes(raw[:2]) & CONTENT_TYPE:

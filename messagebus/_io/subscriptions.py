@@ -19,10 +19,20 @@ from messagebus._io.registering import read_registration
 from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
+from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, TopologyError
 from messagebus.secret import Secret
+from messagebus.topology import OPTION_KINDS, with_options
 
-__all__ = ["PurgedMessages", "SubscriptionCount", "SubscriptionCounts", "count", "delete", "purge"]
+__all__ = [
+    "PurgedMessages",
+    "SubscriptionCount",
+    "SubscriptionCounts",
+    "count",
+    "delete",
+    "known",
+    "purge",
+]
 
 CONNECT_TIMEOUT_S = 2.0
 # An agent asks all others before it answers a change, and one broker with 1,000 queues takes seconds.
@@ -45,6 +55,7 @@ class SubscriptionCount:
     durability: str = "fsync"
     single_active: bool = False
     expires_s: int = 0
+    delivery_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,26 @@ async def delete(bus: BusConfig, names: Sequence[str], *, token: Secret) -> Regi
             except (httpx.HTTPError, ValueError, LinkLost) as trouble:
                 fault = f"{url}: {trouble or type(trouble).__name__}"
     raise TopologyError(f"nothing is known to be deleted: {fault}")
+
+
+async def known(bus: BusConfig) -> list[Source]:
+    """All subscriptions and queues that there are, as any agent says. Raises TopologyError."""
+    fault = "no list address: only agents know the subscriptions"
+    async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
+        for url in bus.list_urls:
+            try:
+                told = (await http.get(urljoin(url, "topology"))).raise_for_status().json()
+                alive = [entry for entry in told["entries"] if entry["alive"]]
+                wanted = [with_options(each["wanted"], _options(each)) for each in alive]
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as trouble:
+                fault = f"{url}: {trouble or type(trouble).__name__}"
+            else:
+                return [each for each in wanted if isinstance(each, Subscription | Queue)]
+    raise TopologyError(f"no agent says which subscriptions there are: {fault}")
+
+
+def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in OPTION_KINDS if key in entry}
 
 
 async def _check_known(http: httpx.AsyncClient, url: str, names: Sequence[str]) -> None:

@@ -7,14 +7,14 @@ https://www.rabbitmq.com/amqp-0-9-1-errata section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from struct import Struct
 from struct import error as StructError
 from typing import Any
 
-__all__ = ["read_table", "table_entries"]
+__all__ = ["entry_spans", "read_table"]
 
 # RabbitMQ carries whatever fits a frame; deeper ones come as absent.
 DEPTH_MAX = 32
@@ -64,21 +64,25 @@ def read_table(raw: bytes, at: int) -> tuple[dict[str, Any], int]:
     return _table(raw, at + 4, min(end, len(raw)), 0), end
 
 
-def table_entries(raw: bytes) -> Iterator[tuple[str, bytes]]:
-    """The entries of a table, length first, as they are: name, and the bytes with its name in them.
+def entry_spans(raw: bytes, at: int) -> tuple[list[tuple[str, int, int]], int]:
+    """Each entry of the table at this place, as (name, begin, end) in raw; and where the table ends.
 
-    What cannot be read comes last, whole, under no name.
+    Entries behind one that cannot be read are left out. Raises IndexError as `read_table`.
     """
-    at, end = _LENGTH.size, len(raw)
-    while at < end:
-        start = at
-        try:
+    if at + 4 > len(raw):
+        raise IndexError(at)
+    end = at + 4 + _LENGTH.unpack_from(raw, at)[0]
+    spans, at = list[tuple[str, int, int]](), at + 4
+    try:
+        while at < min(end, len(raw)):
             stop = at + 1 + raw[at]
-            _, at = _value(raw, stop, end, 0)
-        except (IndexError, StructError, _Unreadable):
-            yield "", raw[start:]
-            return
-        yield raw[start + 1 : stop].decode("utf-8", "replace"), raw[start:at]
+            name = raw[at + 1 : stop].decode("utf-8", "replace")
+            _, stop = _value(raw, stop, end, 0)
+            spans.append((name, at, stop))
+            at = stop
+    except (IndexError, StructError, _Unreadable):
+        pass
+    return spans, end
 
 
 def _table(raw: bytes, at: int, end: int, depth: int) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def _as_new(wanted: Wanted, standing: Mapping[str, Options]) -> Options:
 
 def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Options]) -> str:
     level = _level(options)
+    if "delivery_limit" in options and level != FSYNC:
+        return f"{wanted}: delivery_limit needs durability {FSYNC} and its topic exists {level}"
     match wanted:
         case Subscription(topic=topic):
             above = standing.get(str(topic))

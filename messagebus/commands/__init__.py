@@ -1,1 +1,1 @@
-"""Groups of the command `messagebus`; `messagebus.__main__` adds them."""
+"""Groups of the command `messagebus` that have a file of their own."""

@@ -139,6 +139,25 @@ class Bus:
             self._stack.push_async_callback(client.call, "stop", 0)
         return client
 
+    async def cut(self, client: Client) -> None:
+        """All its connections end at once, without a word."""
+        inner: Any = client.inner
+        driver = inner._driver
+        if self._config is None:
+            self._memory.lose_connection()
+        elif not client.blocks:
+            _abort(driver)
+        else:
+            done = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def abort() -> None:
+                _abort(driver)
+                loop.call_soon_threadsafe(done.set)
+
+            inner._thread.call_soon(abort)
+            await done.wait()
+
     def pass_time(self, seconds: float) -> None:
         """In memory it passes now; on RabbitMQ it passes while the test waits for what comes of it."""
         if self._config is None:
@@ -183,6 +202,11 @@ async def _take(link: Link, queue: str) -> list[bytes]:
         link.channel.basic_get(queue, taken, auto_ack=True)
         found.append(await asyncio.wait_for(got, 5))
     return found
+
+
+def _abort(driver: Any) -> None:
+    for link in list(driver._links.values()):
+        link.abort()
 
 
 @pytest.fixture(params=["memory", "rabbitmq"])

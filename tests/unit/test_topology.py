@@ -250,3 +250,40 @@ def test_a_difference_names_both_values(wanted: Wanted, options: Options, told: 
 @given(everything)
 def test_nothing_differs_from_itself(wanted: Wanted) -> None:
     assert differences(wanted, options_of(wanted)) == ""
+
+
+# ---------------------------------------------------------------------- delivery limit
+LIMITED: list[Subscription | Queue] = [
+    Subscription(Topic("orders"), "billing", delivery_limit=3),
+    Queue("jobs", delivery_limit=3),
+]
+
+
+@pytest.mark.parametrize("wanted", LIMITED)
+def test_a_delivery_limit_is_the_queues_own_and_its_parking_queue_keeps_for_ever(
+    wanted: Subscription | Queue,
+) -> None:
+    parking, queue = declarations(wanted).queues
+    assert queue.arguments["x-delivery-limit"] == 3
+    assert parking.arguments["x-delivery-limit"] == 1_000_000_000
+    assert with_options(str(wanted), options_of(wanted)) == wanted
+    assert options_of(with_options(str(wanted), options_of(wanted))) == {"delivery_limit": 3}
+
+
+def test_a_delivery_limit_is_taken_as_it_is_or_told_where_it_differs() -> None:
+    exists = {"delivery_limit": 3}
+    for wanted in (BILLING, Queue("jobs"), *LIMITED):
+        assert differences(wanted, exists) == ""
+    assert differences(Queue("jobs", delivery_limit=4), exists) == (
+        "queue:jobs: delivery_limit is wanted 4 and exists 3"
+    )
+    assert "exists 0" in differences(LIMITED[0], {})
+
+
+def test_only_quorum_queues_have_a_delivery_limit() -> None:
+    parking, queue = declarations(Queue("jobs", Durability.PAGE_CACHE)).queues
+    assert "x-delivery-limit" not in {*parking.arguments, *queue.arguments}
+    with pytest.raises(NameInvalid, match="delivery_limit needs durability fsync, not page-cache"):
+        Queue("jobs", Durability.PAGE_CACHE, delivery_limit=3)
+    with pytest.raises(NameInvalid, match="a whole number"):
+        Subscription(Topic("orders"), "billing", delivery_limit=-1)

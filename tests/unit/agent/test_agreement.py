@@ -78,3 +78,12 @@ def test_no_subscription_may_be_weaker_than_its_topic() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(NameInvalid):
         resolve({}, {"orders": {"expires_s": 5}})
+
+
+def test_a_delivery_limit_needs_quorum_queues_and_so_does_its_topic() -> None:
+    taken, against = resolve(there(orders=WEAK), {"orders/a": {"delivery_limit": 3}})
+    assert taken == {}
+    assert against == {
+        "orders/a": "orders/a: delivery_limit needs durability fsync and its topic exists page-cache"
+    }
+    assert resolve(there(orders={}), {"orders/a": {"delivery_limit": 3}})[1] == {}

@@ -14,8 +14,7 @@ CONTENT = (b"properties", b"content")
 
 def ledger(*tags: int) -> Ledger:
     made = Ledgers().connected("mb1:5672")
-    for tag in tags:
-        made.delivered(tag)
+    made.delivered(tags)
     return made
 
 
@@ -39,10 +38,10 @@ def test_a_nacked_delivery_is_never_acked() -> None:
 def test_an_answer_to_an_earlier_link_goes_nowhere_although_the_tag_matches() -> None:
     ledgers = Ledgers()
     old, other = ledgers.connected("mb1:5672"), ledgers.connected("mb2:5672")
-    old.delivered(1)
+    old.delivered([1])
     old.end()
     new = ledgers.connected("mb1:5672")
-    new.delivered(1)
+    new.delivered([1])
     assert (old.epoch, new.epoch, other.epoch) == (1, 2, 1)
     assert (old.is_live, new.is_live) == (False, True)
     assert not old.ack(1)
@@ -104,7 +103,7 @@ def batch(parts: int) -> Ledger:
 
 def test_a_batch_is_acked_when_every_part_has_its_answer() -> None:
     made = batch(3)
-    made.delivered(2)
+    made.delivered([2])
     assert made.ack(1, 1)
     assert made.ack(1, 3)
     assert made.ack(2)
@@ -175,7 +174,7 @@ class AgainstABroker(RuleBasedStateMachine):
             if count:
                 self.ledger.batch_delivered(self.last_tag, count, CONTENT)
             else:
-                self.ledger.delivered(self.last_tag)
+                self.ledger.delivered([self.last_tag])
             self.open[self.last_tag] = set(range(1, count + 1)) if count else {0}
 
     @precondition(lambda self: self.last_tag)

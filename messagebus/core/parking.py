@@ -1,0 +1,202 @@
+"""What a parked message tells of itself, whether somebody looks for it, and how it goes back.
+
+Pure, from the headers as they arrived. A message is parked by a client, which says why in ``mb-park-``
+headers, or by its broker, which says it in ``x-death``: rejected, or brought back unanswered more often
+than its queue's delivery limit, as a message does that kills its consumer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+__all__ = [
+    "DELIVERY_LIMIT",
+    "REDRIVEN",
+    "UNKNOWN_REASON",
+    "Choice",
+    "Facts",
+    "escaped",
+    "is_dropped_by_redrive",
+    "read_facts",
+]
+
+DELIVERY_LIMIT, UNKNOWN_REASON = "delivery limit", "unknown"
+REDRIVEN = "mb-redriven"
+"""Header: how often it was put back from a parking queue."""
+PARKED_PREFIX = "mb-park-"
+# What a redriven message begins anew without: its attempts, and the broker's own book-keeping.
+NOT_REDRIVEN = frozenset(
+    {
+        "mb-attempt",
+        "mb-retry-reason",
+        REDRIVEN,
+        "x-death",
+        "x-delivery-count",
+        "x-acquired-count",
+        "x-first-death-exchange",
+        "x-first-death-queue",
+        "x-first-death-reason",
+        "x-last-death-exchange",
+        "x-last-death-queue",
+        "x-last-death-reason",
+    }
+)
+MS_PER_S = 1_000
+# Of a body, as far as a pattern is looked for in it.
+MATCH_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of one parked message; None or "" for what is not.
+
+    attempts: runs of the handler, or deliveries that nobody answered. first_ms: when it was first
+    published, parked_ms: when it was parked, ms since 1970.
+    """
+
+    message_id: str = ""
+    key: str = ""
+    reason: str = UNKNOWN_REASON
+    exception: str = ""
+    attempts: int | None = None
+    first_ms: int | None = None
+    parked_ms: int | None = None
+    redriven: int = 0
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    """The application's own."""
+
+
+def read_facts(
+    headers: Mapping[str, Any],
+    *,
+    message_id: str = "",
+    stamp_s: int | None = None,
+    delivery_limit: int = 0,
+) -> Facts:
+    """headers: all of them, as they arrived. stamp_s: the timestamp. delivery_limit: of its queue."""
+    death = _last_death(headers)
+    parked_ms = _number(headers.get("mb-park-ms"))
+    if parked_ms is None and death:
+        parked_ms = _epoch_ms(death.get("time"))
+    first_ms = _number(headers.get("mb-park-first-ms"))
+    if first_ms is None:
+        first_ms = _number(headers.get("mb-first-ms"))
+    if first_ms is None and stamp_s is not None:
+        first_ms = stamp_s * MS_PER_S
+    own = {n: v for n, v in headers.items() if not n.startswith("mb-") and n not in NOT_REDRIVEN}
+    return Facts(
+        message_id=message_id,
+        key=_text(headers.get("mb-key")),
+        reason=_reason(headers, death),
+        exception=_text(headers.get("mb-park-exception")),
+        attempts=_attempts(headers, death, delivery_limit),
+        first_ms=first_ms,
+        parked_ms=parked_ms,
+        redriven=_number(headers.get(REDRIVEN)) or 0,
+        headers=own,
+    )
+
+
+def is_dropped_by_redrive(name: str) -> bool:
+    """Whether a header is left behind when its message goes back to its queue."""
+    return name.startswith(PARKED_PREFIX) or name in NOT_REDRIVEN
+
+
+def _last_death(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    deaths = headers.get("x-death")
+    newest = deaths[0] if isinstance(deaths, list) and deaths else {}
+    return newest if isinstance(newest, dict) else {}
+
+
+def _reason(headers: Mapping[str, Any], death: Mapping[str, Any]) -> str:
+    told = _text(headers.get("mb-park-reason")) or _text(death.get("reason"))
+    return DELIVERY_LIMIT if told == "delivery_limit" else told or UNKNOWN_REASON
+
+
+def _attempts(
+    headers: Mapping[str, Any], death: Mapping[str, Any], delivery_limit: int
+) -> int | None:
+    """The broker does not tell how often it delivered: once more than it may take a message back."""
+    told = _number(headers.get("mb-park-attempts"))
+    if told is not None or "mb-park-reason" in headers:
+        return told
+    run = _number(headers.get("mb-attempt")) or 1
+    match _text(death.get("reason")):
+        case "delivery_limit":
+            return run + delivery_limit if delivery_limit else None
+        case "rejected":
+            return run
+        case _:
+            return None
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""
+
+
+def _epoch_ms(value: object) -> int | None:
+    return int(value.timestamp() * MS_PER_S) if isinstance(value, datetime) else None
+
+
+# ---------------------------------------------------------------------- looking for some of them
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which parked messages; what is None takes all.
+
+    since_ms, until_ms: parked then, ms since 1970. reason: is in theirs, whatever the case. key: is
+    theirs. pattern: is found in id, key, reason, exception, headers or body.
+    """
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+    reason: str | None = None
+    key: str | None = None
+    pattern: re.Pattern[str] | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Choice()
+
+    def takes(self, facts: Facts, body: bytes) -> bool:
+        if not self._takes_time(facts.parked_ms):
+            return False
+        if self.reason is not None and self.reason.casefold() not in facts.reason.casefold():
+            return False
+        if self.key is not None and self.key != facts.key:
+            return False
+        pattern = self.pattern
+        return pattern is None or any(pattern.search(text) for text in _texts(facts, body))
+
+    def _takes_time(self, parked_ms: int | None) -> bool:
+        """One that does not tell when it was parked is neither older nor newer."""
+        if self.since_ms is None and self.until_ms is None:
+            return True
+        if parked_ms is None or (self.since_ms is not None and parked_ms < self.since_ms):
+            return False
+        return self.until_ms is None or parked_ms <= self.until_ms
+
+
+def _texts(facts: Facts, body: bytes) -> Iterator[str]:
+    yield from (facts.message_id, facts.key, facts.reason, facts.exception)
+    for name, value in facts.headers.items():
+        yield f"{name}: {value}"
+    yield body[:MATCH_BYTES_MAX].decode("utf-8", "replace")
+
+
+def escaped(text: str, chars_max: int) -> str:
+    """Fit for a terminal: one line, nothing that moves the cursor, at most so many characters read."""
+    shown = "".join(
+        c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
+        for c in text[:chars_max]
+    )
+    return f"{shown}..." if len(text) > chars_max else shown

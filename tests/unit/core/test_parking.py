@@ -1,0 +1,164 @@
+"""What a parked message tells of itself, and which of them are meant."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messagebus.core.parking import Choice, Facts, escaped, is_dropped_by_redrive, read_facts
+
+DIED_S = 1_700_000_000
+BY_CLIENT: dict[str, Any] = {
+    "mb-park-reason": "timeout",
+    "mb-park-exception": "TimeoutError: 3 s",
+    "mb-park-attempts": 5,
+    "mb-park-first-ms": 1_000,
+    "mb-park-ms": 9_000,
+    "mb-park-broker": "mb1:5672",
+    "mb-attempt": 5,
+    "mb-first-ms": 2_000,
+    "mb-key": "k",
+    "color": "red",
+}
+
+
+def by_broker(reason: str, **more: Any) -> dict[str, Any]:
+    death = {"reason": reason, "time": datetime.fromtimestamp(DIED_S, UTC), "count": 1}
+    return {
+        "x-death": [death],
+        "x-first-death-reason": reason,
+        "x-delivery-count": 0,
+        "color": "red",
+        **more,
+    }
+
+
+def test_a_client_tells_everything() -> None:
+    assert read_facts(BY_CLIENT, message_id="m", stamp_s=7) == Facts(
+        message_id="m",
+        key="k",
+        reason="timeout",
+        exception="TimeoutError: 3 s",
+        attempts=5,
+        first_ms=1_000,
+        parked_ms=9_000,
+        headers={"color": "red"},
+    )
+
+
+def test_a_message_that_kills_its_consumer_is_parked_by_its_broker_with_that_reason() -> None:
+    facts = read_facts(by_broker("delivery_limit"), stamp_s=7, delivery_limit=3)
+    assert (facts.reason, facts.attempts) == ("delivery limit", 4)
+    assert (facts.first_ms, facts.parked_ms) == (7_000, DIED_S * 1000)
+    assert facts.headers == {"color": "red"}
+
+
+def test_runs_before_the_last_copy_count_too() -> None:
+    headers = by_broker("delivery_limit", **{"mb-attempt": 3, "mb-first-ms": 5})
+    facts = read_facts(headers, stamp_s=7, delivery_limit=3)
+    assert (facts.attempts, facts.first_ms) == (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit", "told", "attempts"),
+    [
+        ("delivery_limit", 0, "delivery limit", None),
+        ("rejected", 3, "rejected", 1),
+        ("expired", 3, "expired", None),
+    ],
+)
+def test_what_the_broker_does_not_tell_is_not_made_up(
+    reason: str, limit: int, told: str, attempts: int | None
+) -> None:
+    facts = read_facts(by_broker(reason), delivery_limit=limit)
+    assert (facts.reason, facts.attempts, facts.first_ms) == (told, attempts, None)
+
+
+def test_of_a_message_that_was_parked_twice_the_client_has_the_last_word() -> None:
+    facts = read_facts(by_broker("rejected", **BY_CLIENT))
+    assert (facts.reason, facts.parked_ms) == ("timeout", 9_000)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*BY_CLIENT, "x-death", "mb-redriven"]),
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.binary(),
+            st.text(),
+            st.lists(st.one_of(st.none(), st.dictionaries(st.text(), st.none()))),
+        ),
+    )
+)
+def test_headers_of_a_foreign_client_never_raise(headers: dict[str, Any]) -> None:
+    facts = read_facts(headers)
+    assert isinstance(facts.reason, str)
+    assert Choice(pattern=re.compile("x"), since_ms=0).takes(facts, b"\xff") in (True, False)
+
+
+def test_a_redriven_message_begins_anew_and_keeps_what_is_its_own() -> None:
+    headers = BY_CLIENT | by_broker("rejected") | {"mb-redriven": 1, "mb-retry-reason": "x"}
+    kept = {name for name in headers if not is_dropped_by_redrive(name)}
+    assert kept == {"mb-first-ms", "mb-key", "color"}
+
+
+# ---------------------------------------------------------------------- choosing
+FACTS = read_facts(BY_CLIENT, message_id="m-17")
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_taken"),
+    [
+        (Choice(), True),
+        (Choice(until_ms=9_000), True),
+        (Choice(until_ms=8_999), False),
+        (Choice(since_ms=9_000), True),
+        (Choice(since_ms=9_001), False),
+        (Choice(reason="TIME"), True),
+        (Choice(reason="limit"), False),
+        (Choice(key="k"), True),
+        (Choice(key=""), False),
+        (Choice(pattern=re.compile("m-1[0-9]$")), True),
+        (Choice(pattern=re.compile("Error: 3")), True),
+        (Choice(pattern=re.compile("^color: red$")), True),
+        (Choice(pattern=re.compile("needle")), True),
+        (Choice(pattern=re.compile("thread")), False),
+        (Choice(key="k", reason="limit"), False),
+    ],
+)
+def test_every_condition_must_hold(choice: Choice, is_taken: bool) -> None:
+    assert choice.takes(FACTS, b"a needle\xff") is is_taken
+    assert choice.is_everything is (choice == Choice())
+
+
+def test_a_message_that_does_not_say_when_it_was_parked_is_neither_old_nor_new() -> None:
+    unknown = read_facts({})
+    assert Choice().takes(unknown, b"")
+    assert not Choice(since_ms=0).takes(unknown, b"")
+    assert not Choice(until_ms=1 << 60).takes(unknown, b"")
+
+
+# ---------------------------------------------------------------------- showing
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ü 漢", "plain ü 漢"),
+        ("a\x1b[2Jb\r\n", "a\\x1b[2Jb\\r\\n"),
+        ("\u202eevil\\", "\\u202eevil\\\\"),
+        ("\ud800", "\\ud800"),
+        ("x" * 40, "x" * 30 + "..."),
+    ],
+)
+def test_what_is_shown_moves_no_cursor_and_is_bounded(text: str, shown: str) -> None:
+    assert escaped(text, 30) == shown
+
+
+@given(st.text())
+def test_whatever_is_shown_prints_on_one_line(text: str) -> None:
+    assert escaped(text, 100).isprintable()
