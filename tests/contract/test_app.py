@@ -86,7 +86,8 @@ async def stage(bus_config: BusConfig | None) -> AsyncIterator[Stage]:
 
 
 async def test_payloads_come_as_annotated_and_go_as_they_are(stage: Stage) -> None:
-    app, got = stage.app, []
+    app = stage.app
+    got: list[object] = []
 
     @app.subscriber(stage.topic, subscription="billing", concurrency=4)
     async def bill(order: Order, delivery: Delivery) -> None:
@@ -179,10 +180,10 @@ async def test_an_app_may_be_started_again(stage: Stage) -> None:
 
     for round in ("a", "b"):
         async with stage_started(stage):
-            assert app.status is Status.RUNNING
+            assert is_running(app)
             await app.publish(stage.queue, round)
             await stage.until(lambda: len(got) == ("a", "b").index(round) + 1)  # noqa: B023
-        assert app.status is Status.STOPPED
+        assert not is_running(app)
         with pytest.raises(Stopped):
             await app.publish(stage.queue, "c")
     assert got == ["a", "b"]
@@ -206,7 +207,7 @@ async def test_stop_waits_for_handlers_and_counts_what_it_cannot_wait_for(stage:
     await stage.start()
     await app.publish(stage.queue, "endless")
     await begun.wait()
-    assert await asyncio.gather(app.stop(0.2), app.stop(0.2)) == [1, 1]
+    assert list(await asyncio.gather(app.stop(0.2), app.stop(0.2))) == [1, 1]
     assert app.unanswered == {stage.queue: 1}
 
 
@@ -246,6 +247,10 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     app.use(MemoryBus())
     async with app:
         assert app.stats()
+
+
+def is_running(app: App) -> bool:
+    return app.status is Status.RUNNING
 
 
 def print_text(text: str) -> None:
