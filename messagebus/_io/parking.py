@@ -219,6 +219,7 @@ class _Taking:
             self._event.set()
 
         link = self._link
+
         def on_contents(arrived: list[Arrived]) -> None:
             for each in arrived:
                 on_content(*each)
