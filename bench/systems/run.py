@@ -13,6 +13,7 @@ __all__ = ["SYSTEMS", "main"]
 SYSTEMS = (
     "ours_async",
     "ours_blocking",
+    "ours_memory",
     "pika_async",
     "pika_blocking",
     "aio_pika_client",
