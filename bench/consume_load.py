@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.control import Progress, write_progress
-from bench.recorder import DeliveredFile, Recorder
 from messagebus.events import body_hash
 from messagebus.message import Delivery
+from messagebus.telemetry.eventfile import DeliveredFile, EventFile
 
 __all__ = ["ConsumeLoad", "RunningConsumer"]
 
@@ -39,7 +39,7 @@ class ConsumeLoad:
         *,
         folder: Path,
         name: str,
-        recorder: Recorder,
+        recorder: EventFile,
         rows: DeliveredFile,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:

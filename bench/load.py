@@ -16,9 +16,9 @@ from bench.consume_load import ConsumeLoad
 from bench.control import Progress, RateFile
 from bench.errors import BenchError
 from bench.publish_load import PublishLoad
-from bench.recorder import DeliveredFile, PublishedFile, Recorder, anchor_now
 from bench.records import read_frames, records
 from messagebus import BusConfig, Consumer, ConsumerConfig, Publisher, PublisherConfig
+from messagebus.telemetry.eventfile import DeliveredFile, EventFile, PublishedFile, anchor_now
 
 __all__ = ["load"]
 
@@ -139,8 +139,8 @@ def _prepare_folder(folder: Path) -> None:
         raise BenchError(f"{folder}: cannot be written to: {fault.strerror}") from fault
 
 
-def _recorder(path: Path, name: str) -> Recorder:
-    return Recorder(path, anchor_now(name), clock_ns=time.monotonic_ns)
+def _recorder(path: Path, name: str) -> EventFile:
+    return EventFile(path, anchor_now(name), clock_ns=time.monotonic_ns)
 
 
 def _on_end(stop: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import InputInvalid
-from bench.recorder import Anchor
+from messagebus.telemetry.eventfile import Anchor
 
 __all__ = ["FILE_NAME", "INCIDENTS", "ConsumerEntry", "Incident", "Manifest", "write_atomically"]
 

@@ -17,12 +17,12 @@ from typing import Protocol
 
 from bench.control import Progress, RateFile, write_progress
 from bench.pacer import Pacer
-from bench.recorder import Entry, PublishedFile, Recorder
 from bench.records import key_of
 from messagebus.errors import BacklogFull
 from messagebus.events import body_hash
 from messagebus.message import Header, Message
 from messagebus.outcome import Outcome, Published
+from messagebus.telemetry.eventfile import Entry, EventFile, PublishedFile
 
 __all__ = ["PublishLoad", "RunningPublisher"]
 
@@ -57,7 +57,7 @@ class PublishLoad:
         name: str,
         topic: str,
         rate: RateFile,
-        recorder: Recorder,
+        recorder: EventFile,
         rows: PublishedFile,
         rate_per_s: float = 0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -92,7 +92,7 @@ class PublishLoad:
     def run(self, records: Iterable[bytes]) -> Progress:
         """Publish, then stop the publisher, so that every publish has its outcome. Returns counts.
 
-        Raises BenchError when events cannot be written.
+        Raises RecordingFailed when events cannot be written.
         """
         self._show("running")
         for sequence, record in enumerate(records):

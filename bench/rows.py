@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.manifest import Manifest
-from bench.recorder import Anchor
 from messagebus.events import ACKS, DELIVERED, OUTCOMES, PUBLISHED, Column
+from messagebus.telemetry.eventfile import Anchor
 
 __all__ = ["Events", "Row", "Tail", "read_events"]
 

@@ -23,9 +23,9 @@ from bench.errors import BenchError
 from bench.faults import FAULTS, Fault, fault_of
 from bench.figures.crew import Crew, crew
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.recorder import anchor_now
 from bench.rows import read_events
 from messagebus import BusConfig, declare
+from messagebus.telemetry.eventfile import anchor_now
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         NameInvalid,
         NotReady,
         PublishError,
+        RecordingFailed,
         Refused,
         RegistrationIncomplete,
         Stopped,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         Unroutable,
         WrongPayload,
     )
+    from messagebus.handling import Park, Reject, RetryLater, RetryPolicy
     from messagebus.hooks import Hooks
     from messagebus.message import Delivery, Message
     from messagebus.outcome import Durability, Outcome, Published
@@ -110,6 +112,7 @@ __all__ = [
     "NotReady",
     "Options",
     "Outcome",
+    "Park",
     "ParkedCount",
     "ParkedCounts",
     "ParkedFilter",
@@ -126,9 +129,13 @@ __all__ = [
     "PurgedMessages",
     "Queue",
     "Receipt",
+    "RecordingFailed",
     "Refused",
     "Registration",
     "RegistrationIncomplete",
+    "Reject",
+    "RetryLater",
+    "RetryPolicy",
     "Secret",
     "Source",
     "Status",
@@ -198,6 +205,7 @@ _HOMES = {
         "NameInvalid",
         "NotReady",
         "PublishError",
+        "RecordingFailed",
         "Refused",
         "RegistrationIncomplete",
         "Stopped",
@@ -207,6 +215,7 @@ _HOMES = {
         "Unroutable",
         "WrongPayload",
     ),
+    "messagebus.handling": ("Park", "Reject", "RetryLater", "RetryPolicy"),
     "messagebus.hooks": ("Hooks",),
     "messagebus.message": ("Delivery", "Message"),
     "messagebus.outcome": ("Durability", "Outcome", "Published"),

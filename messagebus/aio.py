@@ -5,23 +5,41 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, Unpack, cast
 
+from messagebus._io.bridge import Bridge
 from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
+from messagebus._io.coroutines import HandlerTasks
+from messagebus._io.handlers import (
+    Handling,
+    Ticking,
+    checked_count,
+    is_coroutine_handler,
+    words_of,
+)
 from messagebus._io.hooked import HookChain, Watched, hook_chain
 from messagebus._io.publishing import PublishDriver
+from messagebus._io.tasks import Tasks
+from messagebus._io.threads import HandlerThreads
 from messagebus._io.tickets import Many, Shape, Waiter
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
-from messagebus.consumer import DRAIN_S, FAILED_HANDLER_PAUSE_S, as_source, fulfilled, not_ready
+from messagebus.consumer import (
+    DRAIN_S,
+    as_source,
+    fulfilled,
+    not_ready,
+    with_handling,
+)
 from messagebus.core.packing import bundled
 from messagebus.destination import Destination, Source
 from messagebus.errors import BacklogFull, Stopped
+from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
-from messagebus.message import Delivery, Message
+from messagebus.message import Delivery, Header, Message
 from messagebus.outcome import Published
 from messagebus.outgoing import Options, Outgoing, Payload
 from messagebus.publisher import (
@@ -300,14 +318,21 @@ class AsyncConsumer:
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         self._bus = bus
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
+        self._hooks = hook_chain(hooks)
         self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._driver: ConsumeDriver | None = None
         self._ready = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._copying = Tasks()
+        self._handlings: list[Handling] = []
+        self._bridges: list[Bridge] = []
+        self._grace_s = DRAIN_S
 
     @property
     def status(self) -> Status:
@@ -332,14 +357,19 @@ class AsyncConsumer:
             raise not_ready(driver, require, timeout_s)
         return driver.registration is not None and driver.registration.complete
 
-    async def stop(self, drain_s: float = DRAIN_S) -> int:
+    async def stop(self, drain_s: float | None = None) -> int:
         """As `Consumer.stop`."""
         if self._status is not RUNNING or self._driver is None:
             self._status = Status.STOPPED
             return 0
         self._status = Status.STOPPED
         self._ready.set()
-        return await self._driver.stop(drain_s)
+        self._stopped.set()
+        untouched = [delivery for bridge in self._bridges for delivery in bridge.withdraw()]
+        return await self._driver.stop(
+            self._grace_s if drain_s is None else drain_s,
+            untouched=sum(delivery.ledger.is_live for delivery in untouched),
+        )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -351,7 +381,7 @@ class AsyncConsumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.stop(DRAIN_S if kind is None else 0)
+        await self.stop(None if kind is None else 0)
 
     async def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """As `Consumer.receive`."""
@@ -402,21 +432,91 @@ class AsyncConsumer:
             yield delivery
 
     async def run(
-        self, handler: Callable[[Delivery], Awaitable[object]], *, workers: int = 1
-    ) -> None:
-        """As `Consumer.run`, with that many coroutines."""
-        await asyncio.gather(*(self._work(handler) for _ in range(workers)))
+        self,
+        handler: Callable[[Delivery], object],
+        *,
+        concurrency: int = 1,
+        retry: RetryPolicy | None = None,
+        time_limit_s: float | None = None,
+        grace_s: float = DRAIN_S,
+    ) -> int:
+        """As `Consumer.run`: that many runs of a coroutine function at once, on this loop.
 
-    async def _work(self, handler: Callable[[Delivery], Awaitable[object]]) -> None:
-        async for delivery in self:
-            try:
-                await handler(delivery)
-            except Exception:  # whatever an application raises must not end the worker
-                log.exception("handler failed message=%s", delivery.message_id)
-                await asyncio.sleep(FAILED_HANDLER_PAUSE_S)
-                self.nack(delivery)
-            else:
-                self.ack(delivery)
+        Or of a plain function, in that many threads. A coroutine whose time_limit_s is over is
+        cancelled. When this is cancelled itself, so are its runs, and their deliveries are given back.
+        """
+        self._started()
+        checked_count("concurrency", concurrency)
+        bridge = None if is_coroutine_handler(handler) else self._bridge(concurrency)
+        handling = Handling(
+            handler,
+            self if bridge is None else bridge,
+            policy=retry,
+            time_limit_s=time_limit_s,
+            chain=self._hooks,
+            words=lambda: words_of(self._bus),
+            answers_first=self._config.at_most_once,
+        )
+        self._grace_s = grace_s
+        self._handlings.append(handling)
+        if bridge is None:
+            return await self._run_tasks(handling, concurrency, grace_s)
+        return await self._run_threads(handling, bridge, concurrency, grace_s)
+
+    async def _run_tasks(self, handling: Handling, concurrency: int, grace_s: float) -> int:
+        tasks = HandlerTasks(
+            handling,
+            cast(Callable[[Delivery], Awaitable[object]], handling.handler),
+            take=self.receive_immediate,
+            receive=self.receive,
+            # After a stop the links give back what has no answer, and `stop` counts it.
+            give_back=lambda delivery: self._status is RUNNING and self.nack(delivery),
+        )
+        ticking = Ticking(handling, tasks.tick)
+        ticking.start()
+        stopped = asyncio.create_task(self._stopped.wait())
+        working = asyncio.create_task(tasks.wait())
+        tasks.start(concurrency)
+        try:
+            await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
+            left = await tasks.end(grace_s)
+            if working.done():
+                working.result()
+            return left
+        except BaseException:
+            await tasks.end(0)
+            raise
+        finally:
+            ticking.stop()
+            for task in (stopped, working):
+                task.cancel()
+
+    def _bridge(self, concurrency: int) -> Bridge:
+        bridge = Bridge(
+            threads=concurrency,
+            take=self.receive_immediate,
+            receive=self.receive,
+            answering=self,
+        )
+        self._bridges.append(bridge)
+        return bridge
+
+    async def _run_threads(
+        self, handling: Handling, bridge: Bridge, concurrency: int, grace_s: float
+    ) -> int:
+        threads = HandlerThreads(handling, bridge.receive, awaited=bridge.awaited)
+        ticking = Ticking(handling)
+        ticking.start()
+        threads.start(concurrency)
+        try:
+            await bridge.feed()
+            return await asyncio.to_thread(threads.join, grace_s)
+        finally:
+            for delivery in bridge.withdraw():  # feeding was cancelled
+                if self._status is RUNNING:
+                    self.nack(delivery)
+            bridge.close()
+            ticking.stop()
 
     def ack(self, delivery: Delivery) -> bool:
         """As `Consumer.ack`, and exact: an answer given twice is stale the second time."""
@@ -433,13 +533,55 @@ class AsyncConsumer:
         driver = self._started()
         return self._config.at_most_once or await driver.ack_safe(delivery, timeout_s)
 
+    async def retry(
+        self,
+        delivery: Delivery,
+        *,
+        after_s: float,
+        reason: str = "",
+        error: BaseException | None = None,
+    ) -> bool:
+        """As `Consumer.retry`."""
+        driver, delay_ms = self._started(), checked_after(after_s)
+        if self._config.at_most_once:
+            return False
+        words = words_of(self._bus)
+        text = words.short(reason) if error is None or reason else words.of(error)
+        headers = retry_headers(delivery, delivery.attempt + 1, text)
+        return await driver.retry(delivery, delay_ms=delay_ms, headers=headers)
+
+    async def park(
+        self, delivery: Delivery, *, reason: str, error: BaseException | None = None
+    ) -> bool:
+        """As `Consumer.park`."""
+        driver = self._started()
+        if self._config.at_most_once:
+            return False
+        words = words_of(self._bus)
+        exception = "" if error is None else words.of(error)
+        headers = park_headers(delivery, words.short(reason), exception)
+        return await driver.park(delivery, headers=headers)
+
+    def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+        """For `run`: as `retry`, without waiting."""
+        live = delivery.ledger.is_live
+        copying = self._started().retry(delivery, delay_ms=delay_ms, headers=headers)
+        self._copying.spawn(copying)
+        return live
+
+    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+        """For `run`: as `park`, without waiting."""
+        live = delivery.ledger.is_live
+        self._copying.spawn(self._started().park(delivery, headers=headers))
+        return live
+
     def keep_alive(self) -> bool:
         """As `Consumer.keep_alive`."""
         return self._started().keep_alive()
 
     def stats(self) -> ConsumerStats:
         """A snapshot."""
-        return self._started().stats()
+        return with_handling(self._started().stats(), self._handlings)
 
     def _make_driver(self) -> ConsumeDriver:
         return ConsumeDriver(self._bus, self._source, self._config, self._ready.set, self._wire)

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Literal, Self
 
 from messagebus._io.clock import now_ms
 from messagebus._io.consuming import ConsumeDriver
+from messagebus._io.handlers import (
+    Handling,
+    Ticking,
+    checked_count,
+    is_coroutine_handler,
+    words_of,
+)
+from messagebus._io.hooked import hook_chain
 from messagebus._io.loopthread import LoopThread
+from messagebus._io.tasks import Tasks
+from messagebus._io.threads import HandlerThreads
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import AlreadySettled, NameInvalid, NotReady, RegistrationIncomplete, Stopped
-from messagebus.message import Delivery
+from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
+from messagebus.hooks import Hooks
+from messagebus.message import Delivery, Header
 from messagebus.stats import ConsumerStats, Status
 
 __all__ = ["Consumer", "as_source", "fulfilled"]
@@ -26,8 +39,9 @@ log = logging.getLogger("messagebus.consumer")
 
 START_TIMEOUT_S = 10.0
 DRAIN_S = 10.0
-# A handler that fails at once must not spin: its delivery waits that long before it is given back.
-FAILED_HANDLER_PAUSE_S = 1.0
+
+Copy = tuple[Literal["retry", "park"], int, Mapping[str, Header]]
+"""How a delivery is answered by a copy: after how many ms, with which headers."""
 
 
 def as_source(destination: Destination | Source | str, subscription: str) -> Source:
@@ -85,21 +99,27 @@ class Consumer:
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         self._bus = bus
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
+        self._hooks = hook_chain(hooks)
         self._wire = self._make_wire()
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: ConsumeDriver | None = None
         # Taken from the driver and not yet received; bounded by handed_out_max.
         self._arrived = threading.Condition()
+        self._stopped = threading.Event()
         self._ready: deque[Delivery] = deque()
         self._open: set[Delivery] = set()
-        self._answers: deque[tuple[Delivery, str]] = deque()
+        self._answers: deque[tuple[Delivery, str | Copy]] = deque()
         self._woken = False
         self._paused = False
+        self._copying: Tasks | None = None
+        self._handlings: list[Handling] = []
+        self._grace_s = DRAIN_S
 
     # ------------------------------------------------------------------ life
     @property
@@ -139,9 +159,10 @@ class Consumer:
     def _make_wire(self) -> Wire:
         return amqp_wire(self._bus)
 
-    def stop(self, drain_s: float = DRAIN_S) -> int:
+    def stop(self, drain_s: float | None = None) -> int:
         """Take no more, wait up to drain_s for open answers, hang up.
 
+        drain_s: None takes the grace of `run`, or DRAIN_S.
         Returns how many received deliveries had no answer: the brokers deliver them again, unless
         the subscription goes with its consumer (`Subscription.ephemeral`): then it is deleted.
         In a forked child it does nothing: what is open there is the parent's.
@@ -151,12 +172,16 @@ class Consumer:
         with self._arrived:
             if self._status is not Status.RUNNING:
                 self._status = Status.STOPPED
+                self._stopped.set()
                 return 0
             self._status = Status.STOPPED
             thread, driver = self._running()
             untouched = sum(delivery.ledger.is_live for delivery in self._ready)
             self._ready.clear()
             self._arrived.notify_all()
+        self._stopped.set()
+        if drain_s is None:
+            drain_s = self._grace_s
         left = thread.run(driver.stop(drain_s, untouched=untouched))
         thread.stop()
         return left
@@ -171,7 +196,7 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop(DRAIN_S if kind is None else 0)
+        self.stop(None if kind is None else 0)
 
     # ------------------------------------------------------------------ receiving
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
@@ -240,32 +265,54 @@ class Consumer:
         while (delivery := self.receive()) is not None:
             yield delivery
 
-    def run(self, handler: Callable[[Delivery], object], *, workers: int = 1) -> None:
+    def run(
+        self,
+        handler: Callable[[Delivery], object],
+        *,
+        workers: int = 1,
+        retry: RetryPolicy | None = None,
+        time_limit_s: float | None = None,
+        grace_s: float = DRAIN_S,
+    ) -> int:
         """Call handler for each delivery, in `workers` threads, until the consumer is stopped.
 
-        A delivery is acked when its handler returns. One whose handler raises is given back to its
-        broker after a pause; it comes again.
+        A delivery is acked when its handler returns; it may return or raise `RetryLater`, `Park` or
+        `Reject` instead. When it raises anything else, `retry` says what follows; None is RetryPolicy().
+        time_limit_s: of one run; a longer one counts as failed, its thread goes on beside a new one.
+        grace_s: how long handlers may take after a stop; what is not answered then comes again.
+        Returns how many had not ended by then. KeyboardInterrupt stops the consumer.
         """
-        threads = [
-            threading.Thread(target=self._work, args=(handler,), name=f"messagebus-worker-{n}")
-            for n in range(workers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self._running()
+        if is_coroutine_handler(handler):
+            raise TypeError("a coroutine function: AsyncConsumer.run takes it")
+        checked_count("workers", workers)
+        handling = Handling(
+            handler,
+            self,
+            policy=retry,
+            time_limit_s=time_limit_s,
+            chain=self._hooks,
+            words=lambda: words_of(self._bus),
+            answers_first=self._config.at_most_once,
+        )
+        threads, ticking = HandlerThreads(handling, self.receive), Ticking(handling)
+        self._grace_s = grace_s
+        self._handlings.append(handling)
+        self._on_loop(ticking.start)
+        try:
+            threads.start(workers)
+            self._stopped.wait()
+        except BaseException:
+            self.stop(grace_s)
+            raise
+        finally:
+            left = threads.join(grace_s)
+            self._on_loop(ticking.stop)
+        return left
 
-    def _work(self, handler: Callable[[Delivery], object]) -> None:
-        for delivery in self:
-            try:
-                handler(delivery)
-            except Exception:  # whatever an application raises must not end the worker
-                log.exception("handler failed message=%s", delivery.message_id)
-                with self._arrived:
-                    self._arrived.wait_for(self._is_stopped, FAILED_HANDLER_PAUSE_S)
-                self.nack(delivery)
-            else:
-                self.ack(delivery)
+    def _on_loop(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(Stopped):
+            self._running()[0].call_soon(function)
 
     # ------------------------------------------------------------------ answering
     def ack(self, delivery: Delivery) -> bool:
@@ -295,7 +342,57 @@ class Consumer:
         except Stopped:
             return False
 
-    def _answer(self, delivery: Delivery, answer: str) -> bool:
+    def retry(
+        self,
+        delivery: Delivery,
+        *,
+        after_s: float,
+        reason: str = "",
+        error: BaseException | None = None,
+    ) -> bool:
+        """Have the delivery come again after a while, to this subscription only, as its next attempt.
+
+        after_s: rounded up to the steps that exist; 0 for at once. reason, error: kept with the copy,
+        without passwords. Returns when the copy is stored and this one acked; as `ack_safe`.
+        """
+        delay_ms = checked_after(after_s)
+        words = words_of(self._bus)
+        text = words.short(reason) if error is None or reason else words.of(error)
+        headers = retry_headers(delivery, delivery.attempt + 1, text)
+        return self._answer_by_copy(
+            delivery, lambda driver: driver.retry(delivery, delay_ms=delay_ms, headers=headers)
+        )
+
+    def park(self, delivery: Delivery, *, reason: str, error: BaseException | None = None) -> bool:
+        """Put the delivery into the parking queue, with the reason. As `retry`."""
+        words = words_of(self._bus)
+        exception = "" if error is None else words.of(error)
+        headers = park_headers(delivery, words.short(reason), exception)
+        return self._answer_by_copy(delivery, lambda driver: driver.park(delivery, headers=headers))
+
+    def _answer_by_copy(
+        self,
+        delivery: Delivery,
+        answer: Callable[[ConsumeDriver], Coroutine[Any, Any, bool]],
+    ) -> bool:
+        thread, driver = self._running()
+        if self._config.at_most_once:
+            return False
+        self._close(delivery)
+        try:
+            return thread.run(answer(driver))
+        except Stopped:
+            return False
+
+    def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+        """For `run`: as `retry`, without waiting."""
+        return self._answer(delivery, ("retry", delay_ms, headers))
+
+    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+        """For `run`: as `park`, without waiting."""
+        return self._answer(delivery, ("park", 0, headers))
+
+    def _answer(self, delivery: Delivery, answer: str | Copy) -> bool:
         self._running()
         if self._config.at_most_once:
             return answer == "ack"
@@ -305,7 +402,7 @@ class Consumer:
         self._send_answer(delivery, answer)
         return live
 
-    def _send_answer(self, delivery: Delivery, answer: str) -> None:
+    def _send_answer(self, delivery: Delivery, answer: str | Copy) -> None:
         self._answers.append((delivery, answer))
         if not self._woken:
             self._woken = True  # a race wakes twice, never not at all: cleared before taking
@@ -328,8 +425,20 @@ class Consumer:
             delivery, answer = self._answers.popleft()
             if answer == "ack":
                 self._driver.ack(delivery)
-            else:
+            elif isinstance(answer, str):
                 self._driver.nack(delivery, requeue=answer == "requeue")
+            else:
+                self._copy(self._driver, delivery, answer)
+
+    def _copy(self, driver: ConsumeDriver, delivery: Delivery, copy: Copy) -> None:
+        kind, delay_ms, headers = copy
+        if self._copying is None:
+            self._copying = Tasks()
+        if kind == "retry":
+            copying = driver.retry(delivery, delay_ms=delay_ms, headers=headers)
+        else:
+            copying = driver.park(delivery, headers=headers)
+        self._copying.spawn(copying)
 
     # ------------------------------------------------------------------ questions
     def keep_alive(self) -> bool:
@@ -340,8 +449,8 @@ class Consumer:
         """A snapshot, taken on the loop."""
         thread, driver = self._running()
         if self._status is not Status.RUNNING:
-            return driver.stats()
-        return thread.run(_stats(driver))
+            return with_handling(driver.stats(), self._handlings)
+        return with_handling(thread.run(_stats(driver)), self._handlings)
 
     # ------------------------------------------------------------------ inside
     def _on_ready(self) -> None:
@@ -356,9 +465,6 @@ class Consumer:
             if len(self._ready) > before:
                 self._arrived.notify(len(self._ready) - before)
 
-    def _is_stopped(self) -> bool:
-        return self._status is not Status.RUNNING
-
     def _running(self) -> tuple[LoopThread, ConsumeDriver]:
         """Raises Stopped before the start, and in a forked child: its copy is nobody's consumer."""
         if self._thread is None or self._driver is None:
@@ -369,3 +475,13 @@ class Consumer:
 
 async def _stats(driver: ConsumeDriver) -> ConsumerStats:
     return driver.stats()
+
+
+def with_handling(stats: ConsumerStats, handlings: Sequence[Handling]) -> ConsumerStats:
+    """The counts of a consumer's handlers beside those of its driver."""
+    if not handlings:
+        return stats
+    each = [handling.stats() for handling in handlings]
+    summed = {key: sum(one[key] for one in each) for key in each[0] if key != "oldest_run_s"}
+    oldest_s = max(one["oldest_run_s"] for one in each)
+    return dataclasses.replace(stats, **summed, oldest_run_s=oldest_s)

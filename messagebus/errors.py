@@ -24,6 +24,7 @@ MessageBusError
         RegistrationIncomplete        some broker may take publishes without the wanted queue
         TopologyMismatch              a queue or exchange exists with other arguments
     AlreadySettled                    the application answered one delivery twice
+    RecordingFailed                   events cannot be written to a file
 
 pika's exceptions never leave ``messagebus._io``.
 """
@@ -51,6 +52,7 @@ __all__ = [
     "NameInvalid",
     "NotReady",
     "PublishError",
+    "RecordingFailed",
     "Refused",
     "RegistrationIncomplete",
     "Stopped",
@@ -195,3 +197,7 @@ class TopologyMismatch(TopologyError):
 
 class AlreadySettled(MessageBusError):
     """Raised when the application answers one delivery twice: a bug in the caller."""
+
+
+class RecordingFailed(MessageBusError):
+    """Raised when recorded events cannot be written; make room, or name another folder."""

@@ -7,6 +7,7 @@ the receipt that says where its answer must go.
 from __future__ import annotations
 
 import json as jsonlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,6 +28,8 @@ HEADERS_BYTES_MAX = 64 * 1024
 HEADER_DEPTH_MAX = 16
 EXPIRES_MAX_MS = (1 << 32) - 1
 RESERVED_PREFIX = "mb-"
+# Of copies for another run: which run it is, and when the first of them all was published.
+ATTEMPT_HEADER, FIRST_HEADER = "mb-attempt", "mb-first-ms"
 
 Header = None | bool | int | str | bytes | list[Any] | dict[str, Any]
 NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
@@ -130,6 +133,12 @@ class Reading(Protocol):
 
     def message_id(self, raw: bytes) -> str: ...
 
+    def marks(self, raw: bytes) -> Mapping[str, Header]:
+        """The headers that begin with ``mb-``, which a message does not show."""
+
+    def stamp_ms(self, raw: bytes) -> int | None:
+        """When it was published, in ms since 1970; None when it does not say."""
+
 
 class Delivery:
     """One message as it arrived. Read-only; compared by identity.
@@ -139,9 +148,12 @@ class Delivery:
     redelivered: the broker handed it out before (to anyone): it may be a duplicate.
     received_ns: time.monotonic_ns() when it arrived.
     body: its bytes. message: all of it; decoded when it is first asked for.
+    attempt: the run of a handler that it is for, 1 at the first. age_s: since it was first published;
+    to the second.
     """
 
     __slots__ = (
+        "_marks",
         "_message",
         "_raw",
         "_reading",
@@ -161,6 +173,7 @@ class Delivery:
         source: Source,
         redelivered: bool = False,
         received_ns: int = 0,
+        attempt: int = 1,
     ) -> None:
         """For tests of applications; what arrives is made by `arrived`."""
         self.ledger = Ledger(receipt.broker, receipt.epoch)
@@ -169,6 +182,7 @@ class Delivery:
         self.body, self._raw = message.body, b""
         self._message: Message | None = message
         self._reading: Reading | None = None
+        self._marks: Mapping[str, Header] = {ATTEMPT_HEADER: attempt}
 
     @classmethod
     def arrived(
@@ -209,6 +223,53 @@ class Delivery:
         if self._message is not None or self._reading is None:
             return self.message.message_id
         return self._reading.message_id(self._raw)
+
+    @property
+    def key(self) -> str:
+        return self.message.key
+
+    @property
+    def headers(self) -> Mapping[str, Header]:
+        """Those of the application that published it."""
+        return self.message.headers
+
+    @property
+    def attempt(self) -> int:
+        number = self.marks.get(ATTEMPT_HEADER)
+        return number if type(number) is int and number > 0 else 1
+
+    @property
+    def age_s(self) -> float:
+        """Never negative; as good as the clocks of both ends."""
+        return max(0.0, time.time() - self.first_ms / 1000)
+
+    @property
+    def first_ms(self) -> int:
+        """When it was first published, in ms since 1970; when it arrived, if nothing says so."""
+        first_ms = self.marks.get(FIRST_HEADER)
+        if type(first_ms) is int and first_ms > 0:
+            return first_ms
+        stamp_ms = self._reading.stamp_ms(self._raw) if self._reading is not None else None
+        return self._arrived_ms() if stamp_ms is None else stamp_ms
+
+    def _arrived_ms(self) -> int:
+        since_ns = time.monotonic_ns() - self.received_ns if self.received_ns else 0
+        return (time.time_ns() - since_ns) // 1_000_000
+
+    @property
+    def marks(self) -> Mapping[str, Header]:
+        """The library's own headers, which begin with ``mb-``: see docs/WIRE.md."""
+        try:
+            return self._marks
+        except AttributeError:  # not set when it arrives: most are never asked for it
+            assert self._reading is not None
+            self._marks = self._reading.marks(self._raw)
+            return self._marks
+
+    @property
+    def properties(self) -> bytes:
+        """As they arrived, an AMQP property list; empty for one that did not."""
+        return self._raw
 
     @property
     def receipt(self) -> Receipt:

@@ -21,7 +21,7 @@ from bench.demo.screen import Rates, Screen, StepView, View
 from bench.errors import BenchError, Interrupted
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.processes import Child, Children
-from bench.recorder import anchor_now
+from messagebus.telemetry.eventfile import anchor_now
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 

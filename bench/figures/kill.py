@@ -17,9 +17,9 @@ from bench.errors import BenchError
 from bench.figures.crew import Crew, crew
 from bench.figures.form import Figure, below
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.recorder import anchor_now
 from bench.rows import Events, Row, read_events
 from messagebus import BusConfig, declare
+from messagebus.telemetry.eventfile import anchor_now
 from ops.local.cluster import LocalCluster
 
 __all__ = ["kill_figures", "longest_silence_ns"]

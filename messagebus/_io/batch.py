@@ -7,6 +7,7 @@ as four bytes, the list, the length of its body as four bytes, the body. Pure.
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as StructError
 
 __all__ = ["BATCH_TYPE", "BatchDamaged", "EntryShape", "decode_batch", "encode_entry"]
 
@@ -48,20 +49,20 @@ class EntryShape:
 
 def decode_batch(body: bytes) -> list[tuple[bytes, bytes]]:
     """Property list and body of each entry. Raises BatchDamaged, with where."""
+    if not body:
+        raise BatchDamaged("no entries")
     entries: list[tuple[bytes, bytes]] = []
     at, end, length_of = 0, len(body), _LENGTH.unpack_from
-    while at < end:
-        middle = stop = end + 1
-        if at + 4 <= end:
+    for number in range(1, ENTRIES_MAX + 1):
+        try:
             middle = at + 4 + length_of(body, at)[0]
-        if middle + 4 <= end:
             stop = middle + 4 + length_of(body, middle)[0]
+        except StructError:  # beyond the end
+            stop = end + 1
         if stop > end or middle - at < 6:
-            raise BatchDamaged(f"entry {len(entries) + 1} at byte {at} of {end} is not whole")
-        if len(entries) == ENTRIES_MAX:
-            raise BatchDamaged(f"more than {ENTRIES_MAX} entries")
+            raise BatchDamaged(f"entry {number} at byte {at} of {end} is not whole")
         entries.append((body[at + 4 : middle], body[middle + 4 : stop]))
+        if stop == end:
+            return entries
         at = stop
-    if not entries:
-        raise BatchDamaged("no entries")
-    return entries
+    raise BatchDamaged(f"more than {ENTRIES_MAX} entries")

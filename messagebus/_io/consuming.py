@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
@@ -33,7 +33,7 @@ from messagebus.errors import (
     RegistrationIncomplete,
     TopologyMismatch,
 )
-from messagebus.message import Delivery
+from messagebus.message import Delivery, Header
 from messagebus.stats import BrokerStats, ConsumerStats
 
 __all__ = ["ConsumeDriver"]
@@ -241,7 +241,8 @@ class ConsumeDriver:
 
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
-        self._wake()
+        if not self._woken:
+            self._wake()
         return self._inbox.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
@@ -266,6 +267,20 @@ class ConsumeDriver:
         except (LinkError, TimeoutError):
             return False
         return True
+
+    async def retry(
+        self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
+    ) -> bool:
+        """Answer by a copy for another run after this delay: stored first, then the original is acked.
+
+        headers: of ours, in place of those of the same names. False: the link ended before; both are
+        there then, or only the original. Who waits may be cancelled: the copy goes on.
+        """
+        return await self._inbox.retry(delivery, delay_ms=delay_ms, headers=headers)
+
+    async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
+        """The same with a copy in the parking queue. Nothing of an expiring subscription is parked."""
+        return await self._inbox.park(delivery, headers=headers)
 
     def _wake(self) -> None:
         if not self._woken:
@@ -432,6 +447,8 @@ class ConsumeDriver:
             nacked=inbox.counters.nacked,
             acks_stale=inbox.counters.acks_stale,
             batches_damaged=inbox.counters.batches_damaged,
+            retried=inbox.counters.retried,
+            parked=inbox.counters.parked,
             buffered=inbox.buffered,
             handed_out=inbox.handed_out,
             list_generation=max(keeper.generation, 0),

@@ -1,74 +1,181 @@
 """Copies of what was delivered, published before the original is answered.
 
-A part of a batch that is given back, or a delivery that must be parked with a reason, cannot be told
-to the broker by a nack. It is published again, over a publishing link of its own (a consuming link
-never publishes), to a queue that every broker has; the original is answered after the confirm.
-Runs on one asyncio loop; the link is made when the first copy is.
+A run of a handler that is to come later, a delivery that is parked with a reason, a part of a batch that
+is given back: none of them can be told to a broker by a nack. So it is published again, over a
+publishing link of its own (a consuming link never publishes), to a queue that every broker has; the
+original is answered after the confirm. Runs on one asyncio loop; the link is made for the first copy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from messagebus._io.properties import with_headers
+from messagebus._io.marks import PROPERTIES_BYTES_MAX, copied
 from messagebus._io.publishing import PublishDriver
-from messagebus._io.tickets import Address, Shape
+from messagebus._io.tickets import Address, Shape, message_ids
 from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.destination import Source
-from messagebus.message import Message
+from messagebus.destination import Delay, Source, Subscription, delay_step
+from messagebus.message import BINARY, Header
 from messagebus.outcome import Durability, Outcome, Published
 
-__all__ = ["PARK_REASON", "Copies"]
+__all__ = ["PARK_REASON", "Copies", "Original", "Stored"]
 
 log = logging.getLogger("messagebus.consumer")
 
 PARK_REASON = "mb-park-reason"
 """Header of what is parked by a client: why."""
 COPY_TIMEOUT_MS = 30_000
-RETRY_S = 1.0
+# A full parking queue is asked again after these; what waits is owed, so its broker still has it.
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
+# A queue that is gone may be made again by an agent, which looks every second; one that was never there
+# (the parking queue of an expiring subscription) will not.
+UNROUTABLE_MAX = 5
 STOP_TIMEOUT_S = 2.0
 
 
+class Stored(enum.Enum):
+    """What became of a copy. CANNOT: it never will be stored. UNWANTED: nobody wants it any more."""
+
+    STORED = "stored"
+    CANNOT = "cannot"
+    UNWANTED = "unwanted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """What is copied. properties: as they arrived. entry: in a batch. stamp_ms: when it was published."""
+
+    properties: bytes
+    body: bytes
+    message_id: str
+    entry: bool
+    stamp_ms: int
+
+
 class Copies:
-    """The copies of one consumer's deliveries."""
+    """The copies of one consumer's deliveries. Of all methods: wanted() False gives up."""
 
     def __init__(self, bus: BusConfig, source: Source, wire: Wire) -> None:
         self._bus, self._source, self._wire = bus, source, wire
         self._driver: PublishDriver | None = None
+        self._make_id = message_ids().__next__
+        # Copies that wait because their queue did not take them, by the queue's name.
+        self._waiting: dict[str, int] = {}
+        queue, parking = source.amqp_queue, source.parking_queue
+        # A copy is always confirmed, whatever its queue promises: the original is answered on it.
+        kept = source.durability
+        kept = kept if kept is not Durability.NONE else Durability.PAGE_CACHE
+        self._back = Shape(Address.queue(queue, kept), BINARY)
+        self._parking = Shape(Address.queue(parking, kept), BINARY)
+        self._later: dict[Delay, Shape] = {}
 
-    async def give_back(self, message: Message, wanted: Callable[[], bool]) -> bool:
-        """Put it at the end of its own queue. wanted: False gives up. True: it is confirmed."""
-        return await self._copy(message, self._source.amqp_queue, self._source.durability, wanted)
+    @property
+    def can_park(self) -> bool:
+        """Nothing of an expiring subscription outlives it."""
+        return not (isinstance(self._source, Subscription) and self._source.expires_s)
 
-    async def park(self, message: Message, reason: str, wanted: Callable[[], bool]) -> bool:
+    async def again(
+        self,
+        original: Original,
+        headers: Mapping[str, Header],
+        wanted: Callable[[], bool],
+        *,
+        delay_ms: int = 0,
+    ) -> Stored:
+        """Put it at the end of its own queue, after this delay, rounded up to a step; 0 for at once."""
+        shape = self._back if delay_ms <= 0 else self._after(delay_step(delay_ms))
+        return await self._copy(original, headers, shape, wanted)
+
+    async def park(
+        self, original: Original, headers: Mapping[str, Header], wanted: Callable[[], bool]
+    ) -> Stored:
         """Put it into the parking queue of its source."""
-        marked = with_headers(message, {PARK_REASON: reason})
-        return await self._copy(marked, self._source.parking_queue, self._source.durability, wanted)
+        if not self.can_park:
+            return Stored.CANNOT
+        return await self._copy(original, headers, self._parking, wanted)
+
+    def _after(self, step: Delay) -> Shape:
+        shape = self._later.get(step)
+        if shape is None:
+            queue = self._source.amqp_queue
+            address = Address(
+                f"{queue} after {step}", step.exchange, queue, step.durability, (step,)
+            )
+            shape = self._later[step] = Shape(address, BINARY)
+        return shape
 
     async def _copy(
-        self, message: Message, queue: str, durability: Durability, wanted: Callable[[], bool]
-    ) -> bool:
-        # A copy is always confirmed, whatever its queue promises: the original is answered on it.
-        kept = durability if durability is not Durability.NONE else Durability.PAGE_CACHE
-        shape = Shape(Address.queue(queue, kept), message.content_type)
-        while wanted():
-            done: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-            self._started().submit(shape, message.body, message, COPY_TIMEOUT_MS, done)
-            published = await done
-            if published.outcome is Outcome.CONFIRMED:
-                return True
+        self,
+        original: Original,
+        headers: Mapping[str, Header],
+        shape: Shape,
+        wanted: Callable[[], bool],
+    ) -> Stored:
+        message_id = original.message_id or self._make_id()
+        properties = copied(
+            original.properties,
+            headers,
+            message_id,
+            entry=original.entry,
+            stamp_ms=original.stamp_ms,
+        )
+        if len(properties) > PROPERTIES_BYTES_MAX:
             log.warning(
-                "copy not stored queue=%s message=%s outcome=%s reason=%r",
-                queue,
-                message.message_id,
-                published.outcome.value,
-                published.reason,
+                "copy not possible message=%s reason=%r", message_id, "its headers fill a frame"
             )
-            await asyncio.sleep(RETRY_S)
-        return False
+            return Stored.CANNOT
+        failures = unroutable = 0
+        try:
+            while wanted():
+                published = await self._publish(shape, original.body, message_id, properties)
+                if published.outcome is Outcome.CONFIRMED:
+                    return Stored.STORED
+                self._tell(shape, published, is_first=failures == 0)
+                failures += 1
+                unroutable += published.outcome is Outcome.UNROUTABLE
+                if unroutable >= UNROUTABLE_MAX:
+                    return Stored.CANNOT
+                await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10)))
+            return Stored.UNWANTED
+        finally:
+            if failures:
+                self._waits_no_more(shape.address.name)
+
+    async def _publish(
+        self, shape: Shape, body: bytes, message_id: str, properties: bytes
+    ) -> Published:
+        done: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        self._started().submit_encoded(shape, body, message_id, properties, COPY_TIMEOUT_MS, done)
+        return await done
+
+    def _tell(self, shape: Shape, published: Published, *, is_first: bool) -> None:
+        """One line when a queue begins not to take copies, and none for the others that wait then."""
+        name = shape.address.name
+        waiting = self._waiting.get(name, 0)
+        if is_first:
+            self._waiting[name] = waiting + 1
+        if not waiting:
+            reason = published.reason
+            if published.outcome is Outcome.REFUSED:
+                reason = reason or "the broker refuses it; is the queue full?"
+            log.warning(
+                "copies not stored queue=%s message=%s outcome=%s reason=%r",
+                name,
+                published.message_id,
+                published.outcome.value,
+                reason,
+            )
+
+    def _waits_no_more(self, name: str) -> None:
+        self._waiting[name] -= 1
+        if not self._waiting[name]:
+            log.warning("copies wait no more queue=%s", name)
+            del self._waiting[name]
 
     def _started(self) -> PublishDriver:
         if self._driver is None:

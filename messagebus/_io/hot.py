@@ -22,7 +22,7 @@ from pika.adapters.utils import io_services_utils
 from pika.channel import Channel
 from pika.exceptions import StreamLostError
 
-from messagebus._io.codec import Confirm, Content, FrameParser, PublishFrames
+from messagebus._io.codec import Confirm, Contents, FrameParser, PublishFrames
 from messagebus._io.guarded import GuardedConnection, guard_problem
 
 __all__ = ["HotConnection", "HotSink", "seam_problem"]
@@ -40,7 +40,7 @@ FRAME_FIRST_MAX = 131_072
 class HotSink(Protocol):
     """What a channel's owner is told, in the order of the stream."""
 
-    def on_item(self, item: Content | Confirm) -> None: ...
+    def on_item(self, item: Contents | Confirm) -> None: ...
 
     def on_read(self) -> None:
         """All that one read brought was told."""

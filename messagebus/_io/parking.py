@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from messagebus._io.codec import Arrived
 from messagebus._io.link import Link, dial
 from messagebus._io.properties import read_message_id
 from messagebus._io.rawheaders import (
@@ -218,7 +219,12 @@ class _Taking:
             self._event.set()
 
         link = self._link
-        link.pipe.on_content = on_content
+
+        def on_contents(arrived: list[Arrived]) -> None:
+            for each in arrived:
+                on_content(*each)
+
+        link.pipe.on_contents = on_contents
         link.on_lost(self._lost)
         gone = TopologyError(f"{self._source.parking_queue} was deleted meanwhile")
         link.channel.add_on_cancel_callback(lambda _frame: self._lost(gone))

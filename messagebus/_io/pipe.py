@@ -18,7 +18,14 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
-from messagebus._io.codec import Confirm, Content, PublishFrames, encode_ack, encode_nack
+from messagebus._io.codec import (
+    Arrived,
+    Confirm,
+    Contents,
+    PublishFrames,
+    encode_ack,
+    encode_nack,
+)
 from messagebus._io.guarded import GuardedConnection, RawProperties, guard_problem
 from messagebus._io.hot import WRITE_BYTES_MAX, HotConnection, seam_problem
 
@@ -31,14 +38,14 @@ HOT_PATH = "MESSAGEBUS_HOT_PATH"
 
 
 OnConfirm = Callable[[int, bool, bool], None]
-OnContent = Callable[[int, bool, bytes, bytes], None]
+OnContents = Callable[[list[Arrived]], None]
 
 
 def _no_confirm(tag: int, multiple: bool, ok: bool) -> None:
     pass
 
 
-def _no_content(tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:
+def _no_contents(arrived: list[Arrived]) -> None:
     pass
 
 
@@ -59,7 +66,7 @@ class Frames(Protocol):
 
 
 class Pipe(Protocol):
-    """on_confirm(tag, multiple, ok), on_content(tag, redelivered, properties, body): what came in.
+    """on_confirm(tag, multiple, ok), on_contents(arrived): what came in.
 
     on_turn: after one or several of them, once; what it publishes or answers is written after it.
     out: to be given to `Frames`.
@@ -67,7 +74,7 @@ class Pipe(Protocol):
 
     out: list[bytes]
     on_confirm: OnConfirm
-    on_content: OnContent
+    on_contents: OnContents
     on_turn: Callable[[], None]
 
     def frames(self, exchange: str, routing_key: str) -> Frames: ...
@@ -122,14 +129,14 @@ class HotPipe:
         self._number = channel.channel_number
         self.out = connection.out
         self.on_confirm: OnConfirm = _no_confirm
-        self.on_content: OnContent = _no_content
+        self.on_contents: OnContents = _no_contents
         self.on_turn: Callable[[], None] = _nothing
         self._is_closed = False
         connection.attach(channel, self)
 
-    def on_item(self, item: Content | Confirm) -> None:
-        if isinstance(item, Content):
-            self.on_content(item[1], item[2], item[3], item[4])
+    def on_item(self, item: Contents | Confirm) -> None:
+        if isinstance(item, Contents):
+            self.on_contents(item.arrived)
         else:
             self.on_confirm(item.tag, item.multiple, item.ok)
 
@@ -177,7 +184,7 @@ class PlainPipe:
         self._connection, self._channel = connection, channel
         self.out: list[bytes] = []
         self.on_confirm: OnConfirm = _no_confirm
-        self.on_content: OnContent = _no_content
+        self.on_contents: OnContents = _no_contents
         self.on_turn: Callable[[], None] = _nothing
         self._loop = asyncio.get_running_loop()
         self._woken = False
@@ -219,7 +226,7 @@ class PlainPipe:
         self, channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
     ) -> None:
         raw = b"".join(properties.encode())
-        self.on_content(method.delivery_tag, method.redelivered, raw, body)
+        self.on_contents([(method.delivery_tag, method.redelivered, raw, body)])
         self._wake()
 
 

@@ -20,16 +20,20 @@ from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
 __all__ = [
     "ALONE",
     "A_MADE_ID",
-    "IN_BATCH",
     "KEY_HEADER",
     "bare_entry_shape",
     "bare_shape",
     "decode",
+    "IN_BATCH",
     "encode",
     "encode_entry",
     "is_bare",
     "is_batch",
+    "in_batch",
+    "read_marks",
     "read_message_id",
+    "read_stamp_ms",
+    "with_headers",
 ]
 
 KEY_HEADER = "mb-key"
@@ -40,8 +44,15 @@ CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
 DELIVERY_MODE, PRIORITY = 1 << 12, 1 << 11
 CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 10, 1 << 9, 1 << 8
 MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5
+RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPLY_TO | EXPIRATION
 
 BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
+
+# Beyond it somebody wrote anything but seconds; in ms it still fits a header.
+STAMP_S_MAX = 1 << 40
+# RabbitMQ's own notes of dead-lettering, which is how a delayed message comes out of its step.
+OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
+NOT_SHOWN = (RESERVED_PREFIX, *OF_DEAD_LETTERING)
 
 _FLAGS = Struct(">H")
 _STAMP = Struct(">Q")
@@ -153,7 +164,7 @@ def decode(raw: bytes, body: bytes) -> Message:
         pass
     headers = fields.get("headers", NO_HEADERS)
     key = headers.pop(KEY_HEADER, "") if headers else ""
-    ours = {name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)}
+    ours = {name: value for name, value in headers.items() if not name.startswith(NOT_SHOWN)}
     priority = fields.get("priority")
     return _arrived(
         body=body,
@@ -175,6 +186,9 @@ def read_message_id(raw: bytes) -> str:
         flags, at = raw[0] << 8 | raw[1], 2
         if not flags & MESSAGE_ID:
             return ""
+        if not flags & RARELY_BEFORE_ID:
+            at += (1 + raw[2] if flags & CONTENT_TYPE else 0) + (flags >> 12 & 1)
+            return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", "replace")
         if flags & CONTENT_TYPE:
             at += 1 + raw[at]
         if flags & CONTENT_ENCODING:
@@ -190,11 +204,39 @@ def read_message_id(raw: bytes) -> str:
         return ""
 
 
-class Reading:
-    """How deliveries read what came alone, and (entry) what came in a batch."""
+def read_marks(raw: bytes) -> Mapping[str, Any]:
+    """The library's own headers, which `decode` leaves out."""
+    try:
+        for name, value in _properties(raw) if raw[0] << 8 & HEADERS else ():
+            if name == "headers":
+                return {key: each for key, each in value.items() if key.startswith(RESERVED_PREFIX)}
+    except IndexError:
+        pass
+    return NO_HEADERS
 
-    def __init__(self, *, entry: bool) -> None:
-        self._entry = entry
+
+def read_stamp_ms(raw: bytes) -> int | None:
+    """When it was sent, in ms since 1970; None when it does not say."""
+    try:
+        for name, value in _properties(raw) if raw[1] & TIMESTAMP else ():
+            if name == "timestamp" and len(value) == _STAMP.size:
+                stamp_s = int(_STAMP.unpack(value)[0])
+                return stamp_s * 1000 if stamp_s <= STAMP_S_MAX else None
+    except IndexError:
+        pass
+    return None
+
+
+class Reading:
+    """How deliveries read what came alone, and (entry) what came in a batch.
+
+    around: the properties of the whole batch, which say when it was sent.
+    """
+
+    __slots__ = ("_around", "_entry")
+
+    def __init__(self, *, entry: bool, around: bytes = b"") -> None:
+        self._entry, self._around = entry, around
 
     def message(self, raw: bytes, body: bytes) -> Message:
         found = decode(raw, body)
@@ -202,11 +244,21 @@ class Reading:
             object.__setattr__(found, "content_type", BINARY)
         return found
 
-    def message_id(self, raw: bytes) -> str:
-        return read_message_id(raw)
+    message_id = staticmethod(read_message_id)
+
+    def marks(self, raw: bytes) -> Mapping[str, Any]:
+        return read_marks(raw)
+
+    def stamp_ms(self, raw: bytes) -> int | None:
+        return read_stamp_ms(self._around or raw)
 
 
 ALONE, IN_BATCH = Reading(entry=False), Reading(entry=True)
+
+
+def in_batch(around: bytes) -> Reading:
+    """How the entries of a batch with these properties are read."""
+    return Reading(entry=True, around=around)
 
 
 def is_batch(raw: bytes) -> bool:

@@ -195,6 +195,24 @@ class PublishDriver:
             self._wake()
         return ticket
 
+    def submit_encoded(
+        self,
+        shape: Shape,
+        body: bytes,
+        message_id: str,
+        properties: bytes,
+        timeout_ms: int,
+        waiter: Waiter,
+    ) -> None:
+        """As `submit`, for one whose properties are encoded and bear this id; it travels alone."""
+        if shape.lane not in self._known_lanes:
+            self._open_lane(shape)
+        deadline_ms = now_ms() + timeout_ms
+        self.outbox.accept(
+            Ticket(message_id, shape, body, properties, deadline_ms, waiter), alone=True
+        )
+        self._wake()
+
     def submit_bundle(
         self, shape: Shape, bodies: list[bytes], timeout_ms: int, waiter: Many
     ) -> Bundle:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["Tasks"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("messagebus")
 
@@ -16,15 +18,15 @@ class Tasks:
     """The running tasks of one driver. Expected errors are the work's own business."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             log.error("background work failed", exc_info=fault)

@@ -7,12 +7,23 @@ application's hands over all brokers together. The buffers are bounded by each l
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 __all__ = ["FanIn"]
 
 T = TypeVar("T")
+
+
+class _Buffer(Generic[T]):
+    """One broker's: what waits for the application, and how many it holds."""
+
+    __slots__ = ("handed_out", "items")
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        self.handed_out = 0
 
 
 class FanIn(Generic[T]):
@@ -21,54 +32,63 @@ class FanIn(Generic[T]):
     def __init__(self, handed_out_max: int) -> None:
         assert handed_out_max > 0
         self._handed_out_max = handed_out_max
-        # Brokers with something to hand out; the first one is next, then it goes to the end.
-        self._ready: OrderedDict[str, deque[T]] = OrderedDict()
-        self._handed_out: dict[str, int] = {}
-        self._handed_out_in_all = 0
+        self._buffers: dict[str, _Buffer[T]] = {}
+        # Those with something to hand out; the first one is next, then it goes to the end.
+        self._turns: deque[_Buffer[T]] = deque()
+        self.handed_out = 0
+        """In the application's hands, over all brokers."""
 
-    def arrived(self, broker: str, item: T) -> None:
-        """A delivery came in."""
-        buffer = self._ready.get(broker)
+    def arrived(self, broker: str, items: Iterable[T]) -> None:
+        """Deliveries came in, at least one."""
+        buffer = self._buffers.get(broker)
         if buffer is None:
-            buffer = self._ready[broker] = deque()
-        buffer.append(item)
+            buffer = self._buffers[broker] = _Buffer()
+        if not buffer.items:
+            self._turns.append(buffer)
+        buffer.items.extend(items)
 
     def take(self) -> T | None:
         """The next delivery for the application; None when there is none or it holds enough."""
-        if not self._ready or self._handed_out_in_all >= self._handed_out_max:
+        turns = self._turns
+        if not turns or self.handed_out >= self._handed_out_max:
             return None
-        broker, buffer = next(iter(self._ready.items()))
-        item = buffer.popleft()
-        if not buffer:
-            del self._ready[broker]
-        elif len(self._ready) > 1:
-            self._ready.move_to_end(broker)
-        self._handed_out[broker] = self._handed_out.get(broker, 0) + 1
-        self._handed_out_in_all += 1
+        buffer = turns[0]
+        item = buffer.items.popleft()
+        if not buffer.items:
+            turns.popleft()
+        elif len(turns) > 1:
+            turns.rotate(-1)
+        buffer.handed_out += 1
+        self.handed_out += 1
         return item
 
     def answered(self, broker: str) -> None:
         """The application answered one delivery of this broker's live link."""
-        assert self._handed_out.get(broker, 0) > 0
-        self._handed_out[broker] -= 1
-        self._handed_out_in_all -= 1
+        buffer = self._buffers.get(broker)
+        assert buffer is not None
+        assert buffer.handed_out > 0
+        buffer.handed_out -= 1
+        self.handed_out -= 1
 
     def dropped(self, broker: str) -> int:
         """The broker's link is gone. Returns how many buffered deliveries went with it.
 
         What the application still holds of it no longer counts: no answer to it will be sent.
         """
-        self._handed_out_in_all -= self._handed_out.pop(broker, 0)
-        return len(self._ready.pop(broker, ()))
+        buffer = self._buffers.pop(broker, None)
+        if buffer is None:
+            return 0
+        self.handed_out -= buffer.handed_out
+        if buffer.items:
+            self._turns.remove(buffer)
+        return len(buffer.items)
 
     def discard_buffers(self) -> None:
         """Hand out nothing more of what has arrived: it goes back to the brokers."""
-        self._ready.clear()
+        for buffer in self._turns:
+            buffer.items.clear()
+        self._turns.clear()
 
     @property
     def buffered(self) -> int:
-        return sum(len(buffer) for buffer in self._ready.values())
-
-    @property
-    def handed_out(self) -> int:
-        return self._handed_out_in_all
+        return sum(len(buffer.items) for buffer in self._turns)

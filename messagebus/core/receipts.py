@@ -13,9 +13,13 @@ and the broker gets its ack when every part has one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = ["Ack", "Ledger", "Ledgers", "Receipt"]
+
+
+NOT_OWED = object()
 
 
 class Receipt(NamedTuple):
@@ -40,62 +44,79 @@ class Ack(NamedTuple):
 class Ledger:
     """The deliveries of one link that have no answer yet. epoch: counts the links to its broker."""
 
-    __slots__ = ("_acked", "_owed", "_parts", "broker", "epoch", "is_live")
+    __slots__ = ("_acked", "_claimed", "_owed", "_parts", "broker", "epoch", "is_live")
 
     def __init__(self, broker: str, epoch: int) -> None:
         self.broker, self.epoch = broker, epoch
         self.is_live = True
         """Until `end`. May be read from any thread."""
-        self._owed: dict[int, None] = {}  # tags without an answer, in the order of delivery
+        # Tags without an answer, in the order of delivery; none once the link has ended.
+        self._owed: dict[int, None] = {}
+        # Of those that hold one message: what somebody answers by a copy, still without an answer.
+        self._claimed: set[int] = set()
         self._acked: list[int] = []  # answered by ack and not yet sent
         self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
 
-    def delivered(self, tag: int) -> None:
-        """A delivery arrived that holds one message."""
-        self._owed[tag] = None
+    def delivered(self, tags: Iterable[int]) -> None:
+        """Deliveries arrived that hold one message each."""
+        self._owed.update(dict.fromkeys(tags))
 
-    def batch_delivered(self, tag: int, parts: int, content: bytes) -> None:
-        """A delivery arrived that holds several; content: given back by `half_answered`."""
+    def batch_delivered(self, tag: int, parts: int, content: tuple[bytes, bytes]) -> None:
+        """A delivery arrived that holds several; content: properties and body, for `half_answered`."""
         self._owed[tag] = None
         self._parts[tag] = _Parts(parts, content)
 
     def ack(self, tag: int, part: int = 0) -> bool:
         """True exactly once, and only while the link lives; `flush` returns it then."""
         if part:
-            return self.claim(tag, part) and self.part_done(tag, part)
-        if tag not in self._owed or not self.is_live:
+            return self.claim(tag, part) and self.claim_done(tag, part)
+        if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
             return False
-        del self._owed[tag]
         self._acked.append(tag)
         return True
 
     def nack(self, tag: int) -> bool:
         """As `ack` for a delivery that is no batch; the caller sends the nack itself, at once."""
-        if tag not in self._owed or not self.is_live:
-            return False
-        del self._owed[tag]
-        return True
+        return self._owed.pop(tag, NOT_OWED) is not NOT_OWED
 
     def claim(self, tag: int, part: int) -> bool:
-        """Somebody answers this part: True exactly once, and only while the link lives.
+        """Somebody answers this delivery, or this part of one: True exactly once, while the link lives.
 
-        `part_done` follows when what the answer needs (a copy elsewhere) is done.
+        `claim_done` follows when what the answer needs (a copy elsewhere) is done.
         """
+        if not part:
+            if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
+                return False
+            self._claimed.add(tag)
+            return True
         parts = self._parts.get(tag)
         if parts is None or part not in parts.open or not self.is_live:
             return False
         parts.open.remove(part)
         return True
 
-    def part_done(self, tag: int, part: int) -> bool:
-        """A claimed part has its answer. The last one acks the delivery. False: the link has ended."""
+    def claim_done(self, tag: int, part: int) -> bool:
+        """What is claimed has its answer; a batch is acked by its last one. False: the link has ended."""
+        if not self.is_live:
+            return False
+        if not part:
+            self._claimed.remove(tag)
+            self._acked.append(tag)
+            return True
         parts = self._parts.get(tag)
-        if parts is None or not self.is_live:
+        if parts is None:
             return False
         parts.undone -= 1
         if not parts.undone:
             del self._parts[tag], self._owed[tag]
             self._acked.append(tag)
+        return True
+
+    def claim_refused(self, tag: int) -> bool:
+        """What is claimed, and no batch, gets a nack, which the caller sends. False: the link has ended."""
+        if not self.is_live:
+            return False
+        self._claimed.remove(tag)
         return True
 
     def flush(self) -> list[Ack]:
@@ -106,6 +127,10 @@ class Ledger:
         # Every tag below the lowest owed one has its answer; a nack in between is sent already, so
         # "multiple" up to the highest acked tag below that touches nothing else.
         lowest_owed = next(iter(self._owed), None)
+        if self._claimed:
+            lowest_claimed = min(self._claimed)
+            if lowest_owed is None or lowest_claimed < lowest_owed:
+                lowest_owed = lowest_claimed
         if lowest_owed is None:
             return [Ack(max(acked), len(acked) > 1)]
         prefix = [tag for tag in acked if tag < lowest_owed]
@@ -114,9 +139,9 @@ class Ledger:
 
     @property
     def owed(self) -> int:
-        return len(self._owed)
+        return len(self._owed) + len(self._claimed)
 
-    def half_answered(self) -> list[tuple[int, list[int], bytes]]:
+    def half_answered(self) -> list[tuple[int, list[int], tuple[bytes, bytes]]]:
         """Batches some of whose parts are answered: tag, the parts that nobody answers yet, content."""
         return [
             (tag, sorted(parts.open), parts.content)
@@ -127,8 +152,9 @@ class Ledger:
     def end(self) -> int:
         """The link is gone. Returns how many deliveries it still owed an answer for."""
         self.is_live = False
-        owed = len(self._owed)
+        owed = self.owed
         self._owed.clear()
+        self._claimed.clear()
         self._acked.clear()
         self._parts.clear()
         return owed
@@ -137,7 +163,7 @@ class Ledger:
 class _Parts:
     __slots__ = ("content", "count", "open", "undone")
 
-    def __init__(self, count: int, content: bytes) -> None:
+    def __init__(self, count: int, content: tuple[bytes, bytes]) -> None:
         self.count = self.undone = count
         self.content = content
         self.open = set(range(1, count + 1))

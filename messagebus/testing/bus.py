@@ -21,7 +21,7 @@ from messagebus.stats import RUNNING
 from messagebus.testing import checks
 from messagebus.testing.brokers import MemoryBrokers
 from messagebus.testing.links import MemoryWire
-from messagebus.topology import parse_wanted
+from messagebus.topology import Wanted, parse_wanted
 
 __all__ = ["MemoryBus"]
 
@@ -94,10 +94,10 @@ class MemoryBus:
         """An `AsyncConsumer`, not started."""
         return _AsyncMemoryConsumer(self._wire, destination, subscription, config)
 
-    def declare(self, *wanted: str) -> None:
-        """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer."""
+    def declare(self, *wanted: Wanted | str) -> None:
+        """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer. Raises TopologyMismatch."""
         for each in wanted:
-            self._brokers.declare(parse_wanted(each))
+            self._brokers.declare(parse_wanted(each) if isinstance(each, str) else each)
 
     def close(self) -> None:
         """Stop the blocking clients that still run, without waiting for answers."""

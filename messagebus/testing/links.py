@@ -171,9 +171,9 @@ class MemoryLink:
     def _read(self) -> None:
         """On the loop: all that has come, and what follows from it once."""
         self._woken = False
-        deliveries, told, on_content = self._deliveries, self._told, self.pipe.on_content
-        while deliveries and self.is_open:
-            on_content(*deliveries.popleft())
+        deliveries, told, on_contents = self._deliveries, self._told, self.pipe.on_contents
+        if deliveries and self.is_open:
+            on_contents([deliveries.popleft() for _ in range(len(deliveries))])
         while told and (self.is_open or self._end is None):
             told.popleft()()
         if self.is_open:
@@ -327,7 +327,7 @@ class _MemoryPipe:
         self._link, self._brokers = link, brokers
         self.out: list[Any] = []
         self.on_confirm: Callable[[int, bool, bool], None] = lambda *_: None
-        self.on_content: Callable[[int, bool, bytes, bytes], None] = lambda *_: None
+        self.on_contents: Callable[[list[Arrived]], None] = lambda _: None
         self.on_turn: Callable[[], None] = lambda: None
 
     def frames(self, exchange: str, routing_key: str) -> _MemoryFrames:

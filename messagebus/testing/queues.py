@@ -101,18 +101,22 @@ class MemoryQueue:
                 stored.expires_ms = self._clock() + min(lives_ms)
         self.ready.append(stored)
 
-    def _put_back(self, stored: Stored) -> None:
-        """In its place, or away when it came back too often."""
-        stored.deliveries += 1
-        if stored.deliveries > self._delivery_limit:
-            self._dead_letter(self, stored, "delivery_limit")
-            return
+    def _put_back(self, returned: list[Stored]) -> None:
+        """Each in its place, or away when it came back too often. returned: in order."""
+        kept = []
+        for stored in returned:
+            stored.deliveries += 1
+            if stored.deliveries > self._delivery_limit:
+                self._dead_letter(self, stored, "delivery_limit")
+            else:
+                kept.append(stored)
         ready = self.ready
-        if not ready or stored.place < ready[0].place:
-            ready.appendleft(stored)
+        if kept and (not ready or kept[-1].place < ready[0].place):
+            ready.extendleft(reversed(kept))
             return
-        at = next((n for n, each in enumerate(ready) if each.place > stored.place), len(ready))
-        ready.insert(at, stored)
+        for stored in kept:
+            at = next((n for n, each in enumerate(ready) if each.place > stored.place), len(ready))
+            ready.insert(at, stored)
 
     # ------------------------------------------------------------------ out
     def attach(self, taker: Taker) -> None:
@@ -133,10 +137,9 @@ class MemoryQueue:
             self.takers.remove(taker)
             self.unused_since_ms = self._clock()
         self._leaving.discard(taker)
-        left = sorted(taker.unacked.values(), key=lambda stored: stored.place, reverse=True)
+        left = sorted(taker.unacked.values(), key=lambda stored: stored.place)
         taker.unacked.clear()
-        for stored in left:
-            self._put_back(stored)
+        self._put_back(left)
         self.hand_out()
 
     def hand_out(self) -> None:
@@ -204,7 +207,7 @@ class MemoryQueue:
         if stored is None:
             return None
         if requeue:
-            self._put_back(stored)
+            self._put_back([stored])
         else:
             self._dead_letter(self, stored, "rejected")
         return stored

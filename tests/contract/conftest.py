@@ -28,7 +28,9 @@ from messagebus import (
     Subscription,
     Topic,
 )
-from messagebus._io.link import dial
+from messagebus import brokers as list_of_brokers
+from messagebus._io.link import Link, dial
+from messagebus._io.properties import read_marks
 from messagebus._io.registering import credentials
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
@@ -137,6 +139,25 @@ class Bus:
             self._stack.push_async_callback(client.call, "stop", 0)
         return client
 
+    async def cut(self, client: Client) -> None:
+        """All its connections end at once, without a word."""
+        inner: Any = client.inner
+        driver = inner._driver
+        if self._config is None:
+            self._memory.lose_connection()
+        elif not client.blocks:
+            _abort(driver)
+        else:
+            done = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def abort() -> None:
+                _abort(driver)
+                loop.call_soon_threadsafe(done.set)
+
+            inner._thread.call_soon(abort)
+            await done.wait()
+
     def pass_time(self, seconds: float) -> None:
         """In memory it passes now; on RabbitMQ it passes while the test waits for what comes of it."""
         if self._config is None:
@@ -151,6 +172,41 @@ class Bus:
         answer = await link.call("queue_declare", queue=source.parking_queue, passive=True)
         await link.close()
         return int(answer.message_count)
+
+    async def take_parked(self, subscription: str) -> list[dict[str, Any]]:
+        """Empty the parking queues of all brokers: the library's own headers of what lay there."""
+        source = Subscription(topic=Topic(self.topic), name=subscription)
+        if self._config is None:
+            brokers = self._memory._brokers
+            return [dict(read_marks(each.raw)) for _, each in brokers.parked(source)]
+        found = []
+        for listed in (await asyncio.to_thread(list_of_brokers, self._config)).listed:
+            link = await dial(listed.broker, credentials(self._config), timeout_ms=5_000)
+            found += [dict(read_marks(raw)) for raw in await _take(link, source.parking_queue)]
+            await link.close()
+        return found
+
+
+async def _take(link: Link, queue: str) -> list[bytes]:
+    """The properties of all that lies in the queue."""
+    answer = await link.call("queue_declare", queue=queue, passive=True)
+    loop, found = asyncio.get_running_loop(), []
+    for _ in range(answer.message_count):
+        got: asyncio.Future[bytes] = loop.create_future()
+
+        def taken(
+            _channel: Any, _method: Any, properties: Any, _body: bytes, got: Any = got
+        ) -> None:
+            got.set_result(b"".join(properties.encode()))
+
+        link.channel.basic_get(queue, taken, auto_ack=True)
+        found.append(await asyncio.wait_for(got, 5))
+    return found
+
+
+def _abort(driver: Any) -> None:
+    for link in list(driver._links.values()):
+        link.abort()
 
 
 @pytest.fixture(params=["memory", "rabbitmq"])

@@ -238,30 +238,6 @@ async def test_iteration_ends_with_stop(bus: Bus) -> None:
     await asyncio.wait_for(work, 5)
 
 
-async def test_run_acks_what_its_handler_finished_and_gives_back_what_failed(bus: Bus) -> None:
-    consumer = await bus.consumer()
-    await publish(bus, 10)
-    seen: list[tuple[bytes, bool]] = []
-
-    def handle(delivery: Any) -> None:
-        seen.append((delivery.body, delivery.redelivered))
-        if delivery.body == b"3" and not delivery.redelivered:
-            raise ValueError("not now")
-
-    async def handle_async(delivery: Any) -> None:
-        handle(delivery)
-
-    handler = handle if consumer.blocks else handle_async
-    work = asyncio.create_task(consumer.call("run", handler, workers=3))
-    await eventually_async(lambda: len(seen) == 11, within_s=WITHIN_S)
-    await consumer.call("stop")
-    await asyncio.wait_for(work, 5)
-    assert seen.count((b"3", True)) == 1
-    stats = await consumer.call("stats")
-    assert (stats.acked, stats.nacked, stats.acks_stale) == (10, 1, 0)
-    assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
-
-
 async def test_a_handler_that_outlives_stop_ends_without_noise(bus: Bus) -> None:
     consumer = await bus.consumer()
     await publish(bus, 1)

@@ -24,11 +24,11 @@ from bench.figures.crew import Crew, crew, wait_until
 from bench.figures.form import Figure, at_most
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.recorder import anchor_now
 from bench.relay import Relay
 from bench.rows import read_events
 from messagebus import BusConfig, declare
 from messagebus.broker import Broker
+from messagebus.telemetry.eventfile import anchor_now
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "KINDS", "Kind", "figures_of", "gaps_s"]

@@ -12,7 +12,7 @@ from pika import frame, spec
 
 from messagebus._io.codec import (
     Confirm,
-    Content,
+    Contents,
     FrameParser,
     PublishFrames,
     encode_ack,
@@ -22,6 +22,8 @@ from messagebus._io.codec import (
 FRAME_MAX = 4096
 HOT, COLD = 1, 2
 SHORT = st.text(st.characters(codec="utf-8"), max_size=30)
+# A link has one consumer as a rule: most deliveries begin like the one before.
+CONSUMERS = st.sampled_from(["c1", "c1", "c1", "c2"]) | SHORT
 TAGS = st.integers(1, 2**64 - 1)
 BODIES = st.one_of(
     st.binary(max_size=50),
@@ -105,7 +107,7 @@ def deliver(
 ) -> Sent:
     method = spec.Basic.Deliver(consumer, tag, redelivered, "exchange", "key")
     frames = [frame.Method(HOT, method), *content(HOT, properties, body)]
-    return frames, [Content(HOT, tag, redelivered, list_of(properties), body)]
+    return frames, [Contents(HOT, [(tag, redelivered, list_of(properties), body)])]
 
 
 def of_pika(*frames: Any) -> Sent:
@@ -124,7 +126,15 @@ def cold_delivery(properties: spec.BasicProperties, body: bytes) -> Sent:
 
 SENT = st.one_of(
     st.builds(confirm, TAGS, st.booleans(), st.booleans()),
-    st.builds(deliver, SHORT, TAGS, st.booleans(), PROPERTIES, BODIES),
+    # A link has one consumer as a rule: most deliveries begin like the one before.
+    st.builds(
+        deliver,
+        st.sampled_from(["c1", "c1", "c1", "c2"]) | SHORT,
+        TAGS,
+        st.booleans(),
+        PROPERTIES,
+        BODIES,
+    ),
     st.builds(returned, PROPERTIES, BODIES),
     st.builds(cold_delivery, PROPERTIES, BODIES),
     st.just(of_pika(frame.Heartbeat())),
@@ -139,10 +149,21 @@ def parser() -> FrameParser:
     return made
 
 
+def flat(items: list[Any]) -> list[Any]:
+    """Every delivery on its own, however many came in a row."""
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, Contents):
+            found += [Contents(item.channel, [each]) for each in item.arrived]
+        else:
+            found.append(item)
+    return found
+
+
 def fed(made: FrameParser, stream: bytes, cuts: list[int]) -> list[Any]:
     borders = [0, *sorted(cuts), len(stream)]
     pieces = [stream[a:b] for a, b in pairwise(borders)]
-    return [item for piece in pieces if piece for item in made.feed(piece)]
+    return flat([item for piece in pieces if piece for item in made.feed(piece)])
 
 
 @given(st.lists(SENT, max_size=8), st.data())
@@ -162,6 +183,14 @@ def test_one_byte_at_a_time_is_enough() -> None:
     assert fed(parser(), stream, list(range(len(stream)))) == [
         i for _, items in sent for i in items
     ]
+
+
+def test_deliveries_in_a_row_come_out_together() -> None:
+    sent = [deliver("c", tag, False, spec.BasicProperties(), b"x" * tag) for tag in range(1, 40)]
+    stream = marshalled(*[each for frames, _ in sent for each in frames])
+    (together,) = parser().feed(stream)
+    assert isinstance(together, Contents)
+    assert [tag for tag, *_ in together.arrived] == list(range(1, 40))
 
 
 def test_frames_of_other_channels_may_stand_within_a_delivery() -> None:

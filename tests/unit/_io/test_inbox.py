@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from messagebus._io.batch import encode_entry
+from messagebus._io.codec import Arrived
+from messagebus._io.copies import Original, Stored
 from messagebus._io.inbox import Inbox
 from messagebus._io.properties import encode
 from messagebus._io.properties import encode_entry as properties_of
@@ -21,7 +25,7 @@ class FakePipe:
     """Keeps what is answered."""
 
     def __init__(self) -> None:
-        self.on_content: Callable[[int, bool, bytes, bytes], None]
+        self.on_contents: Callable[[list[Arrived]], None]
         self.on_turn: Callable[[], None]
         self.acks: list[tuple[int, bool]] = []
         self.nacks: list[tuple[int, bool]] = []
@@ -41,16 +45,37 @@ class FakeCopies:
 
     def __init__(self) -> None:
         self.given_back: list[bytes] = []
+        self.later: list[tuple[bytes, int, dict[str, Any]]] = []
         self.parked: list[tuple[bytes, str]] = []
-        self.works = True
+        self.works, self.cannot = True, False
+        self.gate: asyncio.Event | None = None
 
-    async def give_back(self, message: Message, wanted: Callable[[], bool]) -> bool:
-        self.given_back.append(message.body)
-        return self.works and wanted()
+    async def again(
+        self,
+        original: Original,
+        headers: Mapping[str, Any],
+        wanted: Callable[[], bool],
+        *,
+        delay_ms: int = 0,
+    ) -> Stored:
+        if delay_ms:
+            self.later.append((original.body, delay_ms, dict(headers)))
+        else:
+            self.given_back.append(original.body)
+        return await self._end(wanted)
 
-    async def park(self, message: Message, reason: str, wanted: Callable[[], bool]) -> bool:
-        self.parked.append((message.body, reason))
-        return self.works and wanted()
+    async def park(
+        self, original: Original, headers: Mapping[str, Any], wanted: Callable[[], bool]
+    ) -> Stored:
+        self.parked.append((original.body, headers["mb-park-reason"]))
+        return await self._end(wanted)
+
+    async def _end(self, wanted: Callable[[], bool]) -> Stored:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.cannot:
+            return Stored.CANNOT
+        return Stored.STORED if self.works and wanted() else Stored.UNWANTED
 
     async def stop(self) -> None:
         pass
@@ -70,7 +95,7 @@ class Bench:
         parts: list[bytes] = []
         for number, body in enumerate(bodies):
             encode_entry(parts, properties_of(Message(body=b""), f"{tag}-{number}"), body)
-        self.pipe.on_content(tag, False, BATCH, b"".join(parts))
+        self.pipe.on_contents([(tag, False, BATCH, b"".join(parts))])
 
     def taken(self) -> list[Delivery]:
         found = []
@@ -81,7 +106,7 @@ class Bench:
 
 async def test_a_delivery_comes_out_and_its_ack_goes_back() -> None:
     bench = Bench()
-    bench.pipe.on_content(1, True, PLAIN, b"body")
+    bench.pipe.on_contents([(1, True, PLAIN, b"body")])
     (delivery,) = bench.taken()
     assert (delivery.body, delivery.message_id, delivery.redelivered) == (b"body", "plain", True)
     assert delivery.receipt == (MB1, bench.epoch, 1, 0)
@@ -95,7 +120,7 @@ async def test_a_delivery_comes_out_and_its_ack_goes_back() -> None:
 async def test_acks_of_one_turn_go_together() -> None:
     bench = Bench()
     for tag in range(1, 6):
-        bench.pipe.on_content(tag, False, PLAIN, b"")
+        bench.pipe.on_contents([(tag, False, PLAIN, b"")])
     for delivery in bench.taken():
         bench.inbox.ack(delivery)
     bench.inbox.flush()
@@ -104,8 +129,8 @@ async def test_acks_of_one_turn_go_together() -> None:
 
 async def test_a_nack_goes_at_once() -> None:
     bench = Bench()
-    bench.pipe.on_content(1, False, PLAIN, b"")
-    bench.pipe.on_content(2, False, PLAIN, b"")
+    bench.pipe.on_contents([(1, False, PLAIN, b"")])
+    bench.pipe.on_contents([(2, False, PLAIN, b"")])
     first, second = bench.taken()
     assert bench.inbox.nack(first, requeue=True)
     assert bench.inbox.nack(second, requeue=False)
@@ -114,7 +139,7 @@ async def test_a_nack_goes_at_once() -> None:
 
 async def test_an_answer_after_the_link_has_ended_goes_nowhere() -> None:
     bench = Bench()
-    bench.pipe.on_content(1, False, PLAIN, b"")
+    bench.pipe.on_contents([(1, False, PLAIN, b"")])
     (delivery,) = bench.taken()
     bench.inbox.disconnected(MB1)
     assert bench.inbox.handed_out == 0
@@ -172,8 +197,8 @@ async def test_a_copy_that_fails_leaves_the_batch_to_be_delivered_again() -> Non
 
 async def test_a_damaged_batch_is_parked_whole_and_the_next_delivery_comes() -> None:
     bench = Bench()
-    bench.pipe.on_content(1, False, BATCH, b"nonsense")
-    bench.pipe.on_content(2, False, PLAIN, b"good")
+    bench.pipe.on_contents([(1, False, BATCH, b"nonsense")])
+    bench.pipe.on_contents([(2, False, PLAIN, b"good")])
     assert [each.body for each in bench.taken()] == [b"good"]
     await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
     ((body, reason),) = bench.copies.parked
@@ -198,7 +223,7 @@ async def test_at_the_end_only_the_rest_of_half_answered_batches_is_copied() -> 
 async def test_after_the_end_nothing_is_handed_out() -> None:
     bench = Bench()
     bench.inbox.close()
-    bench.pipe.on_content(1, False, PLAIN, b"")
+    bench.pipe.on_contents([(1, False, PLAIN, b"")])
     bench.batch(2, b"a")
     assert bench.taken() == []
     assert bench.inbox.owed(MB1) == 2

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from messagebus._io.batch import BATCH_TYPE, decode_batch
-from messagebus._io.codec import Content, FrameParser, PublishFrames
+from messagebus._io.codec import Contents, FrameParser, PublishFrames
 from messagebus._io.pipe import Frames
 from messagebus._io.properties import IN_BATCH, decode, encode, encode_entry
 from messagebus._io.sending import Sender
@@ -46,10 +46,11 @@ def sent(*entries: Entry) -> list[tuple[bytes, Message]]:
         parser.hot.add(1)
         deliver = b"\x01\x00\x01\x00\x00\x00\x10\x00\x3c\x00\x3c\x00" + bytes(9) + b"\x00\x00\xce"
         (content, *rest) = parser.feed(deliver + stream)
-        assert isinstance(content, Content)
+        assert isinstance(content, Contents)
+        ((_, _, properties, body),) = content.arrived
         stream = b"".join(part for part in rest if isinstance(part, bytes))
         stream += b"".join(parser._pieces)
-        found.append((method, decode(content.properties, content.body)))
+        found.append((method, decode(properties, body)))
         if rest or not stream:
             continue
     return found

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from bench.consume_load import ConsumeLoad
 from bench.control import read_progress
-from bench.recorder import Anchor, DeliveredFile, Recorder
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.events import body_hash
 from messagebus.message import Delivery, Message
+from messagebus.telemetry.eventfile import Anchor, DeliveredFile, EventFile
 
 
 class FakeConsumer:
@@ -50,7 +50,9 @@ class FakeConsumer:
 def test_every_delivery_is_answered_and_recorded(tmp_path: Path) -> None:
     (tmp_path / "progress").mkdir()
     consumer = FakeConsumer(3)
-    recorder = Recorder(tmp_path / "delivered-c1.ndjson", Anchor("h", "c1", 0), clock_ns=lambda: 50)
+    recorder = EventFile(
+        tmp_path / "delivered-c1.ndjson", Anchor("h", "c1", 0), clock_ns=lambda: 50
+    )
     load = consumer.load = ConsumeLoad(
         consumer,
         folder=tmp_path,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bench.control import RateFile, read_progress, set_rate
 from bench.publish_load import PublishLoad
-from bench.recorder import Anchor, PublishedFile, Recorder
 from messagebus.errors import BacklogFull
 from messagebus.events import body_hash
 from messagebus.message import Message
 from messagebus.outcome import Durability, Outcome, Published
+from messagebus.telemetry.eventfile import Anchor, EventFile, PublishedFile
 
 MS = 1_000_000
 
@@ -83,7 +83,7 @@ class FakePublisher:
 
 def load_of(folder: Path, publisher: FakePublisher, clock: Clock, rate_per_s: float) -> PublishLoad:
     (folder / "progress").mkdir()
-    recorder = Recorder(folder / "published-p1.ndjson", Anchor("h", "p1", 0), clock_ns=clock)
+    recorder = EventFile(folder / "published-p1.ndjson", Anchor("h", "p1", 0), clock_ns=clock)
     return PublishLoad(
         publisher,
         folder=folder,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bench.manifest import Manifest
-from bench.recorder import Anchor
 from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Tail, read_events
+from messagebus.telemetry.eventfile import Anchor
 
 MANIFEST = Manifest(
     run_id="r",

@@ -17,8 +17,7 @@ def filled(limit: int, **counts: int) -> FanIn[str]:
     """Each broker's items are named broker-1, broker-2, ..."""
     fanin: FanIn[str] = FanIn(limit)
     for broker, count in counts.items():
-        for number in range(1, count + 1):
-            fanin.arrived(broker, f"{broker}-{number}")
+        fanin.arrived(broker, [f"{broker}-{number}" for number in range(1, count + 1)])
     return fanin
 
 
@@ -37,7 +36,7 @@ def test_brokers_take_turns_and_none_starves() -> None:
 def test_a_broker_that_comes_late_waits_for_one_turn_of_the_others_only() -> None:
     fanin = filled(100, mb1=50)
     fanin.take()
-    fanin.arrived("mb2", "late")
+    fanin.arrived("mb2", ["late"])
     assert "late" in [fanin.take(), fanin.take()]
 
 
@@ -54,7 +53,7 @@ def test_what_a_lost_link_delivered_no_longer_counts() -> None:
     assert take_all(fanin) == ["mb1-1", "mb2-1"]
     assert fanin.dropped("mb1") == 4
     assert fanin.handed_out == 1
-    fanin.arrived("mb1", "again")
+    fanin.arrived("mb1", ["again"])
     assert take_all(fanin) == ["again"]
 
 
@@ -93,10 +92,10 @@ class AgainstLists(RuleBasedStateMachine):
 
     @rule(broker=st.sampled_from(BROKERS), count=st.integers(1, 4))
     def arrive(self, broker: str, count: int) -> None:
-        for _ in range(count):
-            self.count += 1
-            self.arrived.append((broker, self.count))
-            self.fanin.arrived(broker, (broker, self.count))
+        items = [(broker, number) for number in range(self.count, self.count + count)]
+        self.count += count
+        self.arrived += items
+        self.fanin.arrived(broker, items)
         if broker not in self.turns:
             self.turns.append(broker)
 

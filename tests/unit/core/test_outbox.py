@@ -391,6 +391,28 @@ def test_deadlines_are_looked_at_again_after_the_earliest_has_passed() -> None:
     assert made.expire(10**9) == []
 
 
+def test_a_clock_that_is_put_forward_brings_deadlines_and_lingering_batches_nearer() -> None:
+    sent, waits = item("sent", deadline_ms=1_000), item("waits", deadline_ms=2_000)
+    made = accepted(sent, waits, window=1)
+    assert ids(made.take(0)) == ["sent"]
+    made.put_forward(900)
+    assert made.expire(99) == []
+    assert ends(made.expire(100)) == [("sent", "unknown")]
+    made.put_forward(900)
+    assert ends(made.expire(199)) == []
+    assert ends(made.expire(200)) == [("waits", "refused")]
+    made.put_forward(1)
+    late = item("late", deadline_ms=300)
+    made.accept(late)
+    assert ends(made.expire(299)) == []
+    assert ends(made.expire(300)) == [("late", "refused")]
+    lingers = packed(item("a"), packing=Packing(10, 50, 40))
+    assert lingers.take(0) == []
+    lingers.put_forward(30)
+    assert lingers.take(9) == []
+    assert packs(lingers.take(10)) == [["a"]]
+
+
 def test_giving_up_settles_everything_once() -> None:
     made = accepted(item("sent"))
     list(made.take(0))

@@ -9,11 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from messagebus.core.receipts import Ack, Ledger, Ledgers
 
+CONTENT = (b"properties", b"content")
+
 
 def ledger(*tags: int) -> Ledger:
     made = Ledgers().connected("mb1:5672")
-    for tag in tags:
-        made.delivered(tag)
+    made.delivered(tags)
     return made
 
 
@@ -37,10 +38,10 @@ def test_a_nacked_delivery_is_never_acked() -> None:
 def test_an_answer_to_an_earlier_link_goes_nowhere_although_the_tag_matches() -> None:
     ledgers = Ledgers()
     old, other = ledgers.connected("mb1:5672"), ledgers.connected("mb2:5672")
-    old.delivered(1)
+    old.delivered([1])
     old.end()
     new = ledgers.connected("mb1:5672")
-    new.delivered(1)
+    new.delivered([1])
     assert (old.epoch, new.epoch, other.epoch) == (1, 2, 1)
     assert (old.is_live, new.is_live) == (False, True)
     assert not old.ack(1)
@@ -96,13 +97,13 @@ def test_owed_counts_what_has_no_answer() -> None:
 # ---------------------------------------------------------------------- batches
 def batch(parts: int) -> Ledger:
     made = ledger()
-    made.batch_delivered(1, parts, b"content")
+    made.batch_delivered(1, parts, CONTENT)
     return made
 
 
 def test_a_batch_is_acked_when_every_part_has_its_answer() -> None:
     made = batch(3)
-    made.delivered(2)
+    made.delivered([2])
     assert made.ack(1, 1)
     assert made.ack(1, 3)
     assert made.ack(2)
@@ -126,7 +127,7 @@ def test_a_claimed_part_holds_the_batch_until_it_is_done() -> None:
     assert made.claim(1, 1)
     assert made.ack(1, 2)
     assert made.flush() == []
-    assert made.part_done(1, 1)
+    assert made.claim_done(1, 1)
     assert made.flush() == [Ack(1, False)]
 
 
@@ -134,16 +135,16 @@ def test_a_batch_dies_with_its_link() -> None:
     made = batch(2)
     made.claim(1, 1)
     made.end()
-    assert not made.part_done(1, 1)
+    assert not made.claim_done(1, 1)
     assert not made.ack(1, 2)
 
 
 def test_only_batches_with_an_answered_and_an_open_part_are_half_answered() -> None:
     made = batch(3)
-    made.batch_delivered(2, 2, b"untouched")
+    made.batch_delivered(2, 2, CONTENT)
     assert made.half_answered() == []
     made.ack(1, 2)
-    assert made.half_answered() == [(1, [1, 3], b"content")]
+    assert made.half_answered() == [(1, [1, 3], CONTENT)]
     made.ack(1, 1)
     made.ack(1, 3)
     assert made.half_answered() == []
@@ -171,9 +172,9 @@ class AgainstABroker(RuleBasedStateMachine):
             self.last_tag += 1
             self.unacked.add(self.last_tag)
             if count:
-                self.ledger.batch_delivered(self.last_tag, count, b"")
+                self.ledger.batch_delivered(self.last_tag, count, CONTENT)
             else:
-                self.ledger.delivered(self.last_tag)
+                self.ledger.delivered([self.last_tag])
             self.open[self.last_tag] = set(range(1, count + 1)) if count else {0}
 
     @precondition(lambda self: self.last_tag)

@@ -14,14 +14,23 @@ import time
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
-from bench.errors import BenchError
+from messagebus.errors import RecordingFailed
 from messagebus.events import body_hash
 from messagebus.message import Delivery
 from messagebus.outcome import Outcome, Published
 
-__all__ = ["Anchor", "DeliveredFile", "Entry", "PublishedFile", "Recorder", "anchor_now"]
+__all__ = [
+    "Anchor",
+    "DeliveredFile",
+    "Entry",
+    "EventFile",
+    "Lines",
+    "PublishedFile",
+    "anchor_now",
+    "message_id_hex",
+]
 
 # A block is written when it is that large or that old, whichever comes first. 64 KiB is some 150
 # rows: one write() of 20 us for 150 rows of 2 us.
@@ -47,8 +56,8 @@ def anchor_now(process: str) -> Anchor:
     return Anchor(socket.gethostname(), process, wall - (before + after) // 2)
 
 
-class Recorder:
-    """Appends lines to a new file. Raises BenchError when the file exists: a run is never mixed."""
+class EventFile:
+    """Appends lines to a new file. Raises RecordingFailed when the file exists: a run is never mixed."""
 
     def __init__(self, path: Path, anchor: Anchor, *, clock_ns: Callable[[], int]) -> None:
         self.path = path
@@ -56,17 +65,27 @@ class Recorder:
         try:
             self._file = path.open("xb", buffering=0)
         except OSError as fault:
-            raise BenchError(f"{path}: cannot write events: {fault.strerror}") from fault
+            raise RecordingFailed(f"{path}: cannot write events: {fault.strerror}") from fault
         self._lines: list[str] = []
         self._size = 0
+        self.lines = 0
+        """How many it was given, the anchor too."""
+        self.bytes = 0
+        """How large the file is, once all of them are written."""
         self._written_ns = clock_ns()
         self.write(json.dumps({"anchor": anchor._asdict()}))
-        self.flush()
+        try:
+            self.flush()
+        except RecordingFailed:
+            self._file.close()
+            raise
 
     def write(self, line: str) -> None:
         """Keep one line (without its end); writes the block when it is large."""
         self._lines.append(line)
         self._size += len(line)
+        self.lines += 1
+        self.bytes += len(line) + 1
         if self._size >= BLOCK_BYTES:
             self.flush()
 
@@ -76,7 +95,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held. Raises BenchError when the disk does not take it."""
+        """Write what is held. Raises RecordingFailed when the disk does not take it."""
         if not self._lines:
             return
         self._lines.append("")
@@ -87,7 +106,7 @@ class Recorder:
             while block:
                 block = block[self._file.write(block) :]
         except OSError as fault:
-            raise BenchError(f"{self.path}: cannot write events: {fault.strerror}") from fault
+            raise RecordingFailed(f"{self.path}: cannot write events: {fault.strerror}") from fault
         self._written_ns = self._clock_ns()
 
     def close(self) -> None:
@@ -99,6 +118,12 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Lines(Protocol):
+    """Takes rows, one line each, without its end."""
+
+    def write(self, line: str) -> None: ...
 
 
 class Entry(NamedTuple):
@@ -114,8 +139,8 @@ class Entry(NamedTuple):
 class PublishedFile:
     """The publishes of one process to one topic."""
 
-    def __init__(self, recorder: Recorder, *, run_id: str, topic: str, publisher: str) -> None:
-        self._write = recorder.write
+    def __init__(self, lines: Lines, *, run_id: str, topic: str, publisher: str) -> None:
+        self._write = lines.write
         self._head = (
             f'{{"run_id":{quote(run_id)},"topic":{quote(topic)},"publisher":{quote(publisher)}'
         )
@@ -126,7 +151,7 @@ class PublishedFile:
         confirmed = published.outcome is Outcome.CONFIRMED
         confirmed_ns = f',"confirmed_ns":{published.settled_ns}' if confirmed else ""
         self._write(
-            f'{self._head},"message_id":{quote(published.message_id)},"broker":{quote(published.broker)}'
+            f'{self._head},"message_id":{quote(message_id_hex(published.message_id))},"broker":{quote(published.broker)}'
             f',"sequence":{sequence},"key":{quote(key)},"size":{size},"body_hash":"{digest}"'
             f',"outcome":"{published.outcome.value}","attempts":{published.attempts}'
             f',"intended_ns":{intended_ns},"sent_ns":{published.sent_ns}{confirmed_ns}}}'
@@ -137,9 +162,9 @@ class DeliveredFile:
     """The deliveries of one process from one subscription."""
 
     def __init__(
-        self, recorder: Recorder, *, run_id: str, topic: str, subscription: str, consumer: str
+        self, lines: Lines, *, run_id: str, topic: str, subscription: str, consumer: str
     ) -> None:
-        self._write = recorder.write
+        self._write = lines.write
         self._head = (
             f'{{"run_id":{quote(run_id)},"topic":{quote(topic)}'
             f',"subscription":{quote(subscription)},"consumer":{quote(consumer)}'

@@ -5,22 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import BenchError
-from bench.recorder import (
+from messagebus.core.receipts import Receipt
+from messagebus.destination import Subscription, Topic
+from messagebus.errors import RecordingFailed
+from messagebus.events import DELIVERED, PUBLISHED, body_hash
+from messagebus.message import Delivery, Message
+from messagebus.outcome import Durability, Outcome, Published
+from messagebus.telemetry.eventfile import (
     BLOCK_AGE_NS,
     Anchor,
     DeliveredFile,
     Entry,
+    EventFile,
     PublishedFile,
-    Recorder,
     anchor_now,
     message_id_hex,
 )
-from messagebus.core.receipts import Receipt
-from messagebus.destination import Subscription, Topic
-from messagebus.events import DELIVERED, PUBLISHED, body_hash
-from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
 
 ANCHOR = Anchor("host", "p1", 123)
 ID = "0123456789abcdef0123456789abcdef"
@@ -39,14 +39,14 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 
 def test_the_first_line_is_the_anchor(tmp_path: Path) -> None:
-    Recorder(tmp_path / "f", ANCHOR, clock_ns=Clock()).close()
+    EventFile(tmp_path / "f", ANCHOR, clock_ns=Clock()).close()
     assert lines_of(tmp_path / "f") == [
         {"anchor": {"host": "host", "process": "p1", "wall_minus_monotonic_ns": 123}}
     ]
 
 
 def test_a_crash_loses_the_last_block_at_most_and_never_cuts_a_line(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "f", ANCHOR, clock_ns=Clock())
+    recorder = EventFile(tmp_path / "f", ANCHOR, clock_ns=Clock())
     for number in range(100_000):
         recorder.write(f'{{"n":{number}}}')
     kept = lines_of(tmp_path / "f")  # nothing was closed: what a killed process leaves
@@ -58,7 +58,7 @@ def test_a_crash_loses_the_last_block_at_most_and_never_cuts_a_line(tmp_path: Pa
 
 def test_an_old_block_is_written_by_the_tick(tmp_path: Path) -> None:
     clock = Clock()
-    recorder = Recorder(tmp_path / "f", ANCHOR, clock_ns=clock)
+    recorder = EventFile(tmp_path / "f", ANCHOR, clock_ns=clock)
     recorder.write('{"n":1}')
     recorder.tick()
     assert len(lines_of(tmp_path / "f")) == 1
@@ -69,18 +69,18 @@ def test_an_old_block_is_written_by_the_tick(tmp_path: Path) -> None:
 
 
 def test_a_file_that_exists_is_never_mixed_with_a_new_run(tmp_path: Path) -> None:
-    Recorder(tmp_path / "f", ANCHOR, clock_ns=Clock()).close()
-    with pytest.raises(BenchError, match="File exists"):
-        Recorder(tmp_path / "f", ANCHOR, clock_ns=Clock())
+    EventFile(tmp_path / "f", ANCHOR, clock_ns=Clock()).close()
+    with pytest.raises(RecordingFailed, match="File exists"):
+        EventFile(tmp_path / "f", ANCHOR, clock_ns=Clock())
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "f", ANCHOR, clock_ns=Clock())
+    recorder = EventFile(tmp_path / "f", ANCHOR, clock_ns=Clock())
     recorder.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
         recorder._file = full
         recorder.write("{}")
-        with pytest.raises(BenchError, match="No space left"):
+        with pytest.raises(RecordingFailed, match="No space left"):
             recorder.flush()
 
 
@@ -95,7 +95,7 @@ def test_a_block_that_the_system_takes_in_pieces_is_written_whole(
             self.got += bytes(block[:7])
             return len(block[:7])
 
-    recorder = Recorder(tmp_path / "f", ANCHOR, clock_ns=Clock())
+    recorder = EventFile(tmp_path / "f", ANCHOR, clock_ns=Clock())
     recorder.close()
     file = InPieces()
     monkeypatch.setattr(recorder, "_file", file)
@@ -123,7 +123,7 @@ def test_a_publish_has_the_columns_of_the_events(
     key: str, name: str, broker: str, outcome: Outcome
 ) -> None:
     lines = Lines()
-    rows = PublishedFile(lines, run_id="r", topic="t", publisher=name)  # type: ignore[arg-type]
+    rows = PublishedFile(lines, run_id="r", topic="t", publisher=name)
     published = Published(
         message_id=ID,
         outcome=outcome,
@@ -172,7 +172,7 @@ def delivery(**fields: object) -> Delivery:
 def test_a_delivery_has_the_columns_of_the_events(key: str, name: str) -> None:
     lines = Lines()
     rows = DeliveredFile(
-        lines,  # type: ignore[arg-type]
+        lines,
         run_id="r",
         topic="t",
         subscription="s",
@@ -204,7 +204,7 @@ def test_a_delivery_has_the_columns_of_the_events(key: str, name: str) -> None:
 def test_headers_of_a_foreign_publisher_leave_their_columns_out() -> None:
     lines = Lines()
     rows = DeliveredFile(
-        lines,  # type: ignore[arg-type]
+        lines,
         run_id="r",
         topic="t",
         subscription="s",

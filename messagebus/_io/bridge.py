@@ -1,0 +1,113 @@
+"""Between an application's loop and the threads that run its plain handlers.
+
+The loop takes deliveries for the threads, a few more than they run, and gives their answers; however many
+answers wait, the loop is woken once for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+
+from messagebus._io.handlers import Answering
+from messagebus.message import Delivery, Header
+
+__all__ = ["Bridge"]
+
+# Taken for the threads beyond what they run, so that none waits for a turn of the loop.
+AHEAD = 32
+
+
+class Bridge:
+    """take, receive: the consumer's, on the loop. answering: as the threads' answers are given there.
+
+    It is an `Answering` itself, for any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int,
+        take: Callable[[], Delivery | None],
+        receive: Callable[[], Awaitable[Delivery | None]],
+        answering: Answering,
+    ) -> None:
+        self._threads, self._take, self._receive_next = threads, take, receive
+        self._answering = answering
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self._answers: deque[Callable[[], object]] = deque()
+        self._woken = False
+        self._room = asyncio.Event()
+        self._held = 0  # given to the threads and not answered
+
+    # ------------------------------------------------------------------ on the loop
+    async def feed(self) -> None:
+        """Until there are no more deliveries; then the threads end after what they run."""
+        try:
+            while (delivery := self._take() or await self._receive_next()) is not None:
+                self._held += 1
+                self._jobs.put(delivery)
+                while self._held >= self._threads + AHEAD:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+    def withdraw(self) -> list[Delivery]:
+        """What no thread has begun: no thread will."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (job := self._jobs.get_nowait()) is not None:
+                    found.append(job)
+        self._held -= len(found)
+        self._room.set()
+        return found
+
+    def _give(self) -> None:
+        self._woken = False
+        while self._answers:
+            answer = self._answers.popleft()
+            answer()
+            self._held -= 1
+        self._room.set()
+
+    # ------------------------------------------------------------------ on any thread
+    def receive(self) -> Delivery | None:
+        """For a thread: the next delivery, or None to end."""
+        return self._jobs.get()
+
+    def awaited(self, result: Awaitable[object]) -> object:
+        """Await on the loop what a handler returned."""
+
+        async def wait() -> object:
+            return await result
+
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+
+    def ack(self, delivery: Delivery) -> bool:
+        return self._post(delivery, lambda: self._answering.ack(delivery))
+
+    def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+        return self._post(delivery, lambda: self._answering.retry_soon(delivery, delay_ms, headers))
+
+    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+        return self._post(delivery, lambda: self._answering.park_soon(delivery, headers))
+
+    def _post(self, delivery: Delivery, answer: Callable[[], object]) -> bool:
+        # Asked first: a stop that waits for this answer ends the link a moment after it.
+        live = delivery.ledger.is_live
+        self._answers.append(answer)
+        if not self._woken:
+            self._woken = True  # a race wakes twice, never not at all: cleared before taking
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it is delivered again
+                self._loop.call_soon_threadsafe(self._give)
+        return live

@@ -1,0 +1,302 @@
+"""One handler of one consumer: its runs, what becomes of their deliveries, and what is told of them.
+
+`core.attempts` decides; here its decisions become answers, copies' headers, counts and log lines. How a
+handler is called is `_io.threads`'s and `_io.coroutines`'s business. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from messagebus._io.hooked import HookChain
+from messagebus.config import BusConfig
+from messagebus.core.attempts import Ack, Action, Drop, End, ParkNow, Retry, Run, Runs, decide
+from messagebus.destination import delay_step
+from messagebus.errors import AlreadySettled, ConfigError
+from messagebus.handling import (
+    Park,
+    Reject,
+    RetryLater,
+    RetryPolicy,
+    Words,
+    judge,
+    park_headers,
+    retry_headers,
+    rule_of,
+)
+from messagebus.message import Delivery, Header
+
+__all__ = ["Answering", "Handling", "Ticking", "is_coroutine_handler", "words_of"]
+
+log = logging.getLogger("messagebus.consumer")
+
+# A handler that fails for every message fills no disk: more lines than that in so long are counted.
+LINES_MAX, LINES_S = 100, 10.0
+# Runs that go on although their time is over; each holds a thread or a task.
+OVERRUNNING_MAX = 100
+TICK_S, TICK_MIN_S = 0.5, 0.01
+
+
+class Answering(Protocol):
+    """How the deliveries of a consumer are answered; none of these waits. False: it is stale."""
+
+    def ack(self, delivery: Delivery) -> bool: ...
+
+    def retry_soon(
+        self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]
+    ) -> bool: ...
+
+    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool: ...
+
+
+def words_of(bus: BusConfig) -> Words:
+    """Words without the password of the bus, as it is now."""
+    try:
+        secrets = {bus.password.reveal(), bus.current_password().reveal()}
+    except ConfigError:
+        secrets = {bus.password.reveal()}
+    return Words(secrets)
+
+
+def is_coroutine_handler(handler: Callable[..., object]) -> bool:
+    """Whether a call of it gives something to await; also of an object with such a ``__call__``."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked for, not whether it is there
+    )
+
+
+def _name_of(handler: Callable[..., object]) -> str:
+    return str(getattr(handler, "__qualname__", None) or type(handler).__qualname__)
+
+
+@dataclass(slots=True)
+class _Counts:
+    failed: int = 0
+    dropped: int = 0
+
+
+class Handling:
+    """The runs of one handler.
+
+    words: makes what hides passwords as they are now. answers_first: at most once, so that a failed run
+    can be answered no more. on_overran: a run's time is over, and its delivery has its answer.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Delivery], object],
+        answering: Answering,
+        *,
+        policy: RetryPolicy | None,
+        time_limit_s: float | None,
+        chain: HookChain | None,
+        words: Callable[[], Words],
+        answers_first: bool,
+    ) -> None:
+        self.handler, self.name = handler, _name_of(handler)
+        self.answering, self.chain = answering, chain
+        self.on_overran: Callable[[Run[Delivery]], None] = lambda _run: None
+        self._policy = policy or RetryPolicy()
+        self._rule = rule_of(self._policy)
+        self._limit_s = checked_limit(time_limit_s)
+        self._words, self._answers_first = words, answers_first
+        self.limit_ns = None if time_limit_s is None else round(time_limit_s * 1e9)
+        self.runs: Runs[Delivery] = Runs(self.limit_ns)
+        self.counts = _Counts()
+        self._lock = threading.Lock()
+        self._lines = 0
+        self._lines_since_s = 0.0
+
+    # ------------------------------------------------------------------ the end of a run
+    def acked(self, delivery: Delivery) -> None:
+        """A run ended well, and nothing else was said: what costs nothing but this."""
+        try:
+            live = self.answering.ack(delivery)
+        except AlreadySettled:  # by the handler itself
+            live = True
+        if self.chain is not None:
+            self.chain.handled(delivery, "ack" if live else "stale", None)
+
+    def returned(self, delivery: Delivery, result: object) -> None:
+        """A run ended well, and gave this."""
+        if isinstance(result, RetryLater | Park | Reject):
+            self.failed(delivery, result)
+        else:
+            self.acked(delivery)
+
+    def failed(self, delivery: Delivery, error: BaseException) -> None:
+        """A run ended by this exception, or gave it."""
+        end, after_ms = judge(self._policy, error)
+        share = random.random()
+        action = decide(self._rule, delivery.attempt, end, after_ms=after_ms, share=share)
+        if self._answers_first:
+            action = Drop()
+        try:
+            live, answer = self._answer(delivery, action, end, error)
+        except AlreadySettled:  # by the handler itself, before it failed
+            live, answer = True, "ack"
+        with self._lock:
+            self.counts.failed += end not in (End.LATER, End.PARK, End.REJECT)
+            self.counts.dropped += answer == "drop"
+        if self.chain is not None:
+            asked = isinstance(error, RetryLater | Park | Reject)
+            self.chain.handled(delivery, answer if live else "stale", None if asked else error)
+
+    def _answer(
+        self, delivery: Delivery, action: Action, end: End, error: BaseException
+    ) -> tuple[bool, str]:
+        words = self._words()
+        text = words.of(error)
+        match action:
+            case Retry(attempt, delay_ms):
+                reason = words.short(str(error)) if end is End.LATER else text
+                self._tell(delivery, f"retry delay_s={_seconds(delay_ms)}", words, error)
+                headers = retry_headers(delivery, attempt, reason)
+                return self.answering.retry_soon(delivery, delay_ms, headers), "retry"
+            case ParkNow():
+                self._tell(delivery, "park", words, error)
+                headers = park_headers(delivery, self._why(delivery, end, text, words, error), text)
+                return self.answering.park_soon(delivery, headers), "park"
+            case Drop() | Ack():
+                self._tell(delivery, "drop", words, error)
+                return self.answering.ack(delivery), "drop"
+
+    def _why(
+        self, delivery: Delivery, end: End, text: str, words: Words, error: BaseException
+    ) -> str:
+        """Why there is no further run."""
+        match end:
+            case End.PARK | End.REJECT:
+                return words.short(str(error))
+            case End.FAILED_FOR_GOOD:
+                return f"failed for good: {type(error).__name__}"
+            case _:
+                return f"{delivery.attempt} of {self._rule.attempts_max} attempts failed"
+
+    def _tell(self, delivery: Delivery, answer: str, words: Words, error: BaseException) -> None:
+        """One line for a run that did not end well, without its traceback: an exception may be 10 MB."""
+        level = logging.INFO if isinstance(error, RetryLater) else logging.WARNING
+        if not log.isEnabledFor(level) or not self._may_tell():
+            return
+        log.log(
+            level,
+            "run failed handler=%s source=%s message=%s attempt=%d answer=%s error=%r at=%r",
+            self.name,
+            delivery.source,
+            delivery.message_id,
+            delivery.attempt,
+            answer,
+            words.of(error),
+            words.where(error),
+        )
+        if log.isEnabledFor(logging.DEBUG) and error.__traceback__ is not None:
+            trace = words.short("".join(traceback.format_tb(error.__traceback__, -5)))
+            log.debug("run failed message=%s traceback:\n%s", delivery.message_id, trace)
+
+    def _may_tell(self) -> bool:
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._lines_since_s > LINES_S:
+                untold, self._lines, self._lines_since_s = self._lines - LINES_MAX, 0, now_s
+                if untold > 0:
+                    log.warning("runs failed handler=%s untold=%d", self.name, untold)
+            self._lines += 1
+            return self._lines <= LINES_MAX
+
+    # ------------------------------------------------------------------ time
+    def tick(self, now_ns: int) -> None:
+        """Answer for the runs whose time is over."""
+        for run in self.runs.overdue(now_ns):
+            self.failed(run.item, TimeoutError(f"ran longer than its limit of {self._limit_s:g} s"))
+            self.on_overran(run)
+
+    @property
+    def tick_s(self) -> float:
+        """How often to call `tick`."""
+        if self._limit_s is None:
+            return TICK_S
+        return min(TICK_S, max(TICK_MIN_S, self._limit_s / 10))
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether another thread or task may go on for one that overran."""
+        return self.runs.overran <= OVERRUNNING_MAX
+
+    def left(self, what: str) -> int:
+        """Say which runs had not ended when there was no more time, and how many."""
+        runs = self.runs.underway()
+        if runs:
+            oldest_s = self.runs.oldest_ns(time.monotonic_ns()) / 1e9
+            message = runs[0].item.message_id
+            log.warning(
+                "stopped too early handler=%s %s=%d oldest_run_s=%.1f message=%s",
+                self.name,
+                what,
+                len(runs),
+                oldest_s,
+                message,
+            )
+        return len(runs)
+
+    def stats(self) -> dict[str, Any]:
+        """The fields of `ConsumerStats` that are its own."""
+        return {
+            "handling": len(self.runs.underway()),
+            "oldest_run_s": self.runs.oldest_ns(time.monotonic_ns()) / 1e9,
+            "overrunning": self.runs.overran,
+            "failed": self.counts.failed,
+            "dropped": self.counts.dropped,
+        }
+
+
+def checked_limit(time_limit_s: float | None) -> float | None:
+    """Raises ConfigError."""
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise ConfigError(f"time_limit_s {time_limit_s!r}: seconds above 0, or None")
+    return time_limit_s
+
+
+def checked_count(name: str, count: int) -> int:
+    """Raises ConfigError."""
+    if type(count) is not int or not 1 <= count <= COUNT_MAX:
+        raise ConfigError(f"{name} {count!r}: 1 to {COUNT_MAX:,}")
+    return count
+
+
+COUNT_MAX = 10_000
+
+
+def _seconds(delay_ms: int) -> str:
+    """As it will be: rounded up to a step."""
+    return f"{delay_step(delay_ms).ms // 1000 if delay_ms > 0 else 0}"
+
+
+class Ticking:
+    """Calls `Handling.tick` on a loop until `stop`; both methods on that loop."""
+
+    def __init__(self, handling: Handling, also: Callable[[], None] = lambda: None) -> None:
+        self._handling, self._also = handling, also
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        if self._stopped:
+            return
+        self._handling.tick(time.monotonic_ns())
+        self._also()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._handling.tick_s, self.start)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,241 @@
+"""What a handler may say of a delivery, and what happens when it fails: values, no I/O.
+
+A handler that returns has its delivery acked. It returns or raises `RetryLater`, `Park` or `Reject` to
+say otherwise; whatever else it raises is a failed run, and a `RetryPolicy` says what follows.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote
+
+from messagebus.core.attempts import End, Rule
+from messagebus.destination import DELAY_STEPS_MS
+from messagebus.errors import ConfigError
+from messagebus.message import ATTEMPT_HEADER, FIRST_HEADER, Delivery, Header
+
+__all__ = [
+    "TEXT_BYTES_MAX",
+    "Park",
+    "Reject",
+    "RetryLater",
+    "RetryPolicy",
+    "Words",
+    "checked_after",
+    "judge",
+    "park_headers",
+    "retry_headers",
+    "rule_of",
+]
+
+# Of a reason or an exception, in a header or a log line; a header must fit a frame with all others.
+TEXT_BYTES_MAX = 1024
+# So much of a text is looked at for passwords: an exception may hold 10 MB.
+READ_CHARS_MAX = 4 * TEXT_BYTES_MAX
+FRAMES_MAX = 3
+ATTEMPTS_MAX = 1000
+FACTOR_MAX = 100.0
+DELAY_S_MAX = DELAY_STEPS_MS[-1] / 1000
+HIDDEN = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """What happens to a delivery whose handler fails.
+
+    attempts_max: runs of the handler, the first included; 1 to 1,000.
+    first_delay_s: before the second run; multiplied by `factor` before each further one, up to
+    delay_max_s. Delays are rounded up to the steps that exist (1, 2, 5, 10, 20, 30 s, ... 7 days).
+    jitter: a share of the delay, up or down at random, before rounding.
+    retry_on: what is worth another run. give_up_on: what is not; wins over retry_on.
+    then: what happens after the last failed run: "park" keeps it in the parking queue, "drop" does not.
+    """
+
+    attempts_max: int = 5
+    first_delay_s: float = 1.0
+    delay_max_s: float = 3600.0
+    factor: float = 2.0
+    jitter: float = 0.2
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+    give_up_on: tuple[type[BaseException], ...] = ()
+    then: Literal["park", "drop"] = "park"
+
+    def __post_init__(self) -> None:
+        faults = [
+            *_range_faults(
+                self,
+                first_delay_s=(0, DELAY_S_MAX),
+                delay_max_s=(0, DELAY_S_MAX),
+                factor=(1, FACTOR_MAX),
+                jitter=(0, 1),
+            ),
+            *_exception_faults(self, "retry_on"),
+            *_exception_faults(self, "give_up_on"),
+        ]
+        if type(self.attempts_max) is not int or not 1 <= self.attempts_max <= ATTEMPTS_MAX:
+            faults.insert(0, f"attempts_max {self.attempts_max!r}: 1 to {ATTEMPTS_MAX:,}")
+        if self.then not in ("park", "drop"):
+            faults.append(f"then {self.then!r}: 'park' or 'drop'")
+        if faults:
+            raise ConfigError(f"RetryPolicy: {'; '.join(faults)}")
+
+
+def _range_faults(policy: RetryPolicy, **allowed: tuple[float, float]) -> list[str]:
+    faults = []
+    for key, (low, high) in allowed.items():
+        value: object = getattr(policy, key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and low <= value <= high):  # type: ignore[operator]
+            faults.append(f"{key} {value!r}: {low:,g} to {high:,g}".replace("e+06", "e6"))
+    return faults
+
+
+def _exception_faults(policy: RetryPolicy, key: str) -> list[str]:
+    kinds: object = getattr(policy, key)
+    if isinstance(kinds, tuple) and all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+    ):
+        return []
+    return [f"{key} {kinds!r}: a tuple of exception classes"]
+
+
+class RetryLater(Exception):
+    """Raised or returned by a handler that wants another run of this delivery.
+
+    after_s: the delay, rounded up to the steps that exist; None takes the policy's. It counts as an
+    attempt: after the last one the delivery ends as the policy's `then` says.
+    """
+
+    def __init__(self, after_s: float | None = None, reason: str = "") -> None:
+        if after_s is not None:
+            checked_after(after_s)
+        super().__init__(reason or "the handler asks for another run")
+        self.after_s = after_s
+        self.reason = reason
+
+
+class Park(Exception):
+    """Raised or returned by a handler that wants this delivery in the parking queue, now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Reject(Exception):
+    """Raised or returned by a handler that wants no further run; it ends as the policy's `then` says."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def checked_after(after_s: float) -> int:
+    """The delay in ms. Raises ConfigError when there is none so long."""
+    if not 0 <= after_s <= DELAY_S_MAX:
+        raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
+    return round(after_s * 1000)
+
+
+def rule_of(policy: RetryPolicy) -> Rule:
+    """The policy as the machine takes it."""
+    return Rule(
+        attempts_max=policy.attempts_max,
+        first_ms=round(policy.first_delay_s * 1000),
+        max_ms=round(policy.delay_max_s * 1000),
+        factor=policy.factor,
+        jitter=policy.jitter,
+        park=policy.then == "park",
+        limit_ms=DELAY_STEPS_MS[-1],
+    )
+
+
+def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
+    """What a run that ended so means, and the delay in ms that its handler asked for."""
+    match error:
+        case RetryLater():
+            return End.LATER, None if error.after_s is None else round(error.after_s * 1000)
+        case Park():
+            return End.PARK, None
+        case Reject():
+            return End.REJECT, None
+        case _ if isinstance(error, policy.give_up_on):
+            return End.FAILED_FOR_GOOD, None
+        case _ if isinstance(error, policy.retry_on):
+            return End.FAILED, None
+        case _:
+            return End.FAILED_FOR_GOOD, None
+
+
+class Words:
+    """Puts exceptions and reasons into short words without these passwords.
+
+    secrets: as they are now; what is found of them, as it is or as in an address, is hidden.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        plain = [secret for secret in secrets if secret]
+        found = {*plain, *(quote(secret, safe="") for secret in plain)}
+        # The longest first: one may be a part of another.
+        self._secrets = sorted(found, key=len, reverse=True)
+
+    def short(self, text: str) -> str:
+        """The text without passwords, at most TEXT_BYTES_MAX bytes of UTF-8."""
+        longest = max(map(len, self._secrets), default=0)
+        read = text[: READ_CHARS_MAX + longest]
+        for secret in self._secrets:
+            read = read.replace(secret, HIDDEN)
+        is_cut = len(text) > READ_CHARS_MAX + longest
+        if is_cut:
+            read = read[: len(read) - longest]  # what is left of a password that was cut in two
+        raw = read.encode("utf-8", "replace")
+        if len(raw) <= TEXT_BYTES_MAX and not is_cut:
+            return raw.decode()
+        return raw[: TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."
+
+    def of(self, error: BaseException) -> str:
+        """Type and text of an exception, whatever its text is and whether it can be had or not."""
+        name = type(error).__name__
+        try:
+            text = str(error)
+        except Exception as fault:  # an application's own __str__
+            text = f"(its text fails: {type(fault).__name__})"
+        return self.short(f"{name}: {text}" if text else name)
+
+    def where(self, error: BaseException) -> str:
+        """The innermost places that it came through, outermost first: ``file.py:12 function``."""
+        try:
+            frames = traceback.extract_tb(error.__traceback__, limit=-FRAMES_MAX)
+        except Exception:  # a source file that is gone, or no file at all
+            return ""
+        found = [f"{_file(each.filename)}:{each.lineno} {each.name}" for each in frames]
+        return self.short(" > ".join(found))
+
+
+def _file(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def retry_headers(delivery: Delivery, attempt: int, reason: str) -> dict[str, Header]:
+    """What the copy for run number `attempt` is marked with. reason: short, see `Words`."""
+    return {
+        ATTEMPT_HEADER: attempt,
+        FIRST_HEADER: delivery.first_ms,
+        "mb-retry-reason": reason,
+    }
+
+
+def park_headers(delivery: Delivery, reason: str, exception: str) -> dict[str, Header]:
+    """What a parked copy is marked with. reason, exception: short, see `Words`."""
+    return {
+        "mb-park-reason": reason,
+        "mb-park-exception": exception,
+        "mb-park-attempts": delivery.attempt,
+        "mb-park-first-ms": delivery.first_ms,
+        "mb-park-ms": time.time_ns() // 1_000_000,
+        "mb-park-broker": delivery.broker,
+    }

@@ -1,0 +1,109 @@
+"""What a recorded run was: the ``manifest.json`` that reports need, put together by its recorders.
+
+Every recorder of a run writes into the same folder, and each adds what it knows: topics and their
+subscriptions, brokers, publishers, consumers, when it began and ended. Deciding is pure (`merged`);
+`note` does it under a lock, so that any number of processes of one machine may.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from messagebus.errors import RecordingFailed
+from messagebus.telemetry.eventfile import Anchor
+
+__all__ = ["MANIFEST", "RunPart", "merged", "note"]
+
+MANIFEST = "manifest.json"
+LOCK = ".manifest.lock"
+
+
+@dataclass(slots=True, kw_only=True)
+class RunPart:
+    """What one recorder knows. topics: topic -> its subscriptions. consumers: (name, subscription).
+
+    Times are ns of the host's monotonic clock; end_ns: None while it records.
+    """
+
+    run_id: str
+    name: str
+    anchor: Anchor
+    start_ns: int
+    end_ns: int | None = None
+    grace_ns: int = 0
+    topics: dict[str, set[str]] = field(default_factory=dict)
+    brokers: set[str] = field(default_factory=set)
+    publishers: set[str] = field(default_factory=set)
+    consumers: set[tuple[str, str]] = field(default_factory=set)
+
+
+def note(folder: Path, part: RunPart) -> None:
+    """Add a part to the manifest of its folder. Raises RecordingFailed, also for another run's folder."""
+    path = folder / MANIFEST
+    try:
+        with (folder / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = json.loads(path.read_text()) if path.exists() else None
+            text = json.dumps(merged(known, part), indent=1)
+            candidate = path.with_name(f".{MANIFEST}.{os.getpid()}")
+            candidate.write_text(text)
+            candidate.replace(path)
+    except OSError as fault:
+        raise RecordingFailed(f"{path}: cannot be written: {fault.strerror}") from fault
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise RecordingFailed(f"{path}: no manifest of {part.run_id!r}: {fault}") from fault
+
+
+def merged(known: dict[str, Any] | None, part: RunPart) -> dict[str, Any]:
+    """The manifest with this part in it. Raises ValueError for one of another run."""
+    if known is None:
+        known = {
+            "run_id": part.run_id,
+            "anchor": part.anchor._asdict(),
+            "start_ns": part.start_ns,
+            "incidents": [],
+        }
+    elif known["run_id"] != part.run_id:
+        raise ValueError(f"it is of run {known['run_id']!r}")
+    shift = _shift(part.anchor, known["anchor"])
+    # Who has begun and not ended; one that was killed stays, and the run is never complete.
+    recording = set(known.get("recording", ())) | {part.name}
+    end_ns = known.get("end_ns")
+    if part.end_ns is not None:
+        recording.discard(part.name)
+        end_ns = max(end_ns or 0, part.end_ns + shift)
+    consumers = {(each["name"], each["subscription"]) for each in known.get("consumers", ())}
+    return {
+        **known,
+        "topics": _topics(known.get("topics", {}), part.topics),
+        "brokers": sorted({*known.get("brokers", ()), *part.brokers}),
+        "start_ns": min(known["start_ns"], part.start_ns + shift),
+        "end_ns": end_ns,
+        "grace_ns": max(known.get("grace_ns", 0), part.grace_ns),
+        "publishers": sorted({*known.get("publishers", ()), *part.publishers}),
+        "consumers": [
+            {"name": name, "subscription": subscription}
+            for name, subscription in sorted(consumers | part.consumers)
+        ],
+        "recording": sorted(recording),
+        "complete": not recording,
+    }
+
+
+def _topics(known: dict[str, list[str]], seen: dict[str, set[str]]) -> dict[str, list[str]]:
+    return {
+        topic: sorted({*known.get(topic, ()), *seen.get(topic, ())})
+        for topic in sorted({*known, *seen})
+    }
+
+
+def _shift(anchor: Anchor, base: dict[str, Any]) -> int:
+    """From the part's clock to the manifest's: hosts have a clock each."""
+    if anchor.host == base["host"]:
+        return 0
+    return anchor.wall_minus_monotonic_ns - int(base["wall_minus_monotonic_ns"])

@@ -1,0 +1,367 @@
+"""What `run` promises about handlers, on every kind of bus: acks, retries, parking, time limits, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messagebus import (
+    ConfigError,
+    Delivery,
+    Message,
+    Park,
+    Reject,
+    RetryLater,
+    RetryPolicy,
+    Stopped,
+)
+from tests.contract.conftest import Bus, Client
+from tests.support.eventually import eventually_async
+
+WITHIN_S = 20
+# Long enough for a message that should not come to come.
+QUIET_S = 0.5
+SOON = RetryPolicy(attempts_max=3, first_delay_s=0, jitter=0)
+
+
+class Handler:
+    """Remembers what it was given, and ends as `end(delivery)` says: returns it, or raises it."""
+
+    def __init__(self, end: Callable[[Delivery], object] = lambda _delivery: None) -> None:
+        self.seen: list[Delivery] = []
+        self._end = end
+
+    def __call__(self, delivery: Delivery) -> object:
+        self.seen.append(delivery)
+        return self._end(delivery)
+
+    async def coroutine(self, delivery: Delivery) -> object:
+        return self(delivery)
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        return [(delivery.body.decode(), delivery.attempt) for delivery in self.seen]
+
+
+def raising(error: BaseException) -> Callable[[Delivery], object]:
+    def end(_delivery: Delivery) -> object:
+        raise error
+
+    return end
+
+
+def run(consumer: Client, handler: Any, count: int = 1, **how: Any) -> asyncio.Task[Any]:
+    """Begin to handle, with `count` at once."""
+    if isinstance(handler, Handler) and not consumer.blocks:
+        handler = handler.coroutine
+    width = {"workers" if consumer.blocks else "concurrency": count}
+    return asyncio.create_task(consumer.call("run", handler, **width, **how))
+
+
+async def ended(consumer: Client, work: asyncio.Task[Any]) -> int:
+    """Stop, and return what `run` returned."""
+    await consumer.call("stop")
+    return int(await asyncio.wait_for(work, WITHIN_S))
+
+
+async def publish(bus: Bus, *bodies: str, **fields: Any) -> None:
+    publisher = await bus.publisher()
+    for body in bodies:
+        await publisher.call("send_safe", bus.topic, Message.text(body, **fields))
+
+
+async def counted(consumer: Client, **wanted: int) -> None:
+    """Wait until the statistics say so."""
+    until = time.monotonic() + WITHIN_S
+    while True:
+        stats = await consumer.call("stats")
+        if all(getattr(stats, key) == value for key, value in wanted.items()):
+            return
+        assert time.monotonic() < until, f"{wanted} wanted, {stats}"
+        await asyncio.sleep(0.02)
+
+
+async def test_what_is_handled_is_acked_and_does_not_come_again(bus: Bus) -> None:
+    consumer, handler = await bus.consumer(), Handler()
+    work = run(consumer, handler, 3)
+    await publish(bus, *(str(number) for number in range(20)))
+    await counted(consumer, acked=20)
+    assert await ended(consumer, work) == 0
+    assert sorted(handler.runs) == sorted((str(number), 1) for number in range(20))
+    assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
+
+
+async def test_a_failed_run_is_followed_by_others_and_then_parked_with_the_reason(bus: Bus) -> None:
+    consumer, handler = await bus.consumer(), Handler(raising(ValueError("not now")))
+    work = run(consumer, handler, retry=SOON)
+    await publish(bus, "a", key="k", headers={"tenant": "x"}, priority=3, correlation_id="c")
+    await counted(consumer, failed=3, retried=2, parked=1, handed_out=0)
+    assert await ended(consumer, work) == 0
+    assert handler.runs == [("a", 1), ("a", 2), ("a", 3)]
+    first, *others = handler.seen
+    for other in others:
+        assert other.message == first.message
+        assert (other.key, dict(other.headers)) == ("k", {"tenant": "x"})
+        assert other.first_ms == first.first_ms
+    marks = dict((await parked(bus, "billing"))[0])
+    assert marks.pop("mb-park-ms") >= marks["mb-park-first-ms"] == first.first_ms
+    assert marks.pop("mb-park-broker") in {broker.broker for broker in handler.seen}
+    assert {name: marks[name] for name in marks if name.startswith("mb-park")} == {
+        "mb-park-reason": "3 of 3 attempts failed",
+        "mb-park-exception": "ValueError: not now",
+        "mb-park-attempts": 3,
+        "mb-park-first-ms": first.first_ms,
+    }
+
+
+async def parked(bus: Bus, subscription: str) -> list[dict[str, Any]]:
+    """The library's own headers of what lies in the parking queue, which is emptied."""
+    found: list[dict[str, Any]] = []
+
+    async def look() -> bool:
+        found.extend(await bus.take_parked(subscription))
+        return bool(found)
+
+    until = time.monotonic() + WITHIN_S
+    while not await look():
+        assert time.monotonic() < until, "nothing is parked"
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def test_a_retry_comes_after_its_delay_and_to_its_own_subscription_only(bus: Bus) -> None:
+    consumer, audit = await bus.consumer("billing"), await bus.consumer("audit")
+    times: list[float] = []
+
+    def end(delivery: Delivery) -> object:
+        times.append(time.monotonic())
+        return RetryLater(after_s=1, reason="later") if delivery.attempt == 1 else None
+
+    handler, other = Handler(end), Handler()
+    work, other_work = run(consumer, handler), run(audit, other)
+    await publish(bus, "a")
+    await counted(consumer, retried=1)
+    assert handler.runs == [("a", 1)]
+    bus.pass_time(1)
+    await counted(consumer, acked=1)
+    assert handler.runs == [("a", 1), ("a", 2)]
+    assert bus.is_memory or times[1] - times[0] >= 1
+    assert handler.seen[1].marks["mb-retry-reason"] == "later"
+    assert (await consumer.call("stats")).failed == 0
+    await counted(audit, acked=1)
+    await ended(consumer, work)
+    await ended(audit, other_work)
+    assert other.runs == [("a", 1)]
+
+
+@pytest.mark.parametrize("asked", [Park("no such customer"), Reject("no such customer")])
+@pytest.mark.parametrize("raises", [True, False])
+async def test_what_a_handler_parks_or_rejects_is_parked_at_once(
+    bus: Bus, asked: Exception, raises: bool
+) -> None:
+    handler = Handler(raising(asked) if raises else lambda _delivery: asked)
+    consumer = await bus.consumer()
+    work = run(consumer, handler)
+    await publish(bus, "a")
+    await counted(consumer, parked=1, failed=0)
+    assert await ended(consumer, work) == 0
+    assert handler.runs == [("a", 1)]
+    assert (await parked(bus, "billing"))[0]["mb-park-reason"] == "no such customer"
+
+
+async def test_what_is_not_worth_another_run_is_dropped_where_the_policy_says_so(bus: Bus) -> None:
+    policy = RetryPolicy(first_delay_s=0, give_up_on=(KeyError,), then="drop")
+    consumer, handler = await bus.consumer(), Handler(raising(KeyError("x")))
+    work = run(consumer, handler, retry=policy)
+    await publish(bus, "a")
+    await counted(consumer, dropped=1, failed=1, acked=1, parked=0, retried=0)
+    await ended(consumer, work)
+    assert handler.runs == [("a", 1)]
+    assert await bus.take_parked("billing") == []
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), RecursionError(), MemoryError()])
+async def test_whatever_a_handler_raises_ends_no_worker(bus: Bus, error: BaseException) -> None:
+    def end(delivery: Delivery) -> object:
+        if delivery.body == b"bad":
+            raise error
+        return None
+
+    consumer, handler = await bus.consumer(), Handler(end)
+    policy = RetryPolicy(attempts_max=2, first_delay_s=0, retry_on=(BaseException,))
+    work = run(consumer, handler, retry=policy)
+    await publish(bus, "bad", "good")
+    await counted(consumer, parked=1, acked=1, failed=2)
+    assert await ended(consumer, work) == 0
+
+
+async def test_a_run_over_its_time_is_answered_and_others_go_on(bus: Bus) -> None:
+    leave = threading.Event()
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.body == b"slow" and delivery.attempt == 1:
+            leave.wait(WITHIN_S)
+
+    async def handle_async(delivery: Delivery) -> None:
+        if delivery.body == b"slow" and delivery.attempt == 1:
+            await asyncio.sleep(WITHIN_S)
+
+    consumer = await bus.consumer()
+    work = run(consumer, handle if consumer.blocks else handle_async, retry=SOON, time_limit_s=0.2)
+    await publish(bus, "slow", "next")
+    await counted(consumer, acked=2, retried=1, failed=1)
+    stats = await consumer.call("stats")
+    if consumer.blocks:  # a thread cannot be ended
+        assert (stats.handling, stats.overrunning) == (1, 1)
+        assert stats.oldest_run_s >= 0.2
+    leave.set()
+    await counted(consumer, handling=0, overrunning=0)
+    assert await ended(consumer, work) == 0
+    assert (await consumer.call("stats")).acks_stale == 0
+
+
+async def test_a_handler_that_never_returns_stalls_no_other_and_is_seen(bus: Bus) -> None:
+    leave, left = threading.Event(), asyncio.Event()
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.body == b"stuck":
+            leave.wait(WITHIN_S)
+
+    async def handle_async(delivery: Delivery) -> None:
+        if delivery.body == b"stuck":
+            await left.wait()
+
+    consumer = await bus.consumer()
+    work = run(consumer, handle if consumer.blocks else handle_async, 2, grace_s=0.1)
+    await publish(bus, "stuck", *(str(number) for number in range(10)))
+    await counted(consumer, acked=10, handling=1, handed_out=1)
+    await asyncio.sleep(0.1)
+    assert (await consumer.call("stats")).oldest_run_s >= 0.1
+    assert await consumer.call("keep_alive")
+    assert await consumer.call("stop") == 1
+    assert await asyncio.wait_for(work, WITHIN_S) == 1
+    leave.set()
+    left.set()
+    again = await (await bus.consumer()).call("receive", timeout_s=WITHIN_S)
+    assert again.body == b"stuck"
+    assert again.redelivered
+    assert again.attempt == 1
+
+
+async def test_stop_waits_for_runs_and_for_their_copies(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    entered, leave = threading.Event(), threading.Event()
+
+    def handle(_delivery: Delivery) -> None:
+        entered.set()
+        leave.wait(WITHIN_S)
+        raise ValueError
+
+    async def handle_async(delivery: Delivery) -> None:
+        entered.set()
+        await asyncio.to_thread(leave.wait, WITHIN_S)
+        raise ValueError
+
+    policy = RetryPolicy(attempts_max=1)
+    work = run(consumer, handle if consumer.blocks else handle_async, retry=policy)
+    await publish(bus, "a")
+    await eventually_async(entered.is_set, within_s=WITHIN_S)
+    stopping = asyncio.create_task(consumer.call("stop"))
+    await eventually_async(lambda: consumer.status == "stopped", within_s=WITHIN_S)
+    leave.set()
+    assert await stopping == 0
+    assert await asyncio.wait_for(work, WITHIN_S) == 0
+    assert len(await parked(bus, "billing")) == 1
+
+
+async def test_with_at_most_once_a_failed_run_is_the_last(bus: Bus) -> None:
+    consumer, handler = await bus.consumer(at_most_once=True), Handler(raising(ValueError()))
+    work = run(consumer, handler, retry=SOON)
+    await publish(bus, "a", "b")
+    await counted(consumer, dropped=2, failed=2, retried=0, parked=0)
+    await ended(consumer, work)
+    assert sorted(handler.runs) == [("a", 1), ("b", 1)]
+
+
+async def test_a_handler_that_answers_by_itself_is_let_be(bus: Bus) -> None:
+    consumer = await bus.consumer()
+
+    def handle(delivery: Delivery) -> None:
+        consumer.inner.nack(delivery, requeue=False)  # type: ignore[union-attr]
+
+    async def handle_async(delivery: Delivery) -> None:
+        handle(delivery)
+
+    work = run(consumer, handle if consumer.blocks else handle_async)
+    await publish(bus, "a", "b")
+    await counted(consumer, nacked=2)
+    assert await ended(consumer, work) == 0
+
+
+async def test_retry_and_park_by_hand_return_when_the_copy_is_stored(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    await publish(bus, "a", key="k")
+    first = await consumer.call("receive", timeout_s=WITHIN_S)
+    assert await consumer.call("retry", first, after_s=0, reason="again")
+    second = await consumer.call("receive", timeout_s=WITHIN_S)
+    assert (second.body, second.attempt, second.key) == (b"a", 2, "k")
+    assert second.message_id == first.message_id
+    assert not second.redelivered
+    assert await consumer.call("park", second, reason="bad", error=KeyError("x"))
+    marks = (await parked(bus, "billing"))[0]
+    assert marks["mb-park-reason"] == "bad"
+    assert marks["mb-park-exception"] == "KeyError: 'x'"
+    assert marks["mb-park-attempts"] == 2
+    stats = await consumer.call("stats")
+    assert (stats.retried, stats.parked, stats.handed_out) == (1, 1, 0)
+
+
+async def test_a_retry_or_a_park_after_stop_goes_nowhere_and_the_delivery_comes_again(
+    bus: Bus,
+) -> None:
+    consumer = await bus.consumer()
+    await publish(bus, "a", "b")
+    first = await consumer.call("receive", timeout_s=WITHIN_S)
+    second = await consumer.call("receive", timeout_s=WITHIN_S)
+    await consumer.call("stop", 0)
+    assert await consumer.call("retry", first, after_s=0) is False
+    assert await consumer.call("park", second, reason="x") is False
+    other = await bus.consumer()
+    again = {(await other.call("receive", timeout_s=WITHIN_S)).body for _ in range(2)}
+    assert again == {b"a", b"b"}
+
+
+async def test_a_plain_function_runs_in_threads_also_for_asyncio(bus: Bus) -> None:
+    consumer, handler, threads = await bus.consumer(), Handler(), set[int]()
+
+    def handle(delivery: Delivery) -> object:
+        threads.add(threading.get_ident())
+        handler(delivery)
+        if delivery.body == b"3" and delivery.attempt == 1:
+            raise ValueError
+        return None
+
+    work = run(consumer, handle, 3, retry=SOON)
+    await publish(bus, *(str(number) for number in range(20)))
+    await counted(consumer, acked=20, retried=1, handed_out=0)
+    assert await ended(consumer, work) == 0
+    assert threading.get_ident() not in threads
+    assert sorted(set(handler.runs)) == sorted([("3", 2), *((str(n), 1) for n in range(20))])
+
+
+async def test_what_makes_no_sense_is_told_at_once(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    width = "workers" if consumer.blocks else "concurrency"
+    for wrong in ({width: 0}, {width: 1.5}, {"time_limit_s": 0}, {"time_limit_s": -1}):
+        with pytest.raises(ConfigError):
+            await consumer.call("run", Handler(), **wrong)
+    with pytest.raises(Stopped):
+        await (await bus.consumer(start=False)).call("run", Handler())
+    if consumer.blocks:
+        with pytest.raises(TypeError, match="AsyncConsumer"):
+            await consumer.call("run", Handler().coroutine)

@@ -1,0 +1,399 @@
+"""The bus in memory: what a test does to it, asks of it, and is told when it asks in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from messagebus import (
+    AsyncConsumer,
+    AsyncPublisher,
+    Batching,
+    ConsumerConfig,
+    Delivery,
+    Message,
+    NameInvalid,
+    Outcome,
+    PublisherConfig,
+    Refused,
+    Subscription,
+    Topic,
+    Unroutable,
+)
+from messagebus.testing import MemoryBus
+
+WITHIN_S = 5
+
+
+class Clients:
+    """Running clients on one bus; all are stopped at the end."""
+
+    def __init__(self, bus: MemoryBus, stack: AsyncExitStack) -> None:
+        self.bus, self._stack = bus, stack
+
+    async def publisher(self, **settings: Any) -> AsyncPublisher:
+        publisher = self.bus.async_publisher(PublisherConfig(**settings))
+        await publisher.start(require="one")
+        self._stack.push_async_callback(publisher.stop, 0)
+        return publisher
+
+    async def consumer(self, source: Any = "orders/billing", **settings: Any) -> AsyncConsumer:
+        topic, _, name = source.partition("/") if isinstance(source, str) else (source, "", "")
+        consumer = self.bus.async_consumer(
+            topic, subscription=name, config=ConsumerConfig(**settings)
+        )
+        await consumer.start(require="all")
+        self._stack.push_async_callback(consumer.stop, 0)
+        return consumer
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[Clients]:
+    async with AsyncExitStack() as stack:
+        yield Clients(MemoryBus(), stack)
+
+
+async def take(consumer: AsyncConsumer) -> Delivery:
+    delivery = await consumer.receive(WITHIN_S)
+    assert delivery is not None
+    return delivery
+
+
+async def turns(count: int = 20) -> None:
+    """Let everything happen that needs no clock."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------------------- the clock
+async def test_time_stands_still_until_it_is_moved(clients: Clients) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    for delay_s in (60, 1, 5):
+        await publisher.send_safe("orders", str(delay_s), deliver_after_s=delay_s)
+    assert bus.delayed() == 3
+    bodies = []
+    for seconds in (1, 4, 55):
+        bus.advance(seconds)
+        bodies.append((await take(consumer)).body)
+        await turns()
+        assert consumer.receive_immediate() is None
+    assert bodies == [b"1", b"5", b"60"]
+    assert bus.delayed() == 0
+
+
+async def test_what_becomes_due_in_one_step_comes_in_the_order_of_its_time(
+    clients: Clients,
+) -> None:
+    consumer, publisher = await clients.consumer(), await clients.publisher()
+    for delay_s in (30, 2, 10):
+        await publisher.send_safe("orders", str(delay_s), deliver_after_s=delay_s)
+    clients.bus.advance(3_600)
+    assert [(await take(consumer)).body for _ in range(3)] == [b"2", b"10", b"30"]
+
+
+def test_time_does_not_go_back() -> None:
+    with pytest.raises(ValueError, match="does not go back"):
+        MemoryBus().advance(-1)
+
+
+async def test_deadlines_pass_with_the_clock_what_was_sent_is_unknown(clients: Clients) -> None:
+    bus, publisher = clients.bus, await clients.publisher(deadline_ms=30_000, window=1)
+    bus.declare("orders/billing")
+    await publisher.send_safe("orders", b"the lane is open")
+    bus.freeze()
+    sent, unsent = [await publisher.submit("orders", b"x") for _ in range(2)]
+    await turns()
+    bus.advance(29)
+    assert not sent.done()
+    bus.advance(1.1)
+    assert (await sent).outcome is Outcome.UNKNOWN
+    assert (await unsent).outcome is Outcome.REFUSED
+    bus.thaw()
+    await publisher.send_safe("orders", b"it goes on")
+    # The one that was unknown had reached its broker.
+    assert [each.body for each in bus.published("orders")][1:] == [b"x", b"it goes on"]
+
+
+async def test_a_subscription_that_expires_goes_when_nobody_has_used_it_so_long(
+    clients: Clients,
+) -> None:
+    bus, publisher = clients.bus, await clients.publisher()
+    source = Subscription(Topic("orders"), "screen", expires_s=60)
+    consumer = await clients.consumer(source)
+    bus.advance(600)
+    await publisher.send_safe("orders", b"used")
+    consumer.ack(await take(consumer))
+    await consumer.stop(0)
+    bus.declare(source)
+    bus.advance(59)
+    await publisher.send_safe("orders", b"still there")
+    bus.advance(2)
+    with pytest.raises(Unroutable):
+        await publisher.send_safe("orders", b"gone")
+
+
+# ---------------------------------------------------------------------- faults
+async def test_refused_are_the_next_ones_and_no_more(clients: Clients) -> None:
+    bus, publisher = clients.bus, await clients.publisher()
+    bus.declare("orders/billing", "queue:jobs")
+    bus.refuse_next("orders", count=2)
+    await publisher.send_safe("queue:jobs", b"another destination")
+    ends = await publisher.send_many("orders", [b"1", b"2", b"3"])
+    assert [end.outcome.value for end in ends] == ["refused", "refused", "confirmed"]
+    bus.refuse_next("orders", 1)
+    with pytest.raises(Refused):
+        await publisher.send_safe("orders", b"4")
+    assert [each.body for each in bus.published("orders")] == [b"3"]
+
+
+async def test_a_refused_batch_is_refused_whole(clients: Clients) -> None:
+    bus = clients.bus
+    publisher = await clients.publisher(batch={"orders": Batching(count_max=3, linger_ms=1_000)})
+    bus.declare("orders/billing")
+    bus.refuse_next("orders")
+    ends = await publisher.send_many("orders", [b"1", b"2", b"3"])
+    assert {end.outcome for end in ends} == {Outcome.REFUSED}
+    ends = await publisher.send_many("orders", [b"4", b"5", b"6"])
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
+    assert [each.body for each in bus.published("orders")] == [b"4", b"5", b"6"]
+
+
+async def test_a_duplicate_has_the_same_id_and_is_not_marked(clients: Clients) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    bus.duplicate_next("orders")
+    published = await publisher.send_safe("orders", b"once")
+    first, second = await take(consumer), await take(consumer)
+    assert first.message_id == second.message_id == published.message_id
+    assert (first.redelivered, second.redelivered) == (False, False)
+    assert len(bus.published("orders")) == 1
+
+
+async def test_a_slow_broker_answers_and_delivers_by_the_clock(clients: Clients) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    await publisher.send_safe("orders", b"quick")
+    await take(consumer)
+    bus.slow(2)
+    slow = await publisher.submit("orders", b"slow")
+    await turns()
+    bus.advance(1.9)
+    await turns()
+    assert not slow.done()
+    assert consumer.receive_immediate() is None
+    bus.advance(0.1)
+    assert (await slow).outcome is Outcome.CONFIRMED
+    assert (await take(consumer)).body == b"slow"
+    bus.slow(0)
+    await publisher.send_safe("orders", b"quick again")
+
+
+async def test_a_connection_lost_before_the_confirm_doubles_the_message(clients: Clients) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    await publisher.send_safe("orders", b"first")
+    await take(consumer)
+    bus.slow(1)
+    future = await publisher.submit("orders", b"twice")
+    await turns()
+    bus.slow(0)
+    assert bus.lose_connection() == 2
+    published = await future
+    assert (published.outcome, published.attempts) == (Outcome.CONFIRMED, 2)
+    bodies = [(await take(consumer)).body for _ in range(3)]
+    assert sorted(bodies) == [b"first", b"twice", b"twice"]
+
+
+async def test_a_connection_lost_before_the_confirm_is_unknown_without_retries(
+    clients: Clients,
+) -> None:
+    bus, publisher = clients.bus, await clients.publisher(retry_unknown=False)
+    bus.declare("orders/billing")
+    bus.slow(1)
+    future = await publisher.submit("orders", b"x")
+    await turns()
+    bus.lose_connection()
+    published = await future
+    assert published.outcome is Outcome.UNKNOWN
+    assert "connection lost" in published.reason
+    assert bus.waiting("orders", "billing") == 1
+
+
+async def test_only_links_to_the_named_broker_are_lost() -> None:
+    async with AsyncExitStack() as stack:
+        clients = Clients(MemoryBus(brokers=3), stack)
+        consumer = await clients.consumer()
+        assert clients.bus.lose_connection(clients.bus.brokers[1]) == 1
+        await turns()
+        assert consumer.keep_alive()
+        with pytest.raises(KeyError):
+            clients.bus.lose_connection("elsewhere:5672")
+
+
+async def test_frozen_brokers_deliver_nothing_and_lose_nothing(clients: Clients) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    await publisher.send_safe("orders", b"first")
+    held = await take(consumer)
+    bus.freeze()
+    future = await publisher.submit("orders", b"second")
+    consumer.ack(held)
+    await turns()
+    assert not future.done()
+    assert bus.answers("orders", "billing") == []
+    bus.thaw()
+    assert (await future).outcome is Outcome.CONFIRMED
+    assert (await take(consumer)).body == b"second"
+    assert bus.answers("orders", "billing") == [(held.message_id, "ack")]
+
+
+@pytest.mark.parametrize("batch", [{}, {"orders": Batching(count_max=2, linger_ms=1_000)}])
+async def test_what_comes_back_too_often_is_parked_by_its_broker(batch: Any) -> None:
+    async with AsyncExitStack() as stack:
+        clients = Clients(MemoryBus(delivery_limit=2), stack)
+        consumer, publisher = await clients.consumer(), await clients.publisher(batch=batch)
+        await publisher.send_many("orders", [b"poison", b"too"])
+        for _ in range(3):
+            await take(consumer)
+            clients.bus.lose_connection()
+        await turns()
+        parked = clients.bus.assert_parked("orders", "billing", count=2)
+        assert [each.body for each in parked] == [b"poison", b"too"]
+        assert clients.bus.waiting("orders", "billing") == 0
+
+
+# ---------------------------------------------------------------------- questions
+async def test_answers_are_remembered_in_their_order(clients: Clients) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    ids = [end.message_id for end in await publisher.send_many("orders", [b"1", b"2", b"3"])]
+    first, second, third = [await take(consumer) for _ in range(3)]
+    consumer.ack(third)
+    await turns()
+    consumer.nack(first)
+    await turns()
+    consumer.nack(second, requeue=False)
+    consumer.ack(await take(consumer))
+    await bus.handled()
+    assert bus.answers("orders", "billing") == bus.answers("orders/billing")
+    assert bus.answers("orders/billing") == [
+        (ids[2], "ack"),
+        (ids[0], "requeue"),
+        (ids[1], "reject"),
+        (ids[0], "ack"),
+    ]
+    assert bus.assert_answered("orders/billing", answer="ack", count=2) == [ids[2], ids[0]]
+    assert [each.message_id for each in bus.parked("orders", "billing")] == [ids[1]]
+
+
+async def test_parts_of_a_batch_are_answered_each(clients: Clients) -> None:
+    bus, consumer = clients.bus, await clients.consumer()
+    publisher = await clients.publisher(batch={"orders": Batching(count_max=3, linger_ms=1_000)})
+    ends = await publisher.send_many("orders", [b"1", b"2", b"3"])
+    ids = [end.message_id for end in ends]
+    assert [each.message_id for each in bus.published("orders")] == ids
+    first, second, third = [await take(consumer) for _ in range(3)]
+    consumer.ack(first)
+    consumer.nack(second, requeue=False)
+    consumer.nack(third)
+    again = await take(consumer)
+    assert (again.body, again.part) == (b"3", 0)
+    consumer.ack(again)
+    await bus.handled()
+    answers = bus.answers("orders/billing")
+    assert sorted(answers) == sorted(
+        [(ids[0], "ack"), (ids[1], "reject"), (ids[2], "requeue"), (ids[2], "ack")]
+    )
+    assert len(bus.published("orders")) == 3
+
+
+async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    await bus.handled()
+    await publisher.send_many("orders", [b"1", b"2"])
+    waiting = asyncio.create_task(bus.handled())
+    await turns()
+    for _ in range(2):
+        assert not waiting.done()
+        consumer.ack(await take(consumer))
+    await waiting
+    await publisher.send_safe("orders", b"3")
+    with pytest.raises(AssertionError, match=r"mb.sub/orders/billing: 0 waiting, 1 delivered"):
+        await bus.handled(within_s=0)
+    with pytest.raises(AssertionError, match=r"1 delivered without an answer"):
+        bus.wait_handled(within_s=0)
+
+
+# ---------------------------------------------------------------------- assertions
+async def test_what_matches_is_returned(clients: Clients) -> None:
+    bus, publisher = clients.bus, await clients.publisher()
+    bus.declare("orders/billing")
+    await publisher.send_safe("orders", Message.json({"n": 1}, key="a", headers={"h": 1}))
+    await publisher.send_safe("orders", Message.json({"n": 2}, key="b"))
+    await publisher.send_safe("orders", "text")
+    assert len(bus.assert_published("orders", count=3)) == 3
+    (one,) = bus.assert_published("orders", json={"n": 1}, key="a", headers={"h": 1}, count=1)
+    assert one.key == "a"
+    assert len(bus.assert_published("orders", where=lambda each: bool(each.key))) == 2
+    assert bus.assert_published("orders", text="text")[0].body == b"text"
+    assert bus.assert_published("orders", key="c", count=0) == []
+    with pytest.raises(TypeError, match="'kye' is no field of a message"):
+        bus.assert_published("orders", kye="a")
+
+
+async def test_what_does_not_match_is_shown(clients: Clients) -> None:
+    bus, publisher = clients.bus, await clients.publisher()
+    bus.declare("orders/billing")
+    await publisher.send_safe("orders", Message.text("x" * 1_000, message_id="first", key="a"))
+    with pytest.raises(Unroutable):
+        await publisher.send_safe("invoices", b"nobody")
+    with pytest.raises(AssertionError) as raised:
+        bus.assert_published("orders", key="b", count=2)
+    told = str(raised.value).splitlines()
+    assert told[0] == "2 key='b' wanted on orders, 0 found"
+    assert told[1] == "published to orders: 1"
+    assert told[2].startswith("  first key='a' b'xxx")
+    assert len(told[2]) < 200
+    with pytest.raises(AssertionError) as raised:
+        bus.assert_published("invoices")
+    assert str(raised.value).splitlines() == [
+        "at least 1 message(s) wanted on invoices, 0 found",
+        "published to invoices: nothing",
+        "1 more unroutable: nobody subscribes: declare('invoices/test')",
+        "published elsewhere: 2",
+        "  invoices: 1 unroutable",
+        "  orders: 1 confirmed",
+    ]
+
+
+async def test_answers_that_are_missing_are_told_with_those_that_are_there(
+    clients: Clients,
+) -> None:
+    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
+    await publisher.send_safe("orders", Message.text("x", message_id="one"))
+    with pytest.raises(AssertionError) as raised:
+        bus.assert_answered("orders", "billing")
+    assert str(raised.value).splitlines() == [
+        "at least 1 ack(s) wanted from orders/billing, 0 found",
+        "answers: nothing",
+        "orders/billing: 0 waiting, 1 without an answer, 0 parked; 0 delayed on the whole bus",
+    ]
+    consumer.ack(await take(consumer))
+    await bus.handled()
+    with pytest.raises(AssertionError) as raised:
+        bus.assert_parked("orders", "billing")
+    assert str(raised.value).splitlines()[:3] == [
+        "at least 1 parked message(s) wanted of orders/billing, 0 found",
+        "parked: nothing",
+        "answers: 1",
+    ]
+    with pytest.raises(ValueError, match="one of ack, requeue, reject, retry, park"):
+        bus.assert_answered("orders", "billing", answer="acked")
+
+
+def test_names_are_checked() -> None:
+    bus = MemoryBus()
+    for wrong in ("orders", "a b/c"):
+        with pytest.raises(NameInvalid):
+            bus.answers(wrong)
+    with pytest.raises(NameInvalid):
+        bus.refuse_next("a b")
