@@ -20,7 +20,12 @@ from typing import Any, NamedTuple
 from messagebus._io.codec import Arrived
 from messagebus._io.link import Link, dial
 from messagebus._io.marks import copied
-from messagebus._io.properties import decode, read_headers, read_message_id, read_stamp_ms
+from messagebus._io.properties import (
+    read_content_type,
+    read_headers,
+    read_message_id,
+    read_stamp_ms,
+)
 from messagebus._io.registering import credentials
 from messagebus.broker import Broker
 from messagebus.config import BusConfig
@@ -57,7 +62,7 @@ class _Taken(NamedTuple):
 
     @property
     def content_type(self) -> str:
-        return decode(self.raw, b"").content_type
+        return read_content_type(self.raw)
 
 
 See = Callable[[_Taken], bool]

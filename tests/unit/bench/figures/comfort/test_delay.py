@@ -9,17 +9,8 @@ from hdrh.histogram import HdrHistogram
 
 from bench.figures.comfort.delay import cases_of, late_figures, percentile_ms, waiting_figures
 from bench.figures.scene import Scene
-from bench.systems.turn import Task, Turn
-
-TASK = Task(
-    verb="publish",
-    broker="b:1",
-    list_url="http://b",
-    user="u",
-    password_file="p",
-    topic="t",
-    subscription="s",
-)
+from bench.systems.turn import Turn
+from tests.support.bench_task import bench_task
 
 
 @pytest.mark.parametrize(("percent", "wanted"), [(0, 1), (50, 2), (51, 3), (99, 4), (100, 4)])
@@ -36,7 +27,7 @@ def test_each_step_has_its_percentiles_and_what_came_early_is_counted() -> None:
 
 
 def test_every_turn_is_taken_with_and_without_waiting_messages() -> None:
-    cases = cases_of(TASK, Scene(Path("/c"), print))
+    cases = cases_of(bench_task(), Scene(Path("/c"), print))
     assert [case.name for case in cases] == [
         "consume.idle",
         "latency.idle",
