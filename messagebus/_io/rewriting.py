@@ -8,7 +8,7 @@ from typing import Any
 
 import pika
 
-from messagebus._io.rawheaders import read_headers
+from messagebus._io.properties import read_headers
 
 __all__ = ["counted", "dead_lettered", "expires_after_ms"]
 
