@@ -11,8 +11,10 @@ __all__ = ["SYSTEMS", "main"]
 
 # Only the module of the client that takes its turn is imported.
 SYSTEMS = (
+    "ours_app",
     "ours_async",
     "ours_blocking",
+    "ours_memory",
     "pika_async",
     "pika_blocking",
     "aio_pika_client",

@@ -9,13 +9,15 @@ Source: AMQP 0-9-1 specification, sections 2.3.5 (frames) and 4.2.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 __all__ = [
     "AlikeFrames",
     "Arrived",
+    "Bare",
     "Confirm",
     "Contents",
     "FrameParser",
@@ -103,6 +105,13 @@ class PublishFrames:
             out += (_FRAME.pack(BODY, self._channel, len(part)), part, END)
 
 
+class Bare(Protocol):
+    """A message that is nothing but a body under an id."""
+
+    message_id: str
+    body: bytes
+
+
 class AlikeFrames:
     """Publishes of one shape: their pieces are kept for each size of body."""
 
@@ -110,19 +119,24 @@ class AlikeFrames:
         self._frames, self._shape = frames, shape
         self._sizes: dict[int, tuple[bytes, bytes]] = {}
 
-    def add(self, out: list[bytes], message_id: bytes, body: bytes) -> None:
-        """Append one message; message_id: always of one length."""
-        size = len(body)
-        pieces = self._sizes.get(size)
-        if pieces is None:
-            if len(self._sizes) >= SIZES_MAX:
-                self._sizes.clear()
-            pieces = self._sizes[size] = self._frames.pieces(self._shape, len(message_id), size)
-        if 0 < size <= self._frames.body_max:
-            out += (pieces[0], message_id, pieces[1], body, END)
-        else:
-            out += (pieces[0], message_id, pieces[1])
-            self._frames.add_parts(out, body)
+    def add(self, out: list[bytes], messages: Iterable[Bare]) -> None:
+        """Append messages; their ids are always of one length."""
+        sizes, body_max = self._sizes, self._frames.body_max
+        for message in messages:
+            message_id, body = message.message_id.encode(), message.body
+            size = len(body)
+            before, between = sizes.get(size) or self._pieces(len(message_id), size)
+            if 0 < size <= body_max:
+                out += (before, message_id, between, body, END)
+            else:
+                out += (before, message_id, between)
+                self._frames.add_parts(out, body)
+
+    def _pieces(self, id_size: int, size: int) -> tuple[bytes, bytes]:
+        if len(self._sizes) >= SIZES_MAX:
+            self._sizes.clear()
+        pieces = self._sizes[size] = self._frames.pieces(self._shape, id_size, size)
+        return pieces
 
 
 def _short(text: str) -> bytes:

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import pika
@@ -20,6 +20,7 @@ from pika.channel import Channel
 
 from messagebus._io.codec import (
     Arrived,
+    Bare,
     Confirm,
     Contents,
     PublishFrames,
@@ -54,7 +55,7 @@ def _nothing() -> None:
 
 
 class Alike(Protocol):
-    def add(self, out: list[bytes], message_id: bytes, body: bytes) -> None: ...
+    def add(self, out: list[bytes], messages: Iterable[Bare]) -> None: ...
 
 
 class Frames(Protocol):
@@ -247,5 +248,8 @@ class _PlainAlike:
     def __init__(self, frames: _PlainFrames, shape: tuple[bytes, bytes]) -> None:
         self._frames, self._shape = frames, shape
 
-    def add(self, out: list[bytes], message_id: bytes, body: bytes) -> None:
-        self._frames.add(out, self._shape[0] + message_id + self._shape[1], body)
+    def add(self, out: list[bytes], messages: Iterable[Bare]) -> None:
+        before, after = self._shape
+        for message in messages:
+            properties = before + message.message_id.encode() + after
+            self._frames.add(out, properties, message.body)

@@ -37,19 +37,25 @@ class Sender:
             self._stamp_s = stamp_s
             self._alike.clear()
         out, sent = self._pipe.out, (broker, sent_ns)
-        shape: Shape | None = None
-        alike: Alike | None = None
+        run: list[Ticket] = []  # of one shape, with nothing but a body each
         for ticket in entries:
             if type(ticket) is not Ticket:
+                self._send_run(run)
                 self._send_batch(ticket, sent)
                 continue
             ticket.sent = sent
-            if ticket.properties is not None:
+            if run and (ticket.shape is not run[0].shape or ticket.properties is not None):
+                self._send_run(run)
+            if ticket.properties is None:
+                run.append(ticket)
+            else:
                 self._frames_for(ticket.shape).add(out, ticket.properties, ticket.body)
-                continue
-            if ticket.shape is not shape or alike is None:
-                shape, alike = ticket.shape, self._alike_for(ticket.shape)
-            alike.add(out, ticket.message_id.encode(), ticket.body)
+        self._send_run(run)
+
+    def _send_run(self, run: list[Ticket]) -> None:
+        if run:
+            self._alike_for(run[0].shape).add(self._pipe.out, run)
+            run.clear()
 
     def _send_batch(self, batch: Item | Batch[Item], sent: tuple[str, int]) -> None:
         parts: list[bytes] = []

@@ -78,9 +78,10 @@ class MemoryBus:
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> Consumer:
         """A `Consumer`, not started."""
-        made = _MemoryConsumer(self._wire, destination, subscription, config)
+        made = _MemoryConsumer(self._wire, destination, subscription, config, hooks)
         self._blocking.add(made)
         return made
 
@@ -90,9 +91,10 @@ class MemoryBus:
         *,
         subscription: str = "",
         config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> AsyncConsumer:
         """An `AsyncConsumer`, not started."""
-        return _AsyncMemoryConsumer(self._wire, destination, subscription, config)
+        return _AsyncMemoryConsumer(self._wire, destination, subscription, config, hooks)
 
     def declare(self, *wanted: Wanted | str) -> None:
         """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer. Raises TopologyMismatch."""
@@ -165,6 +167,11 @@ class MemoryBus:
     def delayed(self) -> int:
         """How many messages wait for their time: `advance` brings them."""
         return self._brokers.delayed()
+
+    def due_in_s(self) -> float | None:
+        """After how much more time the next delayed message comes; None when there is none."""
+        due_ms = self._brokers.next_delayed_ms()
+        return None if due_ms is None else due_ms / 1000
 
     def parked(
         self, destination: Destination | Source | str, subscription: str = ""
@@ -310,9 +317,12 @@ class _MemoryConsumer(Consumer):
         destination: Destination | Source | str,
         subscription: str,
         config: ConsumerConfig | None,
+        hooks: Sequence[Hooks],
     ) -> None:
         self._memory = wire
-        super().__init__(BusConfig(), destination, subscription=subscription, config=config)
+        super().__init__(
+            BusConfig(), destination, subscription=subscription, config=config, hooks=hooks
+        )
 
     def _make_wire(self) -> Wire:
         return self._memory
@@ -325,9 +335,12 @@ class _AsyncMemoryConsumer(AsyncConsumer):
         destination: Destination | Source | str,
         subscription: str,
         config: ConsumerConfig | None,
+        hooks: Sequence[Hooks],
     ) -> None:
         self._memory = wire
-        super().__init__(BusConfig(), destination, subscription=subscription, config=config)
+        super().__init__(
+            BusConfig(), destination, subscription=subscription, config=config, hooks=hooks
+        )
 
     def _make_wire(self) -> Wire:
         return self._memory

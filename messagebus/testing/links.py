@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from messagebus._io.codec import Bare
 from messagebus._io.link import Link
 from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
@@ -371,5 +372,6 @@ class _MemoryAlike:
     def __init__(self, route: Route, shape: tuple[bytes, bytes]) -> None:
         self._route, (self._before, self._after) = route, shape
 
-    def add(self, out: list[Any], message_id: bytes, body: bytes) -> None:
-        out.append((self._route, self._before + message_id + self._after, body))
+    def add(self, out: list[Any], messages: Iterable[Bare]) -> None:
+        route, before, after = self._route, self._before, self._after
+        out += [(route, before + each.message_id.encode() + after, each.body) for each in messages]

@@ -77,6 +77,10 @@ class Bus:
         self.topic = f"contract-{uuid.uuid4().hex[:12]}"
 
     @property
+    def in_memory(self) -> MemoryBus:
+        return self._memory
+
+    @property
     def is_memory(self) -> bool:
         return self._config is None
 
@@ -114,6 +118,7 @@ class Bus:
         *,
         destination: Destination | Source | str = "",
         start: bool = True,
+        hooks: Sequence[Hooks] = (),
         **settings: Any,
     ) -> Client:
         """Attached to every broker, registered."""
@@ -121,10 +126,10 @@ class Bus:
         inner: Consumer | AsyncConsumer
         if self._config is None:
             make = self._memory.consumer if self.face == "blocking" else self._memory.async_consumer
-            inner = make(to, subscription=subscription, config=config)
+            inner = make(to, subscription=subscription, config=config, hooks=hooks)
         else:
             face = Consumer if self.face == "blocking" else AsyncConsumer
-            inner = face(self._config, to, subscription=subscription, config=config)
+            inner = face(self._config, to, subscription=subscription, config=config, hooks=hooks)
         return await self._made(inner, start, require="all", timeout_s=READY_WITHIN_S)
 
     async def _made(

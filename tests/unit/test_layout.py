@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ TESTED_ELSEWHERE = {
     "messagebus/agent/service.py": "tests/integration/test_agent.py",
     "messagebus/agent/web.py": "tests/integration/test_agent.py",
     "messagebus/__main__.py": "tests/integration/test_command.py",
+    "messagebus/commands/worker.py": "tests/integration/test_worker.py",
     "messagebus/directory.py": "tests/integration/test_command.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",
@@ -67,6 +69,7 @@ ABOUT_THE_WHOLE = {
 }
 
 
+@functools.cache
 def sources() -> list[str]:
     """Files with something in them that can be wrong, from the root of the checkout."""
     found = [path for kit in KITS for path in (ROOT / kit).rglob("*.py")]

@@ -81,14 +81,14 @@ def cases_of(task: Task, scene: Scene) -> list[Case]:
         common = dataclasses.replace(task, body_bytes=size.body_bytes, loop=best_loop())
         packed = dataclasses.replace(sized(common, scene, size.messages), batch=size.batch)
         single = sized(common, scene, size.unbatched)
-        for verb, windows in (
-            ("publish", (WINDOW, UNBATCHED_WINDOW)),
-            ("consume", (PREFETCH * size.batch, UNBATCHED_WINDOW)),
+        for verb, way, windows in (
+            ("publish", "send_many", (WINDOW, UNBATCHED_WINDOW)),
+            ("consume", "", (PREFETCH * size.batch, UNBATCHED_WINDOW)),
         ):
             for name, one, window in zip(
                 ("", ".unbatched"), (packed, single), windows, strict=True
             ):
-                wanted = dataclasses.replace(one, verb=verb, window=window)
+                wanted = dataclasses.replace(one, verb=verb, way=way, window=window)
                 found.append(Case(f"{verb}.{size.name}{name}", "ours_async", wanted))
     return found
 
@@ -99,7 +99,7 @@ def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
             case = f"{verb}.{size.name}"
             what = f"{done} of {size.body_bytes} bytes, {size.batch} in a batch"
             if verb == "publish":
-                what += f", {WINDOW} batches in the window"
+                what += f", {WINDOW} batches in the window, AsyncPublisher.send_many"
             yield from rate_and_cpu(
                 turns,
                 case,

@@ -56,7 +56,9 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
         published = 0
         while published < total:
             portion = min(portions, total - published)
-            publishing = dataclasses.replace(task, window=50, messages=portion, warm_up=0)
+            publishing = dataclasses.replace(
+                task, way="send_many", window=50, messages=portion, warm_up=0
+            )
             take_turn(Case("portion", "ours_async", publishing))
             published += portion
             consumer.wait(published - portions, TAKEN_WITHIN_S)

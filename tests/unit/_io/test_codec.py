@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,10 +77,10 @@ def test_alike_publishes_are_the_same_bytes_as_single_ones(bodies: list[bytes]) 
     alike = frames.alike((b"\x00\xc0\x02", b"\x00" * 8))
     fast: list[bytes] = []
     slow: list[bytes] = []
-    for number, body in enumerate(bodies):
-        message_id = f"{number:02}".encode()
-        alike.add(fast, message_id, body)
-        frames.add(slow, b"\x00\xc0\x02" + message_id + b"\x00" * 8, body)
+    messages = [SimpleNamespace(message_id=f"{n:02}", body=body) for n, body in enumerate(bodies)]
+    alike.add(fast, messages)
+    for each in messages:
+        frames.add(slow, b"\x00\xc0\x02" + each.message_id.encode() + b"\x00" * 8, each.body)
     assert b"".join(fast) == b"".join(slow)
 
 

@@ -1,0 +1,1 @@
+"""The figures of the client in daily use: ids begin with ``comfort.``."""

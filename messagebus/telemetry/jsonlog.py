@@ -1,0 +1,186 @@
+"""Logs for machines and for people: one line for each record, whatever is in it.
+
+    configure_logging("json", "INFO")               # in an application's main; the library never calls it
+
+The library's own lines are a constant text and ``key=value`` pairs; as JSON the pairs are fields of
+their own. Exceptions and texts are cut, line ends escaped, and passwords hidden as far as they can be
+told (`messagebus.telemetry.plain`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, TextIO
+
+from messagebus.errors import ConfigError
+from messagebus.telemetry.plain import plain_error, plain_text, plain_trace
+
+__all__ = ["FORMS", "JsonFormatter", "TextFormatter", "configure_logging"]
+
+FORMS = ("text", "json")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+MESSAGE_CHARS_MAX = 8 * 1024
+FIELDS_MAX = 50
+
+_OURS = "messagebus."
+RESERVED = frozenset({"event", "time", "level", "logger", "exception"})
+# pika logs at ERROR what it raises too, and the library tells that in its own words; httpx has a line at
+# INFO for each request for the list.
+_QUIET = {"pika": logging.CRITICAL, "httpx": logging.WARNING, "httpcore": logging.WARNING}
+_PAIR = re.compile(r"\s(\w+)=(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
+# What every record has; anything else was given by `extra`.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """A JSON object a line: time, level, logger, event, then the pairs of the line and of ``extra``.
+
+    time: UTC, to the microsecond. exception: its type, text and trace, where there is one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown: dict[str, Any] = {
+            "time": _time_of(record),
+            "level": record.levelname,
+            "logger": record.name,
+            **_told(record),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            shown["exception"] = {
+                "type": type(error).__qualname__,
+                "text": plain_error(error),
+                "trace": plain_trace(error),
+            }
+        for name, value in _extra(record).items():
+            shown.setdefault(name, _plain(value))
+        return _encodable(json.dumps(shown, ensure_ascii=False, default=_text))
+
+
+class TextFormatter(logging.Formatter):
+    """A line a record for people: time, level, logger, text; an exception as ``exception="type: text"``.
+
+    trace: whether its traceback stands below, which are then several lines.
+    """
+
+    def __init__(self, *, trace: bool = False) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = plain_text(_message(record), MESSAGE_CHARS_MAX)
+        line = f"{_time_of(record)} {record.levelname} {record.name} {_one_line(text)}"
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return _encodable(line)
+        said = f"{type(error).__qualname__}: {plain_error(error)}"
+        line = f"{line} exception={json.dumps(said, ensure_ascii=False)}"
+        return _encodable(f"{line}\n{plain_trace(error)}" if self._trace else line)
+
+
+def configure_logging(
+    form: Literal["text", "json"] | str = "text",
+    level: int | str = "INFO",
+    *,
+    stream: TextIO | None = None,
+) -> None:
+    """Send all logs of this process to a stream, in one form. For an application's main.
+
+    form: "text" or "json". level: a name or number of `logging`; at DEBUG, texts have tracebacks below
+    them. stream: None is standard error. Replaces what was configured before. Raises ConfigError.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"log form {form!r}: {' or '.join(FORMS)}")
+    number = logging.getLevelNamesMapping().get(level.upper()) if isinstance(level, str) else level
+    if type(number) is not int or number < 0:
+        raise ConfigError(f"log level {level!r}: {', '.join(LEVELS)}")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    is_json = form == "json"
+    handler.setFormatter(
+        JsonFormatter() if is_json else TextFormatter(trace=number <= logging.DEBUG)
+    )
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(number)
+    for name, least in _QUIET.items():
+        logging.getLogger(name).setLevel(max(least, number))
+    logging.captureWarnings(True)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.created % 1 * 1_000_000):06}Z"
+
+
+def _told(record: logging.LogRecord) -> dict[str, Any]:
+    """The text; of our own lines, what comes before the first pair, and the pairs."""
+    if not record.name.startswith(_OURS) or not isinstance(record.msg, str):
+        return {"event": plain_text(_message(record), MESSAGE_CHARS_MAX)}
+    pairs = list(_PAIR.finditer(record.msg))
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    is_all = pairs and record.msg.count("%") == len(pairs) == len(arguments)
+    if not is_all:
+        return {"event": plain_text(_message(record), MESSAGE_CHARS_MAX)}
+    shown: dict[str, Any] = {"event": record.msg[: pairs[0].start()]}
+    for pair, value in zip(pairs, arguments, strict=True):
+        name = pair[1]
+        shown[f"{name}_" if name in RESERVED else name] = _value(name, value)
+    return shown
+
+
+def _value(name: str, value: object) -> Any:
+    """A pair is read by its name too: what is called a password is none of ours, but hidden all the same."""
+    shown = _plain(value)
+    if isinstance(shown, str):
+        hidden = plain_text(f"{name}={shown}")
+        return hidden.removeprefix(f"{name}=") if hidden.startswith(f"{name}=") else shown
+    return shown
+
+
+def _message(record: logging.LogRecord) -> str:
+    """One whose arguments do not fit is told all the same."""
+    try:
+        return record.getMessage()
+    except Exception as fault:  # also an argument's own __str__
+        return f"{record.msg} (its arguments fail: {type(fault).__name__})"
+
+
+def _extra(record: logging.LogRecord) -> Mapping[str, Any]:
+    given = [each for each in vars(record).items() if each[0] not in _STANDARD]
+    return dict(given[:FIELDS_MAX])
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):  # JSON knows no others
+        return value
+    return plain_text(_text(value), MESSAGE_CHARS_MAX)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return str(value)
+    except Exception as fault:  # an application's own __str__
+        return f"(its text fails: {type(fault).__name__})"
+
+
+def _one_line(text: str) -> str:
+    if "\n" not in text and "\r" not in text:
+        return text
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _encodable(text: str) -> str:
+    """Half a surrogate pair is no text that a stream takes; as an escape it is, in JSON too."""
+    return text.encode("utf-8", "backslashreplace").decode()

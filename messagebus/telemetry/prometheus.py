@@ -1,0 +1,366 @@
+"""Prometheus: the statistics of clients, and histograms of messages. Needs `messagebus[prometheus]`.
+
+    clients = ClientMetrics()                       # registers itself
+    clients.watch(publisher, "orders-api")          # anything with stats(): publishers, consumers, apps
+    hooks = [PrometheusHooks()]                     # durations, sizes, answers
+    prometheus_client.start_http_server(9100)
+
+Names and units are Prometheus' own: ``messagebus_publisher_messages_total``, ``..._seconds``, ``..._bytes``.
+Labels are names of clients, destinations, subscriptions, brokers, and words from short lists; never
+ids or keys. Each has a largest number of values; what comes later is counted as ``other``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from messagebus.errors import Stopped
+from messagebus.hooks import Hooks
+from messagebus.message import Delivery, Message
+from messagebus.outcome import Published
+from messagebus.stats import ConsumerStats, PublisherStats, Status
+
+__all__ = ["ClientMetrics", "PrometheusHooks"]
+
+# Different values of one label, then "other".
+CLIENTS_MAX = 100
+BROKERS_MAX = 100
+DESTINATIONS_MAX = 100
+OTHER = "other"
+# A client of asyncio is read from the scraping thread while its loop runs on: a collision is rare,
+# and a second one in a row rarer.
+READ_TRIES = 3
+DURATIONS_S = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+
+_Kind = Literal["counter", "gauge", "oldest"]
+
+
+class Watched(Protocol):
+    """Publishers, consumers, apps."""
+
+    @property
+    def status(self) -> Status: ...
+
+    def stats(self) -> PublisherStats | ConsumerStats | Mapping[str, ConsumerStats]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """One number of a client's statistics. kind: oldest: a gauge of which the largest counts."""
+
+    stat: str
+    name: str
+    help: str
+    kind: _Kind = "counter"
+    per_unit: float = 1
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+_ENDS = "Publishes by how they ended."
+_PUBLISHER = (
+    *(
+        _Figure(word, "publisher_messages", _ENDS, labels={"outcome": word})
+        for word in ("confirmed", "refused", "unroutable", "unknown", "unconfirmed")
+    ),
+    _Figure("retried", "publisher_retries", "Sends after the first of a message."),
+    _Figure("backlog", "publisher_backlog_messages", "Accepted and not yet sent.", "gauge"),
+    _Figure("window", "publisher_window_messages", "Sent and not yet answered.", "gauge"),
+    _Figure("settling", "publisher_settling_destinations", "Registered just now.", "gauge"),
+    _Figure("dials", "publisher_dials", "Links tried."),
+    _Figure("moves", "publisher_moves", "Links changed in good order."),
+    _Figure("links_lost", "publisher_links_lost", "Links that ended by themselves."),
+    _Figure(
+        "last_confirm_age_ms",
+        "publisher_last_confirm_age_seconds",
+        "Since the last answer of a broker.",
+        "oldest",
+        1000,
+    ),
+    _Figure(
+        "list_age_ms",
+        "publisher_list_age_seconds",
+        "Since the last good answer about the consumer list.",
+        "oldest",
+        1000,
+    ),
+    _Figure("list_faults", "publisher_list_faults", "Answers that were no good list."),
+)
+_ANSWERS = "Deliveries by how they were answered."
+_CONSUMER = (
+    _Figure("acked", "consumer_answers", _ANSWERS, labels={"answer": "ack"}),
+    _Figure("nacked", "consumer_answers", _ANSWERS, labels={"answer": "nack"}),
+    _Figure("retried", "consumer_answers", _ANSWERS, labels={"answer": "retry"}),
+    _Figure("parked", "consumer_answers", _ANSWERS, labels={"answer": "park"}),
+    _Figure("dropped", "consumer_answers", _ANSWERS, labels={"answer": "drop"}),
+    _Figure("acks_stale", "consumer_stale_answers", "Answers whose link had ended."),
+    _Figure("batches_damaged", "consumer_damaged_batches", "Batches parked whole."),
+    _Figure("buffered", "consumer_buffered_messages", "Arrived, not handed out.", "gauge"),
+    _Figure("handed_out", "consumer_handed_out_messages", "Handed out, not answered.", "gauge"),
+    _Figure("handling", "consumer_handling_messages", "Runs of handlers now.", "gauge"),
+    _Figure("overrunning", "consumer_overrunning_messages", "Runs past their limit.", "gauge"),
+    _Figure("oldest_run_s", "consumer_oldest_run_seconds", "Age of the oldest run.", "oldest"),
+    _Figure("failed", "consumer_failed_runs", "Runs of handlers that did not end well."),
+    _Figure("list_generation", "consumer_list_generation", "Of the list applied.", "oldest"),
+    _Figure(
+        "list_age_ms",
+        "consumer_list_age_seconds",
+        "Since the last good answer about the consumer list.",
+        "oldest",
+        1000,
+    ),
+    _Figure("list_faults", "consumer_list_faults", "Answers that were no good list."),
+)
+
+
+class _Bounded:
+    """The values of one label: the first so-many, and "other". Any thread may ask."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+        self._lock = threading.Lock()
+
+    def value(self, text: str) -> str:
+        if text in self._known:
+            return text
+        with self._lock:
+            if len(self._known) >= self._most:
+                return OTHER
+            self._known.add(text)
+        return text
+
+
+class _Sums:
+    """Figures of all clients of one name, put together: counters and gauges add up."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, tuple[_Kind, str, dict[tuple[tuple[str, str], ...], float]]] = {}
+
+    def add(self, kind: _Kind, name: str, text: str, value: float, **labels: str) -> None:
+        _, _, samples = self._families.setdefault(name, (kind, text, {}))
+        key = tuple(labels.items())
+        if kind == "oldest":
+            samples[key] = max(samples.get(key, value), value)
+        else:
+            samples[key] = samples.get(key, 0) + value
+
+    def families(self) -> Iterator[Metric]:
+        for name, (kind, text, samples) in self._families.items():
+            make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            names = [label for label, _ in next(iter(samples))]
+            family = make(f"messagebus_{name}", text, labels=names)
+            for key, value in samples.items():
+                family.add_metric([label for _, label in key], value)
+            yield family
+
+
+class ClientMetrics(Collector):
+    """Reads `stats()` of clients at each scrape. One per registry; any thread may call.
+
+    registry: where it registers itself; None: nowhere. clients_max, brokers_max: values of those labels.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = REGISTRY,
+        *,
+        clients_max: int = CLIENTS_MAX,
+        brokers_max: int = BROKERS_MAX,
+    ) -> None:
+        self._clients = _Bounded(clients_max)
+        self._brokers = _Bounded(brokers_max)
+        self._lock = threading.Lock()
+        self._watched: list[tuple[weakref.ref[Watched], str]] = []
+        if registry is not None:
+            registry.register(self)
+
+    def watch(self, client: Watched, name: str) -> None:
+        """Show this client from now on, for as long as it lives. name: the label ``client``.
+
+        Clients of one name are added up. An app's subscriptions are called by their own names.
+        """
+        with self._lock:
+            self._watched = [each for each in self._watched if each[0]() is not None]
+            self._watched.append((weakref.ref(client), name))
+
+    def describe(self) -> list[Metric]:
+        """Nothing in advance: otherwise the registry would collect once while there is no client."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        sums = _Sums()
+        with self._lock:
+            watched = list(self._watched)
+        for reference, name in watched:
+            client = reference()
+            if client is not None:
+                self._add(sums, client, name)
+        yield from sums.families()
+
+    def _add(self, sums: _Sums, client: Watched, name: str) -> None:
+        label = self._clients.value(name)
+        is_running = client.status is Status.RUNNING
+        sums.add("gauge", "clients_running", "Clients that run.", is_running, client=label)
+        stats = _read(client.stats)
+        if isinstance(stats, PublisherStats):
+            self._add_publisher(sums, stats, label)
+        elif isinstance(stats, ConsumerStats):
+            self._add_consumer(sums, stats, label)
+        elif stats is not None:
+            for subscription, each in stats.items():
+                self._add_consumer(sums, each, self._clients.value(subscription))
+
+    def _add_publisher(self, sums: _Sums, stats: PublisherStats, client: str) -> None:
+        _add_figures(sums, _PUBLISHER, stats, client)
+        text = "Whether there is a link to a broker that takes publishes."
+        sums.add("gauge", "publisher_connected", text, bool(stats.broker), client=client)
+
+    def _add_consumer(self, sums: _Sums, stats: ConsumerStats, client: str) -> None:
+        _add_figures(sums, _CONSUMER, stats, client)
+        for broker, each in stats.brokers.items():
+            labels = {"client": client, "broker": self._brokers.value(broker)}
+            text = "Messages that arrived."
+            sums.add("counter", "consumer_deliveries", text, each.delivered, **labels)
+            text = "Deliveries without an answer."
+            sums.add("gauge", "consumer_owed_messages", text, each.owed, **labels)
+            text = "Links to brokers that are open."
+            sums.add("gauge", "consumer_links_open", text, each.state == "open", **labels)
+
+
+def _read(stats: Callable[[], Any]) -> Any:
+    """None: the client has not started, or its loop is in the way."""
+    for _ in range(READ_TRIES):
+        try:
+            return stats()
+        except Stopped:
+            return None
+        except RuntimeError:  # a mapping changed while it was read
+            continue
+    return None
+
+
+def _add_figures(sums: _Sums, figures: tuple[_Figure, ...], stats: object, client: str) -> None:
+    for figure in figures:
+        value = getattr(stats, figure.stat, None)
+        if value is not None:
+            sums.add(
+                figure.kind,
+                figure.name,
+                figure.help,
+                value / figure.per_unit,
+                client=client,
+                **figure.labels,
+            )
+
+
+class PrometheusHooks(Hooks):
+    """Counts and times messages as they pass. One per registry, for all clients; any thread may call.
+
+    destinations_max: values of the labels ``destination`` and ``subscription``, each.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = REGISTRY,
+        *,
+        destinations_max: int = DESTINATIONS_MAX,
+        buckets_s: tuple[float, ...] = DURATIONS_S,
+    ) -> None:
+        self._destinations = _Bounded(destinations_max)
+        self._subscriptions = _Bounded(destinations_max)
+        self._publish_s = Histogram(
+            "messagebus_publish_duration_seconds",
+            "From the call to the broker's answer.",
+            ["destination", "outcome"],
+            registry=registry,
+            buckets=buckets_s,
+        )
+        self._published_bytes = Counter(
+            "messagebus_published_bytes",
+            "Bodies given to publishers.",
+            ["destination"],
+            registry=registry,
+        )
+        self._handling_s = Histogram(
+            "messagebus_handling_duration_seconds",
+            "Runs of handlers.",
+            ["subscription", "result"],
+            registry=registry,
+            buckets=buckets_s,
+        )
+        self._handled = Counter(
+            "messagebus_handled_messages",
+            "Runs of handlers by the answer that followed.",
+            ["subscription", "answer"],
+            registry=registry,
+        )
+        self._handled_bytes = Counter(
+            "messagebus_handled_bytes",
+            "Bodies given to handlers.",
+            ["subscription"],
+            registry=registry,
+        )
+        # The metric of each pair of labels, found once: the library's own look-up takes twice as long.
+        self._known: dict[tuple[object, str, str], Any] = {}
+        self._open: dict[int, tuple[Message, float]] = {}
+
+    def publishing(self, destination: str, message: Message) -> Message:
+        if (
+            id(message) in self._open
+        ):  # one object that is published twice at once: the first is timed
+            return message
+        self._open[id(message)] = (message, time.perf_counter())
+        return message
+
+    def published(self, destination: str, message: Message, published: Published) -> None:
+        _, start_s = self._open.pop(id(message), (None, None))
+        if start_s is not None:
+            took_s = time.perf_counter() - start_s
+            self._of(self._publish_s, destination, published.outcome.value).observe(took_s)
+        self._of(self._published_bytes, destination).inc(len(message.body))
+
+    def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
+        return _Timed(self, delivery)
+
+    def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
+        subscription = str(delivery.source)
+        self._of(self._handled, subscription, answer).inc()
+        self._of(self._handled_bytes, subscription).inc(len(delivery.body))
+
+    def _of(self, metric: Counter | Histogram, name: str, word: str = "") -> Any:
+        found = self._known.get((metric, name, word))
+        if found is None:
+            is_publish = metric in (self._publish_s, self._published_bytes)
+            label = (self._destinations if is_publish else self._subscriptions).value(name)
+            found = metric.labels(label, word) if word else metric.labels(label)
+            if label != OTHER:  # what is not told apart is not remembered either
+                self._known[metric, name, word] = found
+        return found
+
+
+class _Timed:
+    __slots__ = ("_delivery", "_hooks", "_start_s")
+
+    def __init__(self, hooks: PrometheusHooks, delivery: Delivery) -> None:
+        self._hooks, self._delivery = hooks, delivery
+
+    def __enter__(self) -> None:
+        self._start_s = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        took_s = time.perf_counter() - self._start_s
+        result = "ok" if kind is None else "error"
+        hooks = self._hooks
+        hooks._of(hooks._handling_s, str(self._delivery.source), result).observe(took_s)
