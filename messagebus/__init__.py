@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from messagebus.aio import AsyncConsumer, AsyncPublisher
+    from messagebus.app import App
     from messagebus.broker import Broker, BrokerList, ListedBroker
     from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig
     from messagebus.consumer import Consumer
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadySettled",
+    "App",
     "AsyncConsumer",
     "AsyncPublisher",
     "BacklogFull",
@@ -165,6 +167,7 @@ __all__ = [
 # every test run loads, cost next to nothing.
 _HOMES = {
     "messagebus.aio": ("AsyncConsumer", "AsyncPublisher"),
+    "messagebus.app": ("App",),
     "messagebus.broker": ("Broker", "BrokerList", "ListedBroker"),
     "messagebus.config": ("Batching", "BusConfig", "ConsumerConfig", "PublisherConfig"),
     "messagebus.consumer": ("Consumer",),

@@ -1,4 +1,4 @@
-"""The command `messagebus`: publish, consume, declare, brokers, subscriptions, agent.
+"""The command `messagebus`: publish, consume, declare, brokers, subscriptions, worker, agent.
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
 MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/howto/settings.md). Errors are one line on
@@ -24,6 +24,7 @@ import click
 
 from messagebus import directory
 from messagebus.commands import parked
+from messagebus.commands.worker import worker
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.destination import Destination, parse_destination
@@ -446,6 +447,7 @@ def _tell_unanswered(unanswered: Mapping[str, str]) -> int:
 
 
 cli.add_command(parked.group)
+cli.add_command(worker)
 
 
 # ---------------------------------------------------------------------- agent

@@ -133,6 +133,8 @@ class Reading(Protocol):
 
     def message_id(self, raw: bytes) -> str: ...
 
+    def content_type(self, raw: bytes) -> str: ...
+
     def marks(self, raw: bytes) -> Mapping[str, Header]:
         """The headers that begin with ``mb-``, which a message does not show."""
 
@@ -223,6 +225,13 @@ class Delivery:
         if self._message is not None or self._reading is None:
             return self.message.message_id
         return self._reading.message_id(self._raw)
+
+    @property
+    def content_type(self) -> str:
+        """As its publisher says; "" when it does not."""
+        if self._message is not None or self._reading is None:
+            return self.message.content_type
+        return self._reading.content_type(self._raw)
 
     @property
     def key(self) -> str:

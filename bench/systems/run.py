@@ -11,6 +11,7 @@ __all__ = ["SYSTEMS", "main"]
 
 # Only the module of the client that takes its turn is imported.
 SYSTEMS = (
+    "ours_app",
     "ours_async",
     "ours_blocking",
     "pika_async",

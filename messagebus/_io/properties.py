@@ -30,6 +30,7 @@ __all__ = [
     "is_bare",
     "is_batch",
     "in_batch",
+    "read_content_type",
     "read_marks",
     "read_message_id",
     "read_stamp_ms",
@@ -204,6 +205,13 @@ def read_message_id(raw: bytes) -> str:
         return ""
 
 
+def read_content_type(raw: bytes) -> str:
+    """The same property without the others: it is the first."""
+    if len(raw) < 3 or not raw[0] << 8 & CONTENT_TYPE:
+        return ""
+    return str(raw[3 : 3 + raw[2]], "utf-8", "replace")
+
+
 def read_marks(raw: bytes) -> Mapping[str, Any]:
     """The library's own headers, which `decode` leaves out."""
     try:
@@ -245,6 +253,11 @@ class Reading:
         return found
 
     message_id = staticmethod(read_message_id)
+
+    def content_type(self, raw: bytes) -> str:
+        if self._entry and not int.from_bytes(raw[:2]) & CONTENT_TYPE:
+            return BINARY
+        return read_content_type(raw)
 
     def marks(self, raw: bytes) -> Mapping[str, Any]:
         return read_marks(raw)

@@ -29,8 +29,10 @@ MESSAGE_CHARS_MAX = 8 * 1024
 FIELDS_MAX = 50
 
 _OURS = "messagebus."
-# pika logs at ERROR what it raises too, and the library tells that in its own words.
-_TWICE_TOLD = "pika"
+RESERVED = frozenset({"event", "time", "level", "logger", "exception"})
+# pika logs at ERROR what it raises too, and the library tells that in its own words; httpx has a line at
+# INFO for each request for the list.
+_QUIET = {"pika": logging.CRITICAL, "httpx": logging.WARNING, "httpcore": logging.WARNING}
 _PAIR = re.compile(r"\s(\w+)=(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 # What every record has; anything else was given by `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -39,7 +41,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 class JsonFormatter(logging.Formatter):
     """A JSON object a line: time, level, logger, event, then the pairs of the line and of ``extra``.
 
-    time: UTC, to the microsecond. error: type, text and trace of an exception, where there is one.
+    time: UTC, to the microsecond. exception: its type, text and trace, where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -51,7 +53,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            shown["error"] = {
+            shown["exception"] = {
                 "type": type(error).__qualname__,
                 "text": plain_error(error),
                 "trace": plain_trace(error),
@@ -62,7 +64,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line a record for people: time, level, logger, text; an exception as ``error="type: text"``.
+    """A line a record for people: time, level, logger, text; an exception as ``exception="type: text"``.
 
     trace: whether its traceback stands below, which are then several lines.
     """
@@ -78,7 +80,7 @@ class TextFormatter(logging.Formatter):
         if error is None:
             return _encodable(line)
         said = f"{type(error).__qualname__}: {plain_error(error)}"
-        line = f"{line} error={json.dumps(said, ensure_ascii=False)}"
+        line = f"{line} exception={json.dumps(said, ensure_ascii=False)}"
         return _encodable(f"{line}\n{plain_trace(error)}" if self._trace else line)
 
 
@@ -108,7 +110,8 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(number)
-    logging.getLogger(_TWICE_TOLD).setLevel(logging.CRITICAL)
+    for name, least in _QUIET.items():
+        logging.getLogger(name).setLevel(max(least, number))
     logging.captureWarnings(True)
 
 
@@ -129,9 +132,7 @@ def _told(record: logging.LogRecord) -> dict[str, Any]:
     shown: dict[str, Any] = {"event": record.msg[: pairs[0].start()]}
     for pair, value in zip(pairs, arguments, strict=True):
         name = pair[1]
-        shown[f"{name}_" if name in ("event", "time", "level", "logger", "error") else name] = (
-            _value(name, value)
-        )
+        shown[f"{name}_" if name in RESERVED else name] = _value(name, value)
     return shown
 
 

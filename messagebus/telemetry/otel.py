@@ -51,6 +51,7 @@ from opentelemetry.trace import (
     TraceState,
 )
 
+from messagebus._io.glance import NOTHING, glance
 from messagebus._io.hooked import add_headers
 from messagebus.destination import Source, parse_destination
 from messagebus.hooks import Hooks
@@ -80,7 +81,7 @@ _Attributes = dict[str, Any]
 class _Place:
     """What all spans of one destination or source have in common, made once."""
 
-    __slots__ = ("attributes", "metric", "names")
+    __slots__ = ("_of_brokers", "attributes", "metric", "names")
 
     def __init__(self, place: semconv.Place, *operations: tuple[str, str]) -> None:
         base = place.attributes()
@@ -89,10 +90,19 @@ class _Place:
             name: {**base, semconv.OPERATION: name, semconv.OPERATION_TYPE: kind}
             for name, kind in operations
         }
+        self._of_brokers: dict[tuple[str, str], _Attributes] = {}
         self.metric: _Attributes = {
             **place.metric_attributes(),
             semconv.OPERATION: operations[0][0],
         }
+
+    def of_broker(self, operation: str, broker: str) -> _Attributes:
+        found = self._of_brokers.get((operation, broker))
+        if found is None:
+            found = {**self.attributes[operation], **_server(broker)}
+            if len(self._of_brokers) < SERIES_MAX:
+                self._of_brokers[operation, broker] = found
+        return found
 
 
 @functools.lru_cache(PLACES_MAX)
@@ -209,7 +219,9 @@ class OpenTelemetry(Hooks):
             place.names[answer],
             None if run is None else trace.set_span_in_context(NonRecordingSpan(run)),
             kind=SpanKind.CLIENT,
-            attributes=_of_delivery(delivery, place.attributes[answer]),
+            attributes=_of_delivery(
+                delivery, delivery.message.correlation_id, place.of_broker(answer, delivery.broker)
+            ),
         )
         if answer == "stale":
             _fail(span, "stale", "the link had ended: the broker delivers it again")
@@ -291,8 +303,7 @@ class _Run:
         hooks, delivery = self._hooks, self._delivery
         self._start_ns = time.time_ns()
         self._place = place = _consuming(delivery.source)
-        headers = delivery.message.headers
-        created = hooks._contexts.read(headers) if headers else None
+        created, conversation = hooks._contexts.of(delivery)
         parent = context.get_current()
         if created is not None and not hooks.link_only and not _is_going_on(parent):
             parent = created.context()
@@ -300,7 +311,9 @@ class _Run:
             place.names["process"],
             parent,
             kind=SpanKind.CONSUMER,
-            attributes=_of_delivery(delivery, place.attributes["process"]),
+            attributes=_of_delivery(
+                delivery, conversation, place.of_broker("process", delivery.broker)
+            ),
             links=None if created is None else [Link(created.span)],
             start_time=self._start_ns,
         )
@@ -332,12 +345,11 @@ class _Run:
                 )
         self._span.end(end_ns)
         meters, broker = self._hooks._meters, self._delivery.broker
-        meters.consumed.add(self._place, broker, "")
         meters.process(self._place, broker, why, end_ns - self._start_ns)
 
 
 def _is_going_on(here: Context) -> bool:
-    return trace.get_current_span(here).get_span_context().is_valid
+    return bool(here) and trace.get_current_span(here).get_span_context().is_valid
 
 
 def _about(message: Message, attributes: _Attributes) -> _Attributes:
@@ -347,10 +359,12 @@ def _about(message: Message, attributes: _Attributes) -> _Attributes:
     return found
 
 
-def _of_delivery(delivery: Delivery, attributes: _Attributes) -> _Attributes:
-    found = _about(delivery.message, attributes)
-    found.update(_server(delivery.broker))
+def _of_delivery(delivery: Delivery, conversation: str, attributes: _Attributes) -> _Attributes:
+    found = attributes.copy()
+    found[semconv.MESSAGE_ID] = delivery.message_id
     found[semconv.DELIVERY_TAG] = delivery.tag
+    if conversation:
+        found[semconv.CONVERSATION_ID] = conversation
     return found
 
 
@@ -416,6 +430,14 @@ class _Contexts:
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, trace.set_span_in_context(span))
         return {**carrier}
+
+    def of(self, delivery: Delivery) -> tuple[_Carried | None, str]:
+        """What came with a delivery, and its correlation id."""
+        found = glance(delivery.properties) if self._is_w3c else None
+        if found is not None:
+            return self.read({TRACEPARENT: found}) if found is not NOTHING else None, ""
+        message = delivery.message
+        return self.read(message.headers) if message.headers else None, message.correlation_id
 
     def read(self, headers: Mapping[str, Header]) -> _Carried | None:
         """None where there is none, or one that makes no sense."""
@@ -523,4 +545,5 @@ class _Meters:
         self._duration.record(max(0, took_ns) / 1e9, self._series.of(place, broker, error))
 
     def process(self, place: _Place, broker: str, error: str, took_ns: int) -> None:
+        self.consumed.add(place, broker, "")
         self._process.record(max(0, took_ns) / 1e9, self._series.of(place, broker, error))

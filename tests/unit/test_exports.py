@@ -17,10 +17,12 @@ NOT_EXPORTED = {
     "messagebus.events": "columns of recorded events, for bench and spark",
     "messagebus.tls": "certificates, for the agent and the kits too",
     "messagebus.topology": "what agents declare",
+    "messagebus.worker": "what the command of that name does",
     "messagebus.testing": "imported by applications' tests by its own name",
 }
 # Public in their module for its neighbours, and not for applications.
 INSIDE = {
+    "messagebus.app": {"Clients"},
     "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX"},
     "messagebus.consumer": {"as_source", "fulfilled"},
     "messagebus.destination": {
@@ -41,6 +43,7 @@ INSIDE = {
     },
     "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
     "messagebus.outgoing": {"Outgoing", "as_message"},
+    "messagebus.payloads": {"Reader", "as_payload", "reader"},
     "messagebus.publisher": {"raise_unless_confirmed"},
 }
 # Re-exported from inside, because public values hold it.

@@ -44,6 +44,7 @@ TESTED_ELSEWHERE = {
     "messagebus/agent/service.py": "tests/integration/test_agent.py",
     "messagebus/agent/web.py": "tests/integration/test_agent.py",
     "messagebus/__main__.py": "tests/integration/test_command.py",
+    "messagebus/commands/worker.py": "tests/integration/test_worker.py",
     "messagebus/directory.py": "tests/integration/test_command.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",

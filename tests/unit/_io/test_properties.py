@@ -23,6 +23,7 @@ from messagebus._io.properties import (
     encode_entry,
     is_bare,
     is_batch,
+    read_content_type,
     read_message_id,
     with_headers,
 )
@@ -70,6 +71,7 @@ def test_a_message_survives_the_wire_and_is_not_changed(message: Message) -> Non
     raw = encode(message, message.message_id, 17)
     assert decode(raw, message.body) == message == before
     assert read_message_id(raw) == message.message_id
+    assert read_content_type(raw) == message.content_type
     entry = encode_entry(message, message.message_id)
     assert IN_BATCH.message(entry, message.body) == message
     assert IN_BATCH.message_id(entry) == message.message_id
@@ -204,6 +206,7 @@ def test_whatever_other_clients_set_arrives_as_far_as_it_makes_sense(
     ours = {name for name in headers if not name.startswith("mb-")}
     assert message.headers.keys() == ours
     assert read_message_id(raw) == message.message_id
+    assert read_content_type(raw) == message.content_type
 
 
 @pytest.mark.parametrize(
@@ -228,3 +231,9 @@ def test_texts_that_are_not_utf_8_are_read_with_replacements() -> None:
     properties = pika.BasicProperties()
     properties.message_id = b"\xffid"
     assert decode(as_pika_writes(properties), b"").message_id == "\ufffdid"
+
+
+@given(st.binary(max_size=40))
+def test_a_content_type_is_read_alone_as_with_all_else(raw: bytes) -> None:
+    assert ALONE.content_type(raw) == ALONE.message(raw, b"").content_type
+    assert IN_BATCH.content_type(raw) == IN_BATCH.message(raw, b"").content_type

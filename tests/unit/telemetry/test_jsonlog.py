@@ -98,13 +98,13 @@ def test_exceptions_are_bounded_and_on_the_line() -> None:
     error = ValueError(f"at amqp://bus:{PASSWORD}@mb1/ " + "x" * 10_000_000)
     made = record("handler failed", **raised(error))
     shown = as_json(made)
-    assert shown["error"]["type"] == "ValueError"
-    assert shown["error"]["text"].startswith("at amqp://bus:***@mb1/ xxx")
-    assert "in raised" in shown["error"]["trace"]
+    assert shown["exception"]["type"] == "ValueError"
+    assert shown["exception"]["text"].startswith("at amqp://bus:***@mb1/ xxx")
+    assert "in raised" in shown["exception"]["trace"]
     text = TextFormatter().format(made)
     assert text.startswith(
         "2023-11-14T22:13:20.250000Z WARNING messagebus.consumer handler failed"
-        ' error="ValueError: at amqp://bus:***@mb1/ xxx'
+        ' exception="ValueError: at amqp://bus:***@mb1/ xxx'
     )
     assert "\n" not in text
     assert "in raised" in TextFormatter(trace=True).format(made)
@@ -156,22 +156,25 @@ def test_what_cannot_be_told_is_told_so() -> None:
 @pytest.fixture
 def logging_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level, pika = root.handlers[:], root.level, logging.getLogger("pika").level
+    handlers = root.handlers[:]
+    loggers = [root, *(logging.getLogger(name) for name in ("pika", "httpx", "httpcore"))]
+    levels = [each.level for each in loggers]
     yield
     logging.captureWarnings(False)
     root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("pika").setLevel(pika)
+    for each, level in zip(loggers, levels, strict=True):
+        each.setLevel(level)
 
 
 @pytest.mark.usefixtures("logging_as_it_was")
 def test_logs_are_configured_once_for_all_loggers() -> None:
     stream = io.StringIO()
     configure_logging("text", stream=io.StringIO())
-    configure_logging("json", "warning", stream=stream)
+    configure_logging("json", "info", stream=stream)
     logging.getLogger("messagebus.publisher").warning("link lost broker=%s", "b")
-    logging.getLogger("app").info("unheard")
+    logging.getLogger("app").debug("unheard")
     logging.getLogger("pika.adapters").error("told twice")
+    logging.getLogger("httpx").info("a line for each request")
     (line,) = stream.getvalue().splitlines()
     assert json.loads(line)["broker"] == "b"
 

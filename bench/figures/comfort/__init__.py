@@ -1,0 +1,1 @@
+"""What comfort costs: ids begin with ``comfort.``."""

@@ -1,0 +1,130 @@
+"""A handler as the application writes it, as the one argument function that a consumer runs.
+
+Which parameter gets what is decided by annotations, once, when the handler is declared. It does not
+decide what happens to a payload that does not fit: it raises `Park`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from messagebus.errors import ConfigError, WrongPayload
+from messagebus.handling import Park
+from messagebus.message import Delivery
+from messagebus.payloads import Reader, reader
+
+__all__ = ["Bound", "bind", "name_of"]
+
+Bound = Callable[[Delivery], object]
+"""A coroutine function where the handler is one, else a plain function."""
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_WANTED = "bytes, str, dict, list, a dataclass, a pydantic model, or Delivery"
+
+
+def name_of(handler: object) -> str:
+    """As an application knows it: ``module.name``."""
+    inner = handler.func if isinstance(handler, functools.partial) else handler
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{getattr(inner, '__module__', '?')}.{name}"
+
+
+def bind(handler: Callable[..., object]) -> Bound:
+    """Make it a function of the delivery alone.
+
+    Its first parameter that is not a `Delivery` gets the payload, as its annotation says; one that is
+    annotated `Delivery` gets the delivery. Others must have defaults. Raises ConfigError.
+    """
+    name = name_of(handler)
+    parameters = _parameters(handler, name)
+    payload = _first(parameters, lambda each: each.annotation is not Delivery)
+    delivery = _first(parameters, lambda each: each.annotation is Delivery)
+    rest = [each for each in parameters if each not in (payload, delivery)]
+    if needed := [each.name for each in rest if each.default is inspect.Parameter.empty]:
+        raise ConfigError(f"handler {name}: nothing to give to parameter {needed[0]!r}")
+    read = None if payload is None else _reader(payload, name)
+    if read is None and delivery is None:
+        raise ConfigError(f"handler {name} takes nothing: a parameter wanted: {_WANTED}")
+    call = _call(handler, read, payload, delivery)
+    if _is_coroutine_function(handler):
+
+        async def run(given: Delivery) -> object:
+            return await cast(Awaitable[object], call(given))
+    else:
+
+        def run(given: Delivery) -> object:  # type: ignore[misc] # the other kind of function
+            return call(given)
+
+    return functools.update_wrapper(run, handler)
+
+
+def _parameters(handler: Callable[..., object], name: str) -> list[inspect.Parameter]:
+    if not callable(handler):
+        raise ConfigError(f"handler {handler!r}: a function wanted")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise ConfigError(f"handler {name} is a generator: a function or coroutine function wanted")
+    try:
+        signature = inspect.signature(handler, eval_str=True)
+    except NameError as fault:
+        raise ConfigError(
+            f"handler {name}: annotation not found: {fault};"
+            " types of payloads stand at the top of a module, outside of TYPE_CHECKING"
+        ) from fault
+    except Exception as fault:  # an annotation is code, which may raise anything
+        raise ConfigError(f"handler {name}: annotations cannot be read: {fault}") from fault
+    found = [each for each in signature.parameters.values() if each.kind not in _VARIABLE]
+    if by_place := [each.name for each in found if each.kind is each.POSITIONAL_ONLY]:
+        raise ConfigError(f"handler {name}: parameter {by_place[0]!r} cannot be given by name")
+    return found
+
+
+def _first(
+    parameters: list[inspect.Parameter], is_it: Callable[[inspect.Parameter], bool]
+) -> inspect.Parameter | None:
+    """One with a default is the application's own, unless its annotation is `Delivery`."""
+    wanted = (
+        each
+        for each in parameters
+        if is_it(each) and (each.default is inspect.Parameter.empty or each.annotation is Delivery)
+    )
+    return next(wanted, None)
+
+
+def _reader(payload: inspect.Parameter, name: str) -> Reader:
+    if payload.annotation is inspect.Parameter.empty:
+        raise ConfigError(f"handler {name}: parameter {payload.name!r} has no type: {_WANTED}")
+    try:
+        return reader(payload.annotation)
+    except TypeError as fault:
+        raise ConfigError(f"handler {name}: parameter {payload.name!r}: {fault}") from fault
+
+
+def _is_coroutine_function(handler: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - of an object of a class with a __call__
+    )
+
+
+def _call(
+    handler: Callable[..., object],
+    read: Reader | None,
+    payload: inspect.Parameter | None,
+    delivery: inspect.Parameter | None,
+) -> Callable[[Delivery], object]:
+    """All by name: some 0.1 us more than by place, and whatever order the application likes."""
+    if read is None or payload is None:
+        assert delivery is not None
+        return lambda given: handler(**{delivery.name: given})
+    if delivery is None:
+        return lambda given: handler(**{payload.name: _fitting(read, given)})
+    return lambda given: handler(**{payload.name: _fitting(read, given), delivery.name: given})
+
+
+def _fitting(read: Reader, given: Delivery) -> Any:
+    try:
+        return read(given)
+    except WrongPayload as fault:
+        raise Park(f"payload does not fit: {fault}") from fault

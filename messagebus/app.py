@@ -1,0 +1,453 @@
+"""`App`: handlers declared by decorator, consumed together, with one publisher for all of them.
+
+It holds no promises of its own: a handler is run, retried and parked by `AsyncConsumer.run`, a message
+published by `AsyncPublisher`. It may be started again after it was stopped, with new clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, Unpack
+
+from messagebus._binding import Bound, bind, name_of
+from messagebus.aio import AsyncConsumer, AsyncPublisher
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.consumer import as_source
+from messagebus.destination import Destination, Source
+from messagebus.errors import ConfigError, Stopped
+from messagebus.handling import RetryPolicy
+from messagebus.hooks import Hooks
+from messagebus.outcome import Published
+from messagebus.outgoing import Options
+from messagebus.payloads import as_payload
+from messagebus.stats import ConsumerStats, Status
+
+__all__ = ["App", "Clients"]
+
+START_TIMEOUT_S = 10.0
+# For handlers that run when the app is told to stop. Kubernetes kills after 30 s, if not told otherwise.
+GRACE_S = 25.0
+# What handlers published has its confirm already; for the rest, and for runners that end.
+PUBLISHER_STOP_S = RUNNERS_STOP_S = 5.0
+# Beyond a publish's own deadline: for a loop that is late.
+LATE_S = 5.0
+CONCURRENCY_MAX = 10_000
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., object])
+
+
+class Clients(Protocol):
+    """Where an app takes its clients from: the bus, or `messagebus.testing.MemoryBus`."""
+
+    def async_publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> AsyncPublisher: ...
+
+    def async_consumer(
+        self,
+        destination: Destination | Source | str,
+        *,
+        subscription: str = "",
+        config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
+    ) -> AsyncConsumer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscriber:
+    """One declared handler."""
+
+    source: Source
+    name: str
+    run: Bound
+    retry: RetryPolicy | None
+    concurrency: int
+    time_limit_s: float | None
+    config: ConsumerConfig | None
+
+
+@dataclass(slots=True)
+class _Life:
+    """From a start to its stop."""
+
+    loop: asyncio.AbstractEventLoop
+    thread_id: int
+    grace_s: float
+    deadline_s: float
+    publisher: AsyncPublisher
+    consumers: dict[str, AsyncConsumer]
+    runs: list[asyncio.Task[int]] = field(default_factory=list)
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: asyncio.Future[int] | None = None
+
+
+class App:
+    """Handlers and what they need.
+
+        app = App()
+
+        @app.subscriber("orders", subscription="billing", retry=RetryPolicy(), concurrency=10)
+        async def bill(order: Order, delivery: Delivery) -> None:
+            await app.publish("invoices", Invoice(order.number, delivery.attempt))
+
+        app.run_blocking()  # or: messagebus worker module:app
+
+    bus: None reads the environment at the start, and so for publisher and consumers' configs.
+    Everything belongs to the loop of `start`, except `publish_blocking` and `request_stop`.
+    """
+
+    def __init__(
+        self,
+        bus: BusConfig | None = None,
+        *,
+        publisher: PublisherConfig | None = None,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
+        self._bus, self._publisher_config, self._hooks = bus, publisher, tuple(hooks)
+        self._clients: Clients | None = None
+        self._subscribers: dict[Source, _Subscriber] = {}
+        self._status = Status.INITIALIZED
+        self._life: _Life | None = None
+        self._unanswered: Mapping[str, int] = {}
+
+    # ------------------------------------------------------------------ declaring
+    def subscriber(
+        self,
+        destination: Destination | Source | str,
+        *,
+        subscription: str = "",
+        retry: RetryPolicy | None = None,
+        concurrency: int = 1,
+        time_limit_s: float | None = None,
+        config: ConsumerConfig | None = None,
+    ) -> Callable[[H], H]:
+        """Run the decorated function for each delivery of the subscription or queue.
+
+        It stays what it was: tests may call it. A coroutine function runs on the app's loop, a plain
+        one in a thread. Its first parameter gets the payload as its annotation says (see
+        `messagebus.payloads`), one annotated `Delivery` the delivery; what does not fit is parked. What
+        its end means: see `messagebus.handling`.
+
+        concurrency: runs at the same time, of this process. time_limit_s: of one run; None: as long as
+        it likes. retry: None takes `RetryPolicy()`. config: of its consumer.
+        Raises ConfigError or NameInvalid, here, for what could never work.
+        """
+        source = as_source(destination, subscription)
+        _check(source, retry, concurrency, time_limit_s, config)
+
+        def declare(handler: H) -> H:
+            if source in self._subscribers:
+                other = self._subscribers[source].name
+                raise ConfigError(
+                    f"{source} has a handler already: {other}; not {name_of(handler)}"
+                )
+            if self._life is not None:
+                raise ConfigError(f"{source}: declared after the app was started")
+            self._subscribers[source] = _Subscriber(
+                source, name_of(handler), bind(handler), retry, concurrency, time_limit_s, config
+            )
+            return handler
+
+        return declare
+
+    def use(self, clients: Clients | None) -> None:
+        """Take the next start's clients from there: a `MemoryBus` in tests; None: from the bus."""
+        if self._life is not None:
+            raise ConfigError("other clients after the app was started: stop it first")
+        self._clients = clients
+
+    # ------------------------------------------------------------------ life
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    async def start(
+        self,
+        *,
+        require: str | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """Register and attach every subscription, then begin to handle; goes on in the background.
+
+        require: as in `AsyncConsumer.start`, for each of them. grace_s: for handlers at the stop.
+        Raises NotReady, LoginRefused, ConfigError; then nothing runs.
+        """
+        if self._life is not None and not self._life.loop.is_closed():
+            raise Stopped("the app runs already")
+        self._life = life = self._new_life(grace_s)
+        try:
+            await life.publisher.start(require=require and "one", timeout_s=timeout_s)
+            await _all(
+                consumer.start(require=require, timeout_s=timeout_s)
+                for consumer in life.consumers.values()
+            )
+        except BaseException:
+            await self.stop(0)
+            raise
+        self._status = Status.RUNNING
+        for each in self._subscribers.values():
+            life.runs.append(asyncio.create_task(_handle(each, life)))
+
+    async def stop(self, grace_s: float | None = None) -> int:
+        """Take no more, wait up to grace_s for handlers that run, answer them, hang up.
+
+        grace_s: None takes that of `start`. Returns how many deliveries were left without an answer:
+        the brokers deliver them again.
+        """
+        life = self._life
+        if life is None:
+            return 0
+        if life.ending is None:
+            self._status = Status.STOPPED
+            wait_s = life.grace_s if grace_s is None else grace_s
+            life.ending = asyncio.ensure_future(self._end(life, wait_s))
+        return await asyncio.shield(life.ending)
+
+    async def _end(self, life: _Life, wait_s: float) -> int:
+        life.stop_asked.set()
+        try:
+            counts = await _all(consumer.stop(wait_s) for consumer in life.consumers.values())
+            self._unanswered = dict(zip(life.consumers, counts, strict=True))
+            if life.runs and not any(counts):  # else their time is over
+                await asyncio.wait(life.runs, timeout=RUNNERS_STOP_S)
+            for task in life.runs:
+                task.cancel()
+            await asyncio.gather(*life.runs, return_exceptions=True)
+        finally:
+            await life.publisher.stop(PUBLISHER_STOP_S)
+            self._life = None
+        return sum(counts)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop(None if kind is None else 0)
+
+    async def run(
+        self,
+        *,
+        require: str | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+        grace_s: float = GRACE_S,
+    ) -> int:
+        """Start, handle until SIGTERM, SIGINT or `request_stop`, stop. Returns what `stop` returns.
+
+        A second signal does what it does without us: it ends the process. On a thread that is not the
+        main one no signal is heard. Raises as `start`, and whatever ends a consumer by itself.
+        """
+        if not self._subscribers:
+            raise ConfigError("the app has no subscriber: nothing to run")
+        await self.start(require=require, timeout_s=timeout_s, grace_s=grace_s)
+        life = self._running()
+        asked = asyncio.create_task(life.stop_asked.wait())
+        try:
+            with _signals_heard(life):
+                await asyncio.wait([asked, *life.runs], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            ended = [task for task in life.runs if task.done()]
+            left = await self.stop()
+        for task in ended:
+            task.result()  # raises what ended it
+        return left
+
+    def run_blocking(self, *, require: str | None = None, grace_s: float = GRACE_S) -> int:
+        """`run`, on a loop of its own."""
+        return asyncio.run(self.run(require=require, grace_s=grace_s))
+
+    def request_stop(self) -> None:
+        """Have `run` stop; from any thread."""
+        if (life := self._life) is not None:
+            with suppress(RuntimeError):  # its loop has ended meanwhile
+                life.loop.call_soon_threadsafe(life.stop_asked.set)
+
+    # ------------------------------------------------------------------ publishing
+    @property
+    def publisher(self) -> AsyncPublisher:
+        """The one that all handlers share, for what `publish` does not do. Raises Stopped."""
+        return self._running().publisher
+
+    async def publish(
+        self,
+        destination: Destination | str,
+        payload: Any,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Published:
+        """Publish and return after the confirm. As `Publisher.send_safe`, and raises as it does.
+
+        payload: a message, bytes, a text; anything else goes as JSON, as `messagebus.payloads` says.
+        """
+        publisher = self._running().publisher
+        return await publisher.send_safe(
+            destination, as_payload(payload), timeout_s=timeout_s, **options
+        )
+
+    def publish_blocking(
+        self,
+        destination: Destination | str,
+        payload: Any,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Published:
+        """`publish` for plain functions, on any thread but the loop's own."""
+        life = self._running()
+        if threading.get_ident() == life.thread_id:
+            raise Stopped("publish_blocking would stop the loop that it waits for: await publish")
+        wait_s = life.deadline_s if timeout_s is None else timeout_s
+        publishing = self.publish(destination, payload, timeout_s=timeout_s, **options)
+        try:
+            future = asyncio.run_coroutine_threadsafe(publishing, life.loop)
+        except RuntimeError:
+            publishing.close()
+            raise Stopped("the app has stopped, and its loop with it") from None
+        try:
+            return future.result(wait_s + LATE_S)
+        except TimeoutError:
+            future.cancel()
+            raise Stopped("the app's loop ended first: it may or may not be published") from None
+
+    # ------------------------------------------------------------------ questions
+    def stats(self) -> Mapping[str, ConsumerStats]:
+        """A snapshot of each subscription and queue, by name; empty unless the app runs."""
+        consumers = {} if self._life is None else self._life.consumers
+        return {
+            name: consumer.stats()
+            for name, consumer in consumers.items()
+            if consumer.status is not Status.INITIALIZED
+        }
+
+    @property
+    def unanswered(self) -> Mapping[str, int]:
+        """What the last stop left without an answer, by subscription or queue."""
+        return self._unanswered
+
+    @property
+    def handlers(self) -> Mapping[str, str]:
+        """The name of each subscription's or queue's handler."""
+        return {str(each.source): each.name for each in self._subscribers.values()}
+
+    # ------------------------------------------------------------------ inside
+    def _running(self) -> _Life:
+        if self._life is None:
+            raise Stopped(f"the app is {self._status.value}")
+        return self._life
+
+    def _new_life(self, grace_s: float) -> _Life:
+        """Clients that are not started. Raises ConfigError for a wrong environment."""
+        environ: Mapping[str, str] = {} if self._clients is not None else os.environ
+        clients = self._clients or _BusClients(self._bus or BusConfig.from_env(environ))
+        publishing = self._publisher_config or PublisherConfig.from_env(environ)
+        consuming = ConsumerConfig.from_env(environ)
+        return _Life(
+            loop=asyncio.get_running_loop(),
+            thread_id=threading.get_ident(),
+            grace_s=grace_s,
+            deadline_s=publishing.deadline_ms / 1000,
+            publisher=clients.async_publisher(publishing, hooks=self._hooks),
+            consumers={
+                str(each.source): clients.async_consumer(
+                    each.source, config=each.config or consuming, hooks=self._hooks
+                )
+                for each in self._subscribers.values()
+            },
+        )
+
+
+class _BusClients:
+    """Clients of the real bus."""
+
+    def __init__(self, bus: BusConfig) -> None:
+        self._bus = bus
+
+    def async_publisher(
+        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+    ) -> AsyncPublisher:
+        return AsyncPublisher(self._bus, config, hooks=hooks)
+
+    def async_consumer(
+        self,
+        destination: Destination | Source | str,
+        *,
+        subscription: str = "",
+        config: ConsumerConfig | None = None,
+        hooks: Sequence[Hooks] = (),
+    ) -> AsyncConsumer:
+        return AsyncConsumer(
+            self._bus, destination, subscription=subscription, config=config, hooks=hooks
+        )
+
+
+async def _handle(subscriber: _Subscriber, life: _Life) -> int:
+    return await life.consumers[str(subscriber.source)].run(
+        subscriber.run,
+        concurrency=subscriber.concurrency,
+        retry=subscriber.retry,
+        time_limit_s=subscriber.time_limit_s,
+        grace_s=life.grace_s,
+    )
+
+
+async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
+    """All at the same time, each to its end; then raises the first error, if there is one."""
+    ends = await asyncio.gather(*works, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+    return [end for end in ends if not isinstance(end, BaseException)]
+
+
+@contextmanager
+def _signals_heard(life: _Life) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for a stop, once each; afterwards they do what they did before."""
+    heard: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        wanted = (signal.SIGTERM, signal.SIGINT)
+        # Who started us may want us deaf for one of them, as a shell does for background jobs.
+        heard = [each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN]
+    for each in heard:
+        life.loop.add_signal_handler(each, life.stop_asked.set)
+    try:
+        yield
+    finally:
+        for each in heard:
+            life.loop.remove_signal_handler(each)
+
+
+def _check(
+    source: Source, retry: object, concurrency: object, time_limit_s: object, config: object
+) -> None:
+    """Raises ConfigError with every fault."""
+    faults = []
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        faults.append(f"retry {retry!r}: a RetryPolicy")
+    if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
+        faults.append(f"concurrency {concurrency!r}: 1 to {CONCURRENCY_MAX:,}")
+    if time_limit_s is not None and not _is_positive(time_limit_s):
+        faults.append(f"time_limit_s {time_limit_s!r}: a number of seconds, more than 0")
+    if config is not None and not isinstance(config, ConsumerConfig):
+        faults.append(f"config {config!r}: a ConsumerConfig")
+    if faults:
+        raise ConfigError(f"subscriber of {source}: {'; '.join(faults)}")
+
+
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and number > 0

@@ -1,0 +1,84 @@
+"""`messagebus worker`: run an application's handlers until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+
+import click
+
+from messagebus.app import GRACE_S
+from messagebus.worker import Supervisor, load, work
+from messagebus.worker.health import HealthServer, parse_address
+from messagebus.worker.process import Parent, say
+from messagebus.worker.supervisor import PARENT_OPTION, child_command
+
+__all__ = ["worker"]
+
+PROCESSES_MAX = 1_000
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, PROCESSES_MAX),
+    default=1,
+    show_default=True,
+    help="Processes side by side; with more than one, one that crashes is started again.",
+)
+@click.option("--health", metavar="HOST:PORT", help="Serve /ready, /live and /metrics there.")
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(min=0),
+    default=GRACE_S,
+    show_default=True,
+    help="For handlers that run at SIGTERM.",
+)
+@click.option(PARENT_OPTION, type=int, hidden=True)
+def worker(
+    target: str, processes: int, health: str | None, grace_s: float, parent_fd: int | None
+) -> int:
+    """Run the handlers of MODULE:APP until SIGTERM or SIGINT.
+
+    Then it takes no more, finishes what runs within the grace, answers it, and says in one line what it
+    could not; a second signal ends it at once. Exit code 0: all finished; 1: not all, or it failed; 2:
+    wrong use, or the module does not import. A module is looked for in the working directory first.
+
+    \b
+    Example:
+      messagebus worker shop.orders:app --processes 4 --health 127.0.0.1:8080
+    """
+    if not logging.getLogger().isEnabledFor(logging.WARNING):
+        logging.getLogger().setLevel(logging.WARNING)  # failed runs are what one wants to see here
+    address = None if health is None else parse_address(health)
+    if processes == 1:
+        return _work(target, address, grace_s, parent_fd)
+    return asyncio.run(_supervise(target, processes, address, grace_s))
+
+
+def _work(
+    target: str, address: tuple[str, int] | None, grace_s: float, parent_fd: int | None
+) -> int:
+    parent = None
+    if parent_fd is not None:
+        # A terminal's Ctrl-C reaches all; the parent alone passes it on.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        parent = Parent(socket.socket(fileno=parent_fd))
+    return work(load(target), grace_s=grace_s, health=address, parent=parent)
+
+
+async def _supervise(
+    target: str, processes: int, address: tuple[str, int] | None, grace_s: float
+) -> int:
+    verbose = bool(click.get_current_context().find_root().params.get("verbose"))
+    command = child_command(target, grace_s=grace_s, verbose=verbose)
+    supervisor = Supervisor(command, processes, grace_s=grace_s, say=say)
+    server = None if address is None else HealthServer(address, supervisor.ask())
+    try:
+        return await supervisor.run()
+    finally:
+        if server is not None:
+            server.close()

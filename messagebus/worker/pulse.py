@@ -1,0 +1,125 @@
+"""What an app's loop says of itself from time to time, for other threads: is it ready, does it turn?
+
+The loop tells a `Pulse`; a health server reads it; a watchdog thread says where the loop is stuck, which
+the loop itself cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from messagebus.app import App
+from messagebus.stats import ConsumerStats, Status
+from messagebus.worker.places import of_application
+
+__all__ = ["LIVE_S", "Pulse", "Watchdog", "beat", "look"]
+
+log = logging.getLogger("messagebus.worker")
+
+BEAT_S = 0.5
+# A handler that holds the loop for so long is named; heartbeats end after twice `heartbeat_s`.
+STUCK_S = 2.0
+# Not live: several times what a loaded machine makes a loop late, less than two heartbeats.
+LIVE_S = 10.0
+FRAMES_TOLD = 3
+
+Look = Mapping[str, Any]
+"""What is told of an app: JSON."""
+
+
+class Pulse:
+    """The last that the loop said. Any thread may read it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: tuple[float, Look] = (clock(), {"ready": False, "status": "starting"})
+
+    def tell(self, look: Look) -> None:
+        self._last = (self._clock(), look)  # in one step: readers see both or neither
+
+    @property
+    def look(self) -> Look:
+        return self._last[1]
+
+    @property
+    def age_s(self) -> float:
+        return self._clock() - self._last[0]
+
+
+def look(app: App) -> Look:
+    """Ready: runs, is not stopping, and each subscription is attached to a broker at least."""
+    stats = app.stats()
+    attached = all(
+        any(broker.state == "open" for broker in each.brokers.values()) for each in stats.values()
+    )
+    running = app.status is Status.RUNNING
+    return {
+        "ready": running and attached,
+        "status": app.status.value if running else "stopping" if stats else "starting",
+        "subscriptions": {name: _of(each) for name, each in stats.items()},
+    }
+
+
+def _of(stats: ConsumerStats) -> Look:
+    return {
+        "brokers": {name: broker.state for name, broker in stats.brokers.items()},
+        "handling": stats.handling,
+        "oldest_run_s": round(stats.oldest_run_s, 1),
+        "parked": stats.parked,
+        "retried": stats.retried,
+    }
+
+
+async def beat(app: App, tell: Callable[[Look], None]) -> None:
+    """Tell how the app is, until cancelled."""
+    while True:
+        tell(look(app))
+        await asyncio.sleep(BEAT_S)
+
+
+class Watchdog:
+    """Says in the log where a loop is stuck, once each time."""
+
+    def __init__(self, pulse: Pulse, thread_id: int) -> None:
+        self._pulse, self._thread_id = pulse, thread_id
+        self._ended = threading.Event()
+        self._told = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="messagebus-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self.check()
+
+    def check(self) -> None:
+        stuck_s = self._pulse.age_s
+        if stuck_s < STUCK_S:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            log.warning(
+                "loop stuck stuck_s=%.1f at=%r: a coroutine handler must await, a plain one may block",
+                stuck_s,
+                standing_at(self._thread_id),
+            )
+
+
+def standing_at(thread_id: int) -> str:
+    """The application's innermost lines in that thread, outermost first."""
+    frame = sys._current_frames().get(thread_id)
+    lines = of_application(traceback.extract_stack(frame))
+    return " > ".join(
+        f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in lines[-FRAMES_TOLD:]
+    )

@@ -1,0 +1,204 @@
+"""Several processes of one worker: started, started again when they crash, stopped together.
+
+The parent imports nothing of the application, so nothing of it can harm the parent. A child that cannot
+import it ends all: it would never be better. Any other end of a child is followed by a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from messagebus.core.backoff import backoff_ms
+from messagebus.worker.health import TEXT, Answer, Ask, respond
+from messagebus.worker.pulse import LIVE_S, Look
+
+__all__ = ["PARENT_OPTION", "Supervisor", "how_it_ended", "together"]
+
+PARENT_OPTION = "--parent-fd"
+EXIT_STOPPED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+RESTART_FIRST_MS, RESTART_MAX_MS = 1_000, 30_000
+# A child that lived so long had no trouble at its start: the next wait is the shortest again.
+STEADY_S = 60.0
+# Beyond the handlers' grace: last answers, copies and confirms, hanging up (see `App.stop`).
+KILL_AFTER_S = 20.0
+LINE_BYTES_MAX = 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Child:
+    """One place of a supervisor, and whoever is in it."""
+
+    number: int
+    process: asyncio.subprocess.Process | None = None
+    look: Look = field(default_factory=lambda: {"ready": False, "status": "starting"})
+    heard: bool = False
+    heard_s: float = 0.0
+    failures: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.number}"
+
+
+class Supervisor:
+    """command: what a child runs; it gets its end of a socket as `PARENT_OPTION`. say: a line for people."""
+
+    def __init__(
+        self, command: Sequence[str], processes: int, *, grace_s: float, say: Callable[[str], None]
+    ) -> None:
+        self._command, self._grace_s, self._say = list(command), grace_s, say
+        self._children = [_Child(number) for number in range(1, processes + 1)]
+        self._stopping = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._code = EXIT_STOPPED
+
+    async def run(self) -> int:
+        """Until SIGTERM, SIGINT, or a child that cannot be. Returns the exit code.
+
+        0: all stopped politely; 1: not all; 2: the application does not import.
+        """
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self._stop)
+        first, *others = self._children
+        keeping = [asyncio.create_task(self._keep(first))]
+        # The others once the first has imported the application: what is wrong with it is said once.
+        await self._loaded.wait()
+        keeping += [asyncio.create_task(self._keep(child)) for child in others]
+        await asyncio.gather(*keeping)
+        return self._code
+
+    def _stop(self) -> None:
+        """Pass it on. Said twice, the children hear it twice, and end at once."""
+        self._stopping.set()
+        self._loaded.set()
+        for child in self._children:
+            _send(child, signal.SIGTERM)
+
+    async def _keep(self, child: _Child) -> None:
+        while not self._stopping.is_set():
+            started_s = time.monotonic()
+            ended = await self._live(child)
+            if self._stopping.is_set():
+                if not is_polite(ended, heard=child.heard):
+                    self._code = self._code or EXIT_FAILED
+                return
+            if ended == EXIT_USAGE:
+                self._code = EXIT_USAGE
+                self._stop()
+                return
+            steady = time.monotonic() - started_s > STEADY_S
+            child.failures = 1 if steady else child.failures + 1
+            await self._pause(child, ended)
+
+    async def _live(self, child: _Child) -> int:
+        """One life of a child. Returns its exit code, negative for a signal."""
+        ours, theirs = socket.socketpair()
+        with contextlib.closing(theirs):
+            child.process = process = await asyncio.create_subprocess_exec(
+                *self._command, PARENT_OPTION, str(theirs.fileno()), pass_fds=[theirs.fileno()]
+            )
+        child.heard, child.heard_s = False, time.monotonic()
+        reading = asyncio.create_task(self._hear(child, ours))
+        if self._stopping.is_set():  # asked while it was being started
+            _send(child, signal.SIGTERM)
+        try:
+            return await self._ended(child, process)
+        finally:
+            child.process = None
+            child.look = {"ready": False, "status": "ended"}
+            reading.cancel()
+            ours.close()
+
+    async def _ended(self, child: _Child, process: asyncio.subprocess.Process) -> int:
+        """Wait for its end; once all are stopping, so long at most."""
+        ended = asyncio.create_task(process.wait())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([ended, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not ended.done():
+            await asyncio.wait([ended], timeout=self._grace_s + KILL_AFTER_S)
+        if not ended.done():
+            self._say(f"{child.name} (pid {process.pid}) does not end: killed")
+            _send(child, signal.SIGKILL)
+        return await ended
+
+    async def _hear(self, child: _Child, line: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=line, limit=LINE_BYTES_MAX)
+        with contextlib.suppress(OSError, ValueError):
+            while told := await reader.readline():
+                child.look, child.heard_s = json.loads(told), time.monotonic()
+                child.heard = True
+                self._loaded.set()
+        writer.close()
+
+    async def _pause(self, child: _Child, ended: int) -> None:
+        wait_ms = backoff_ms(
+            child.failures, first_ms=RESTART_FIRST_MS, max_ms=RESTART_MAX_MS, share=random.random()
+        )
+        self._say(f"{child.name} {how_it_ended(ended)}; again in {wait_ms / 1000:.1f} s")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
+
+    # ------------------------------------------------------------------ health
+    def ask(self) -> Ask:
+        """Answers for all children; on any thread."""
+
+        def ask(path: str) -> Answer:
+            now_s = time.monotonic()
+            late = [
+                f"{child.name}: no turn for {now_s - child.heard_s:.1f} s"
+                for child in self._children
+                if child.process is not None and now_s - child.heard_s > LIVE_S
+            ]
+            if path == "/metrics":
+                return Answer(404, TEXT, b"each process has its own metrics\n")
+            looks = {child.name: child.look for child in self._children}
+            stopping = self._stopping.is_set()
+            return respond(path, together(looks, stopping), "; ".join(late) or None)
+
+        return ask
+
+
+def together(looks: dict[str, Look], stopping: bool) -> Look:
+    """Ready when all are."""
+    return {
+        "ready": not stopping and all(each["ready"] for each in looks.values()),
+        "status": "stopping" if stopping else "running",
+        "workers": looks,
+    }
+
+
+def is_polite(code: int, *, heard: bool) -> bool:
+    """Whether a child that was told to end did so well. heard: it had begun its work."""
+    return code == EXIT_STOPPED or (code == -signal.SIGTERM and not heard)
+
+
+def how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _send(child: _Child, number: signal.Signals) -> None:
+    if child.process is not None and child.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.process.send_signal(number)
+
+
+def child_command(target: str, *, grace_s: float, verbose: bool) -> list[str]:
+    """How this command runs itself again, for one process."""
+    command = [sys.executable, "-m", "messagebus", *(["--verbose"] if verbose else [])]
+    return [*command, "worker", target, "--grace-s", f"{grace_s:g}"]

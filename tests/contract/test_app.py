@@ -1,0 +1,270 @@
+"""What an app promises, on every kind of bus."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from messagebus import (
+    App,
+    BusConfig,
+    Delivery,
+    Hooks,
+    Message,
+    NotReady,
+    Published,
+    RetryLater,
+    RetryPolicy,
+    Status,
+    Stopped,
+    Unroutable,
+)
+from messagebus.testing import MemoryBus
+from tests.contract.conftest import NOWHERE, READY_WITHIN_S
+from tests.support.eventually import eventually_async
+
+WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Order:
+    number: int
+    note: str = ""
+
+
+class Heard(Hooks):
+    """What was told, in order of arrival."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def published(self, destination: str, message: Message, published: Published) -> None:
+        self.told.append(("published", destination))
+
+    def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
+        self.told.append((answer, str(delivery.source)))
+
+
+class Stage:
+    """An app, names of its own, and a clock that passes."""
+
+    def __init__(self, bus: BusConfig | None) -> None:
+        self.memory = MemoryBus(brokers=3) if bus is None else None
+        self.heard = Heard()
+        self.app = App(bus, hooks=[self.heard])
+        self.app.use(self.memory)
+        self.topic = f"contract-app-{uuid.uuid4().hex[:12]}"
+        self.queue = f"queue:{self.topic}"
+
+    async def start(self) -> App:
+        await self.app.start(require="all", timeout_s=READY_WITHIN_S)
+        return self.app
+
+    async def until(self, condition: Callable[[], Any], *, step_s: float = 0) -> None:
+        """step_s: so fast time passes, in memory."""
+
+        def look() -> Any:
+            if step_s and self.memory is not None:
+                self.memory.advance(step_s)
+            return condition()
+
+        await eventually_async(look, within_s=WITHIN_S)
+
+
+@pytest.fixture
+async def stage(bus_config: BusConfig | None) -> AsyncIterator[Stage]:
+    made = Stage(bus_config)
+    yield made
+    await made.app.stop(0)
+
+
+async def test_payloads_come_as_annotated_and_go_as_they_are(stage: Stage) -> None:
+    app = stage.app
+    got: list[object] = []
+
+    @app.subscriber(stage.topic, subscription="billing", concurrency=4)
+    async def bill(order: Order, delivery: Delivery) -> None:
+        got.append((order, delivery.key, delivery.attempt))
+
+    @app.subscriber(stage.topic, subscription="raw")
+    async def raw(body: bytes) -> None:
+        got.append(body)
+
+    async with stage_started(stage):
+        published = await app.publish(stage.topic, Order(5, "ä"), key="k")
+        await stage.until(lambda: len(got) == 2)
+    assert published.broker
+    assert sorted(got, key=str) == sorted(
+        [(Order(5, "ä"), "k", 1), '{"number":5,"note":"ä"}'.encode()], key=str
+    )
+
+
+async def test_handlers_publish_coroutines_and_plain_functions_alike(stage: Stage) -> None:
+    app, got, threads = stage.app, [], set()
+
+    @app.subscriber(stage.topic, subscription="first")
+    async def first(order: Order) -> None:
+        await app.publish(f"{stage.queue}-second", order)
+
+    @app.subscriber(f"{stage.queue}-second", concurrency=3)
+    def second(order: Order) -> None:
+        threads.add(threading.get_ident())
+        app.publish_blocking(f"{stage.queue}-third", f"{order.number}")
+
+    @app.subscriber(f"{stage.queue}-third")
+    async def third(text: str) -> None:
+        got.append(int(text))
+
+    async with stage_started(stage):
+        await asyncio.gather(*(app.publish(stage.topic, Order(n)) for n in range(20)))
+        await stage.until(lambda: len(got) == 20)
+    assert sorted(got) == list(range(20))
+    assert threading.get_ident() not in threads
+
+
+async def test_what_does_not_fit_is_parked_and_the_rest_goes_on(stage: Stage) -> None:
+    app, got = stage.app, []
+
+    @app.subscriber(stage.topic, subscription="billing")
+    async def bill(order: Order) -> None:
+        got.append(order.number)
+
+    async with stage_started(stage):
+        await app.publish(stage.topic, {"number": "5"})
+        await app.publish(stage.topic, Message(body=b"<a/>", content_type="text/xml"))
+        await app.publish(stage.topic, Order(6))
+        await stage.until(lambda: got == [6])
+        await stage.until(lambda: app.stats()[f"{stage.topic}/billing"].parked == 2)
+
+
+async def test_a_failed_run_is_repeated_by_the_policy(stage: Stage) -> None:
+    app, attempts = stage.app, []
+
+    @app.subscriber(stage.queue, retry=RetryPolicy(attempts_max=3, first_delay_s=1, jitter=0))
+    async def work(order: Order, delivery: Delivery) -> RetryLater | None:
+        attempts.append(delivery.attempt)
+        if delivery.attempt == 1:
+            raise ValueError("not yet")
+        return RetryLater(1) if delivery.attempt == 2 else None
+
+    async with stage_started(stage):
+        await app.publish(stage.queue, Order(1))
+        await stage.until(lambda: attempts == [1, 2, 3], step_s=0.5)
+        stats = app.stats()[stage.queue]
+    assert (stats.retried, stats.parked) == (2, 0)
+
+
+async def test_hooks_hear_of_publishes_and_of_handlers(stage: Stage) -> None:
+    @stage.app.subscriber(stage.queue)
+    async def work(text: str) -> None: ...
+
+    async with stage_started(stage):
+        await stage.app.publish(stage.queue, "x")
+        await stage.until(lambda: len(stage.heard.told) == 2)
+    assert sorted(stage.heard.told) == [("ack", stage.queue), ("published", stage.queue)]
+
+
+async def test_an_app_may_be_started_again(stage: Stage) -> None:
+    app, got = stage.app, []
+
+    @app.subscriber(stage.queue)
+    async def work(text: str) -> None:
+        got.append(text)
+
+    for round in ("a", "b"):
+        async with stage_started(stage):
+            assert is_running(app)
+            await app.publish(stage.queue, round)
+            await stage.until(lambda: len(got) == ("a", "b").index(round) + 1)  # noqa: B023
+        assert not is_running(app)
+        with pytest.raises(Stopped):
+            await app.publish(stage.queue, "c")
+    assert got == ["a", "b"]
+
+
+async def test_stop_waits_for_handlers_and_counts_what_it_cannot_wait_for(stage: Stage) -> None:
+    app, ended, begun = stage.app, [], asyncio.Event()
+
+    @app.subscriber(stage.queue, concurrency=2)
+    async def work(text: str) -> None:
+        begun.set()
+        await (asyncio.sleep(0.3) if text == "short" else asyncio.Event().wait())
+        ended.append(text)
+
+    await stage.start()
+    await app.publish(stage.queue, "short")
+    await begun.wait()
+    assert await app.stop() == 0
+    assert ended == ["short"]
+    begun.clear()
+    await stage.start()
+    await app.publish(stage.queue, "endless")
+    await begun.wait()
+    assert list(await asyncio.gather(app.stop(0.2), app.stop(0.2))) == [1, 1]
+    assert app.unanswered == {stage.queue: 1}
+
+
+async def test_run_ends_when_it_is_asked_to(stage: Stage) -> None:
+    app, got = stage.app, []
+
+    @app.subscriber(stage.queue)
+    def work(text: str) -> None:
+        got.append(text)
+        app.request_stop()
+
+    running = asyncio.create_task(app.run(require="all", timeout_s=READY_WITHIN_S))
+    await stage.until(lambda: app.status is Status.RUNNING)
+    await app.publish(stage.queue, "x")
+    assert await running == 0
+    assert got == ["x"]
+
+
+async def test_publish_blocking_would_stop_its_own_loop(stage: Stage) -> None:
+    async with stage_started(stage):
+        with pytest.raises(Stopped, match="await publish"):
+            stage.app.publish_blocking(stage.queue, "x")
+
+
+async def test_publish_raises_when_no_queue_takes_it(stage: Stage) -> None:
+    async with stage_started(stage):
+        with pytest.raises(Unroutable):
+            await stage.app.publish(stage.topic, "x")
+
+
+async def test_a_start_that_fails_leaves_nothing_behind() -> None:
+    app = App(BusConfig(broker=NOWHERE))
+    app.subscriber("queue:jobs")(print_text)
+    with pytest.raises(NotReady):
+        await app.start(require="one", timeout_s=0.3)
+    assert app.stats() == {}
+    app.use(MemoryBus())
+    async with app:
+        assert app.stats()
+
+
+def is_running(app: App) -> bool:
+    return app.status is Status.RUNNING
+
+
+def print_text(text: str) -> None:
+    time.sleep(0)
+
+
+class stage_started:
+    """``async with``: a start that waits for all brokers."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    async def __aenter__(self) -> App:
+        return await self._stage.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stage.app.stop()

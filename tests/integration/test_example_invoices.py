@@ -1,0 +1,202 @@
+"""The sample application: its own tests, its types against the wheel, and its service under kills."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from messagebus import App, BusConfig, Message, PublisherConfig, declare
+from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
+from tests.support.eventually import FACTOR, eventually_async
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "invoices"
+COMMAND_WITHIN_S = 300 * FACTOR
+HANDLED_WITHIN_S = 120
+ORDERS, SLICE = 3_000, 100
+PUBLISH_WITHIN_MS = 60_000
+
+
+def run(*argv: str | Path, cwd: Path, **environ: str) -> str:
+    """Run a command to its end; its output is shown when it fails."""
+    done = subprocess.run(
+        [str(each) for each in argv],
+        cwd=cwd,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_its_own_tests_need_no_broker(tmp_path: Path) -> None:
+    said = run(sys.executable, "-m", "pytest", "-q", cwd=EXAMPLE, PYTHONPATH=str(ROOT))
+    assert " passed" in said.splitlines()[-1]
+
+
+def test_a_users_project_passes_strict_mypy_against_the_wheel(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    unwanted = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "messagebus", source / "messagebus", ignore=unwanted)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", tmp_path, ".", cwd=source)
+    (wheel,) = tmp_path.glob("*.whl")
+    python = user_environment(tmp_path / "user", wheel)
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project, ignore=unwanted)
+    where = run(python, "-c", "import messagebus; print(messagebus.__file__)", cwd=project)
+    assert where.startswith(str(tmp_path / "user"))
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python)
+    said = run(*mypy, "--cache-dir", tmp_path / "cache", "invoices", "tests", cwd=project)
+    assert said.startswith("Success"), said
+    # The types are there: a wrong use is seen.
+    (project / "wrong.py").write_text("from messagebus import App\nApp(5)\n")
+    done = subprocess.run(
+        [*map(str, mypy), "--cache-dir", str(tmp_path / "cache"), "wrong.py"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 'incompatible type "int"; expected "BusConfig | None"' in done.stdout
+
+
+def user_environment(folder: Path, wheel: Path) -> Path:
+    """An environment with the wheel, and with all else that is installed here. Returns its Python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=ROOT)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / version / "site-packages"
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    run(*pip, "--target", packages, wheel, cwd=ROOT)
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin" / "python"
+
+
+# ---------------------------------------------------------------------- the service
+class Service:
+    """Two worker processes on a cluster, and what they kept."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.file = folder / "invoices.sqlite"
+        self.environ = {
+            **os.environ,
+            **cluster.client_env(),
+            "PYTHONPATH": f"{ROOT}:{EXAMPLE}",
+            "INVOICES_FILE": str(self.file),
+        }
+        self._log = (folder / "worker.log").open("w")
+        command = [sys.executable, "-m", "messagebus", "worker", "invoices.app:app"]
+        self.process = subprocess.Popen(
+            [*command, "--processes", "2"], cwd=folder, env=self.environ, stderr=self._log
+        )
+
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def kill_a_worker(self) -> None:
+        os.kill(self.children()[0], signal.SIGKILL)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        try:
+            return self.process.wait(60 * FACTOR)
+        finally:
+            self._log.close()
+
+    def seen(self) -> dict[str, int]:
+        code = "import json; from invoices.app import archive; print(json.dumps(archive.seen()))"
+        found: dict[str, int] = json.loads(
+            run(sys.executable, "-c", code, cwd=EXAMPLE, **self.environ)
+        )
+        return found
+
+
+@pytest.fixture
+def broken_cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
+    cluster = make_cluster(3)
+    yield cluster
+    cluster.down()
+
+
+def parked(cluster: LocalCluster) -> list[str]:
+    """Message ids in the parking queue, over all brokers; they stay there."""
+    wanted = {"count": 100_000, "ackmode": "ack_requeue_true", "encoding": "base64"}
+    path = f"/api/queues/%2F/{quote('mb.park/orders/billing', safe='')}/get"
+    found: list[str] = []
+    for name in cluster.names:
+        with cluster.management(name) as management:
+            answer = management.post(path, json=wanted).raise_for_status().json()
+        found += [each["properties"]["message_id"] for each in answer]
+    return found
+
+
+def order(number: int) -> dict[str, object]:
+    """Of a hundred, one in CHF (retried), one in XTS (retried, then parked), one in no currency."""
+    currency = {7: "CHF", 17: "XTS", 27: "???"}.get(number % 100, "EUR")
+    line = {"article": "nut", "price": str(Decimal(1 + number % 50) / 100), "pieces": 2}
+    return {
+        "number": f"{number}",
+        "customer": f"customer-{number % 10}",
+        "currency": currency,
+        "lines": [line],
+    }
+
+
+async def test_nothing_is_lost_when_a_broker_and_a_worker_are_killed(
+    broken_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    cluster = broken_cluster
+    bus = BusConfig.from_env(cluster.client_env())
+    await asyncio.to_thread(declare, bus, ["orders/billing", "invoices/archive"])
+    service = Service(cluster, tmp_path)
+    try:
+        async with App(bus, publisher=PublisherConfig(deadline_ms=PUBLISH_WITHIN_MS)) as shop:
+
+            async def publish(number: int) -> None:
+                message = Message.json(order(number), message_id=f"order-{number}")
+                await shop.publish("orders", message)
+
+            for first in range(0, ORDERS, SLICE):
+                if first == ORDERS // 3:
+                    cluster.kill(cluster.names[1])
+                if first == ORDERS // 2:
+                    await asyncio.to_thread(cluster.start, cluster.names[1])
+                if first == 2 * ORDERS // 3:
+                    service.kill_a_worker()
+                await asyncio.gather(*(publish(n) for n in range(first, first + SLICE)))
+        bad = {f"order-{n}" for n in range(ORDERS) if n % 100 in (17, 27)}
+        good = {f"{n}" for n in range(ORDERS)} - {each.removeprefix("order-") for each in bad}
+        await eventually_async(
+            lambda: service.seen().keys() >= good, within_s=HANDLED_WITHIN_S, what="all invoices"
+        )
+        await eventually_async(
+            lambda: set(parked(cluster)) >= bad, within_s=HANDLED_WITHIN_S, what="all parked"
+        )
+        assert service.stop() == 0
+        seen = service.seen()
+        assert seen.keys() == good, "and nothing else"
+        assert set(parked(cluster)) == bad
+        again = sum(seen.values()) - len(seen)
+        print(f"{ORDERS} orders: {len(seen)} invoices, {again} came again, {len(bad)} parked")
+    finally:
+        service.process.kill()
+        service.process.wait()

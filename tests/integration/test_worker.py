@@ -1,0 +1,297 @@
+"""`messagebus worker` as a process: its end, its health, its children. Brokers are in memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.eventually import FACTOR, eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHIN_S = 20.0
+
+# Each process has its own bus; what it starts with is published at the import.
+SHOP = """
+    import asyncio, os, sys, threading, time
+    from messagebus import App, Delivery
+    from messagebus.testing import MemoryBus
+
+    bus = MemoryBus(brokers=2)
+    bus.declare("orders/billing", "queue:jobs")
+    app = App()
+    app.use(bus)
+    with bus.publisher() as publisher:
+        for text in os.environ.get("SHOP_ORDERS", "").split():
+            publisher.send_safe("orders", text)
+
+    def told(text):
+        with open(f"told.{os.getpid()}", "a") as file:
+            file.write(text + "\\n")
+
+    @app.subscriber("orders", subscription="billing", concurrency=4)
+    async def bill(order: str) -> None:
+        told(f"began {order}")
+        if order == "slow":
+            await asyncio.sleep(0.5)
+        if order == "endless":
+            await asyncio.Event().wait()
+        if order == "stuck":
+            time.sleep(3)
+        if order == "crash":
+            os._exit(7)
+        told(f"ended {order}")
+
+    @app.subscriber("queue:jobs")
+    def work(job: str) -> None:
+        told(f"job {job}")
+"""
+
+
+class Shop:
+    """A folder with an application, and workers of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.workers: list[subprocess.Popen[str]] = []
+        self.write("shop", SHOP)
+
+    def write(self, module: str, text: str) -> None:
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(text))
+
+    def worker(self, *options: str, orders: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "messagebus", "worker", *options]
+        self.workers.append(
+            subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "SHOP_ORDERS": orders},
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+        return self.workers[-1]
+
+    def told(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("told.*")))
+
+    def heard(self, text: str, count: int = 1) -> None:
+        eventually(
+            lambda: self.told().count(text) >= count,
+            within_s=WITHIN_S,
+            what=f"{text} {count} times",
+        )
+
+
+def end(worker: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
+    """Send the signal, wait, return exit code and what it said."""
+    worker.send_signal(number)
+    _, said = worker.communicate(timeout=30 * FACTOR)
+    return worker.returncode, said
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path)
+    yield made
+    for worker in made.workers:
+        with worker:  # closes its pipe, and waits
+            worker.kill()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def answered(port: int, path: str) -> Callable[[], httpx.Response | None]:
+    def ask() -> httpx.Response | None:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+        except httpx.HTTPError:
+            return None
+
+    return ask
+
+
+def is_answered(port: int, path: str, code: int) -> httpx.Response:
+    ask = answered(port, path)
+
+    def wanted() -> httpx.Response | None:
+        found = ask()
+        return found if found is not None and found.status_code == code else None
+
+    found = eventually(wanted, within_s=WITHIN_S, what=f"{path} {code}")
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------------- one process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_runs_is_finished_before_a_polite_end(shop: Shop, number: int) -> None:
+    worker = shop.worker("shop:app", orders="slow")
+    shop.heard("began slow")
+    assert end(worker, number) == (0, "")
+    assert shop.told() == "began slow\nended slow\n"
+
+
+def test_what_cannot_be_finished_is_said_in_one_line(shop: Shop) -> None:
+    worker = shop.worker("shop:app", "--grace-s", "0.2", orders="endless a")
+    shop.heard("ended a")
+    code, said = end(worker)
+    assert code == 1
+    last = said.strip().split("\n")[-1]
+    assert last == (
+        "messagebus: stopped; not finished within 0.2 s, to be delivered again: orders/billing 1"
+    )
+
+
+def test_a_second_signal_ends_it_at_once(shop: Shop) -> None:
+    worker = shop.worker("shop:app", "--grace-s", "600", orders="endless")
+    shop.heard("began endless")
+    worker.send_signal(signal.SIGTERM)
+
+    def ended() -> bool:
+        worker.send_signal(signal.SIGTERM)
+        return worker.poll() is not None
+
+    eventually(ended, within_s=WITHIN_S)
+    assert worker.returncode == -signal.SIGTERM
+
+
+def test_it_is_ready_while_attached_and_live_while_it_turns(shop: Shop, free_port: int) -> None:
+    worker = shop.worker("shop", "--health", f"127.0.0.1:{free_port}", orders="endless")
+    ready = is_answered(free_port, "/ready", 200).json()
+    assert ready["subscriptions"]["orders/billing"]["brokers"] == {
+        "memory-1:5672": "open",
+        "memory-2:5672": "open",
+    }
+    is_answered(free_port, "/live", 200)
+    assert b"python_info" in is_answered(free_port, "/metrics", 200).content
+    is_answered(free_port, "/elsewhere", 404)
+    shop.heard("began endless")
+    worker.send_signal(signal.SIGTERM)
+    assert is_answered(free_port, "/ready", 503).json()["status"] == "stopping"
+    is_answered(free_port, "/live", 200)
+
+
+def test_a_handler_that_holds_the_loop_is_named(shop: Shop) -> None:
+    worker = shop.worker("shop", orders="stuck")
+    shop.heard("ended stuck")
+    code, said = end(worker)
+    assert code == 0
+    assert re.search(r"loop stuck stuck_s=\d\.\d at='.*shop.py:\d+ bill'", said), said
+
+
+# ---------------------------------------------------------------------- wrong use
+@pytest.mark.parametrize("processes", ["1", "3"])
+def test_a_module_that_does_not_import_is_one_line(shop: Shop, processes: str) -> None:
+    shop.write("broken", "import shop\n\n1 / 0\n")
+    worker = shop.worker("broken:app", "--processes", processes)
+    _, said = worker.communicate(timeout=30 * FACTOR)
+    assert worker.returncode == 2
+    assert said == (
+        "messagebus: broken does not import: ZeroDivisionError: division by zero"
+        f" ({shop.folder}/broken.py:3)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["shop:app", "--health", "x"], "health 'x': HOST:PORT wanted"),
+        (["shop:app", "--health", "192.0.2.1:1"], "health 192.0.2.1:1: cannot listen: "),
+        (["shop:other"], "shop has no 'other': its apps are app"),
+        (["idle:app"], "the app has no subscriber: nothing to run"),
+        (["real:app"], "broker 'host:port': "),
+    ],
+)
+def test_wrong_use_is_one_line(shop: Shop, options: list[str], said: str) -> None:
+    shop.write("idle", "from messagebus import App\napp = App()\n")
+    shop.write(
+        "real",
+        """
+        import os
+        from messagebus import App
+        os.environ["MESSAGEBUS_BROKER"] = "host:port"
+        app = App()
+        @app.subscriber("queue:jobs")
+        def work(job: str) -> None: ...
+        """,
+    )
+    worker = shop.worker(*options)
+    _, found = worker.communicate(timeout=30 * FACTOR)
+    assert worker.returncode == 2
+    assert found.startswith(f"messagebus: {said}"), found
+    assert found.count("\n") == 1
+
+
+# ---------------------------------------------------------------------- several processes
+def children(worker: subprocess.Popen[str]) -> set[int]:
+    listed = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text()
+    return {int(each) for each in listed.split()}
+
+
+def test_children_are_stopped_together(shop: Shop, free_port: int) -> None:
+    worker = shop.worker(
+        "shop:app", "--processes", "2", "--health", f"127.0.0.1:{free_port}", orders="slow"
+    )
+    shop.heard("began slow", 2)
+    ready = is_answered(free_port, "/ready", 200).json()
+    assert set(ready["workers"]) == {"worker 1", "worker 2"}
+    is_answered(free_port, "/live", 200)
+    assert end(worker) == (0, "")
+    assert shop.told().count("ended slow") == 2
+
+
+def test_a_killed_child_is_started_again(shop: Shop) -> None:
+    worker = shop.worker("shop:app", "--processes", "2", orders="a")
+    shop.heard("ended a", 2)
+    victim = min(children(worker))
+    os.kill(victim, signal.SIGKILL)
+    shop.heard("ended a", 3)
+    assert victim not in children(worker)
+    code, said = end(worker)
+    assert code == 0
+    assert re.fullmatch(r"messagebus: worker \d was ended by SIGKILL; again in [01]\.\d s\n", said)
+
+
+def test_a_child_that_crashes_again_and_again_is_started_ever_later(shop: Shop) -> None:
+    worker = shop.worker("shop:app", "--processes", "2", orders="crash")
+    shop.heard("began crash", 5)
+    _, said = end(worker)
+    waits = [float(each) for each in re.findall(r"worker 1 ended .* again in (\d\.\d) s", said)]
+    assert len(waits) >= 2
+    assert waits[-1] > waits[0]
+
+
+def test_children_end_when_their_parent_is_killed(shop: Shop) -> None:
+    worker = shop.worker("shop:app", "--processes", "2", orders="a")
+    shop.heard("ended a", 2)
+    left = children(worker)
+    assert len(left) == 2
+    worker.kill()
+    worker.communicate(timeout=30 * FACTOR)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), within_s=WITHIN_S)
+
+
+def test_a_child_that_cannot_finish_is_said_and_costs_the_exit_code(shop: Shop) -> None:
+    worker = shop.worker("shop:app", "--processes", "2", "--grace-s", "0.2", orders="endless")
+    shop.heard("began endless", 2)
+    began_s = time.monotonic()
+    code, said = end(worker)
+    assert code == 1
+    assert said.count("not finished within 0.2 s, to be delivered again: orders/billing 1") == 2
+    assert time.monotonic() - began_s < WITHIN_S * FACTOR

@@ -1,0 +1,156 @@
+"""Which parameter of a handler gets what, and which handlers cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from messagebus import ConfigError, Delivery, Message, Queue, Receipt
+from messagebus._binding import bind, name_of
+from messagebus.handling import Park
+
+if TYPE_CHECKING:
+    from decimal import Decimal as Hidden
+
+
+@dataclass
+class Order:
+    number: int
+
+
+DELIVERY = Delivery(Message.json({"number": 5}), Receipt("b:5672", 1, 1), Queue("q"))
+
+
+def payload_alone(order: Order) -> object:
+    return order
+
+
+def delivery_alone(delivery: Delivery) -> object:
+    return delivery
+
+
+def both(order: Order, delivery: Delivery) -> object:
+    return order, delivery
+
+
+def turned(delivery: Delivery, order: Order) -> object:
+    return order, delivery
+
+
+def by_name(order: Order, *args: int, delivery: Delivery, **more: int) -> object:
+    return order, delivery
+
+
+def with_defaults(order: Order, count: int = 3, delivery: Delivery | None = None) -> object:
+    return order, count, delivery
+
+
+class Service:
+    def handle(self, order: Order) -> object:
+        return order
+
+    def __call__(self, order: Order) -> object:
+        return order
+
+
+class AsyncService:
+    async def __call__(self, order: Order) -> object:
+        return order
+
+
+@pytest.mark.parametrize(
+    ("handler", "result"),
+    [
+        (payload_alone, Order(5)),
+        (delivery_alone, DELIVERY),
+        (both, (Order(5), DELIVERY)),
+        (turned, (Order(5), DELIVERY)),
+        (by_name, (Order(5), DELIVERY)),
+        (with_defaults, (Order(5), 3, None)),
+        (Service().handle, Order(5)),
+        (Service(), Order(5)),
+        (functools.partial(with_defaults, count=4), (Order(5), 4, None)),
+    ],
+)
+def test_parameters_are_given_by_their_annotations(
+    handler: Callable[..., object], result: object
+) -> None:
+    assert bind(handler)(DELIVERY) == result
+
+
+@pytest.mark.parametrize("handler", [AsyncService(), AsyncService().__call__])
+def test_a_coroutine_function_stays_one(handler: Callable[..., object]) -> None:
+    bound = bind(handler)
+    assert inspect.iscoroutinefunction(bound)
+
+    async def run() -> object:
+        return await cast(Awaitable[object], bound(DELIVERY))
+
+    assert asyncio.run(run()) == Order(5)
+
+
+def test_what_does_not_fit_is_parked_with_the_reason() -> None:
+    bad = Delivery(Message.json({"number": "5"}), Receipt("b:5672", 1, 1), Queue("q"))
+    with pytest.raises(Park) as caught:
+        bind(payload_alone)(bad)
+    assert caught.value.reason == (
+        "payload does not fit: number: a whole number wanted, not a text"
+    )
+
+
+def untyped(order): ...  # type: ignore[no-untyped-def]
+
+
+def nothing() -> None: ...
+
+
+def too_much(order: Order, other: Order) -> None: ...
+
+
+def by_place(order: Order, /) -> None: ...
+
+
+def hidden(number: Hidden) -> None: ...
+
+
+def unusable(order: complex) -> None: ...
+
+
+def generator(order: Order) -> Iterator[int]:
+    yield 1
+
+
+def divided(order: (1 / 0)) -> None: ...  # type: ignore[valid-type]
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        (untyped, "parameter 'order' has no type: bytes, str, dict"),
+        (nothing, "takes nothing: a parameter wanted"),
+        (too_much, "nothing to give to parameter 'other'"),
+        (by_place, "parameter 'order' cannot be given by name"),
+        (hidden, "annotation not found: name 'Hidden' is not defined; types of payloads stand"),
+        (unusable, "parameter 'order': complex is no type that a payload can have"),
+        (generator, "generator: a function or coroutine function wanted"),
+        (divided, "annotations cannot be read: division by zero"),
+        (5, "handler 5: a function wanted"),
+    ],
+)
+def test_a_handler_that_could_never_work_is_told_at_once(handler: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        bind(handler)
+
+
+def test_handlers_are_named_as_applications_know_them() -> None:
+    here = __name__
+    assert name_of(payload_alone) == f"{here}.payload_alone"
+    assert name_of(Service().handle) == f"{here}.Service.handle"
+    assert name_of(Service()) == f"{here}.Service"
+    assert name_of(functools.partial(payload_alone)) == f"{here}.payload_alone"

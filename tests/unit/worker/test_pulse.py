@@ -1,0 +1,98 @@
+"""What is told of an app, how old it is, and where a loop is stuck."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+
+import pytest
+
+from messagebus import App, BrokerStats, ConsumerStats, Status
+from messagebus.worker.pulse import LIVE_S, STUCK_S, Pulse, Watchdog, look
+
+STATS = ConsumerStats(
+    brokers={"b1:5672": BrokerStats(state="open", delivered=3, owed=1)},
+    delivered=3,
+    acked=2,
+    nacked=0,
+    acks_stale=0,
+    batches_damaged=0,
+    buffered=0,
+    handed_out=1,
+    list_generation=1,
+    list_age_ms=5,
+    list_faults=0,
+    handling=1,
+    oldest_run_s=1.25,
+)
+ALONE = replace(STATS, brokers={"b1:5672": BrokerStats(state="dialing", delivered=0, owed=0)})
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeApp(App):
+    def __init__(self, status: Status, **stats: ConsumerStats) -> None:
+        super().__init__()
+        self._told, self._status = stats, status
+
+    def stats(self) -> dict[str, ConsumerStats]:
+        return self._told
+
+
+@pytest.mark.parametrize(
+    ("app", "ready", "status"),
+    [
+        (FakeApp(Status.RUNNING, orders=STATS), True, "running"),
+        (FakeApp(Status.RUNNING, orders=STATS, jobs=ALONE), False, "running"),
+        (FakeApp(Status.STOPPED, orders=STATS), False, "stopping"),
+        (FakeApp(Status.INITIALIZED), False, "starting"),
+    ],
+)
+def test_an_app_is_ready_when_it_runs_and_is_attached(app: App, ready: bool, status: str) -> None:
+    told = look(app)
+    assert (told["ready"], told["status"]) == (ready, status)
+
+
+def test_each_subscription_is_told() -> None:
+    assert look(FakeApp(Status.RUNNING, orders=STATS))["subscriptions"]["orders"] == {
+        "brokers": {"b1:5672": "open"},
+        "handling": 1,
+        "oldest_run_s": 1.2,
+        "parked": 0,
+        "retried": 0,
+    }
+
+
+def test_a_pulse_ages_until_it_is_told_again() -> None:
+    clock = Clock()
+    pulse = Pulse(clock)
+    clock.now_s += LIVE_S
+    assert pulse.age_s == LIVE_S
+    assert pulse.look["ready"] is False
+    pulse.tell({"ready": True})
+    assert pulse.age_s == 0
+    assert pulse.look == {"ready": True}
+
+
+def test_a_stuck_loop_is_named_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    pulse = Pulse(clock)
+    watchdog = Watchdog(pulse, threading.get_ident())
+    with caplog.at_level(logging.WARNING, "messagebus.worker"):
+        watchdog.check()
+        clock.now_s += STUCK_S
+        watchdog.check()
+        watchdog.check()
+        pulse.tell({})
+        watchdog.check()
+        clock.now_s += STUCK_S
+        watchdog.check()
+    assert len(caplog.messages) == 2
+    assert "loop stuck stuck_s=2.0" in caplog.messages[0]
+    assert "test_pulse.py" in caplog.messages[0]
