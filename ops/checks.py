@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from messagebus.destination import DELAY_STEPS_MS, Delay
 from ops.step import Blocked, Check
 from ops.view import Queue, View
 
@@ -18,7 +19,9 @@ __all__ = [
     "answers",
     "applied_and_attached",
     "behind",
+    "delayed",
     "holds_back",
+    "in_words",
     "knows_the_topology",
     "left_by_clients",
     "left_by_publishers",
@@ -29,6 +32,10 @@ __all__ = [
 ]
 
 NAMES_SHOWN = 5
+DELAYS_S = {Delay(ms).amqp_queue: ms / 1000 for ms in DELAY_STEPS_MS}
+"""Queues whose messages leave by themselves, after so long."""
+# A delayed message that is there for so much longer than its step does not leave any more.
+DELAY_GRACE_S = 60.0
 
 
 def answers(view: View, name: str) -> Check:
@@ -188,7 +195,8 @@ class Emptying:
 
     Statistics show the past: so zeros in two looks more than one interval apart, then a basic.get
     on every queue that finds nothing. A queue that holds messages and has no consumer is not
-    waited for: nobody will empty it.
+    waited for: nobody will empty it. Delayed messages leave by themselves when their time comes; those
+    that do not are of a destination that was deleted.
     """
 
     def __init__(
@@ -204,6 +212,7 @@ class Emptying:
         self._name = name
         self._clock = clock
         self._first: tuple[float, int] | None = None
+        self._delayed_since: dict[str, float] = {}
         self._zero = Steady(interval_s, clock)
         self._stuck = Steady(interval_s, clock)
 
@@ -215,7 +224,7 @@ class Emptying:
         if left:
             self._zero.broken()
             self._raise_if_stuck(queues)
-            return self._progress(left)
+            return self._progress(left, queues)
         return self._confirm(queues)
 
     def _confirm(self, queues: list[Queue]) -> str:
@@ -228,15 +237,37 @@ class Emptying:
         return ""
 
     def _raise_if_stuck(self, queues: list[Queue]) -> None:
-        waiting = [queue for queue in queues if queue.messages]
-        if any(queue.consumers for queue in waiting):
+        self._raise_if_overdue(queues)
+        waiting = [each for each in queues if each.messages and each.name not in DELAYS_S]
+        if not waiting or any(queue.consumers for queue in waiting):
             self._stuck.broken()
             return
         if self._stuck.holds():  # consumer counts lag like all others
             what = _some([f"{queue.name} ({queue.messages:,} messages)" for queue in waiting])
-            raise Blocked(f"no consumer for {what}: consume or purge them, then run this again")
+            is_parked = any(queue.name.startswith("mb.park/") for queue in waiting)
+            how = "consume or purge them" + (" (messagebus parked)" if is_parked else "")
+            raise Blocked(f"no consumer for {what}: {how}, then run this again")
 
-    def _progress(self, left: int) -> str:
+    def _raise_if_overdue(self, queues: list[Queue]) -> None:
+        """With nobody publishing, a step is empty when its time has passed once."""
+        now = self._clock()
+        held = {queue.name: queue for queue in queues if queue.messages and queue.name in DELAYS_S}
+        since = self._delayed_since = {name: self._delayed_since.get(name, now) for name in held}
+        late = [
+            f"{name} ({queue.messages:,} messages)"
+            for name, queue in held.items()
+            if now - since[name] > DELAYS_S[name] + DELAY_GRACE_S
+        ]
+        if late:
+            gone = "their destinations are gone: create them, or purge these queues, then run this again"
+            raise Blocked(f"{_some(late)} held them for longer than their delay; {gone}")
+
+    def _progress(self, left: int, queues: list[Queue]) -> str:
+        count, longest_s = delayed(queues)
+        more = f"; {count:,} of them delayed, {in_words(longest_s)} at most" if count else ""
+        return self._rate(left) + more
+
+    def _rate(self, left: int) -> str:
         now = self._clock()
         if self._first is None:
             self._first = (now, left)
@@ -245,6 +276,22 @@ class Emptying:
         if rate <= 0:
             return f"{left:,} messages left"
         return f"{left:,} messages left, {rate:,.0f}/s, about {left / rate:,.0f} s"
+
+
+def delayed(queues: Iterable[Queue]) -> tuple[int, float]:
+    """How many delayed messages wait, and for how many seconds the longest of them may."""
+    held = [each for each in queues if each.messages and each.name in DELAYS_S]
+    return sum(each.messages or 0 for each in held), max(
+        (DELAYS_S[each.name] for each in held), default=0.0
+    )
+
+
+def in_words(seconds: float) -> str:
+    """In the largest unit that the steps of the ladder are whole in."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size and not seconds % size:
+            return f"{seconds / size:.0f} {unit}".replace("1 days", "1 day")
+    return f"{seconds:.0f} s"
 
 
 def unattached(here: Iterable[Queue], elsewhere: Iterable[Queue]) -> list[str]:

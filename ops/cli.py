@@ -14,8 +14,9 @@ import lb.inventory
 from lb.agents import set_draining
 from messagebus.errors import ConfigError
 from ops import lock
+from ops.checks import delayed
 from ops.commands.supervise import LocalNodes, Supervisor, SystemdNodes
-from ops.errors import OpsError
+from ops.errors import NoAnswer, OpsError
 from ops.inventory_text import without_broker
 from ops.journal import Journal
 from ops.local.cluster import LocalCluster
@@ -102,6 +103,7 @@ def remove(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
         view,
         _nodes(file, view),
         statistics_s=STATISTICS_LOCAL_S if is_local else STATISTICS_S,
+        delayed=_delayed(view, name),
     )
     if not journal.is_resumed and view.listed.names == {target.address}:
         raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
@@ -188,6 +190,14 @@ def _new_target(file: Path, view: View, name: str) -> Target:
         return _known_target(view, name)
     node = LocalCluster(file.parent).layout.with_node(name).node(name)
     return Target(name=name, address=node.broker, agent_port=node.agent_port)
+
+
+def _delayed(view: View, name: str) -> tuple[int, float]:
+    """Nothing, where the broker does not say: it may be stopped already."""
+    try:
+        return delayed(view.queues(name))
+    except (NoAnswer, ConfigError):
+        return 0, 0.0
 
 
 def _nodes(file: Path, view: View) -> Supervisor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from bench.errors import InputInvalid
 from bench.figures.attach import attach_figures
 from bench.figures.client import batch, consume, gap, latency, mesh, publish, stream, threads
-from bench.figures.comfort import handlers
+from bench.figures.comfort import delay, handlers
 from bench.figures.kill import kill_figures
 from bench.figures.memory import memory_figures
 from bench.figures.publish import publish_figures
@@ -26,6 +26,7 @@ GROUPS = (
     latency.GROUP,
     stream.GROUP,
     mesh.GROUP,
+    delay.GROUP,
     handlers.GROUP,
     Group(
         "way.publish", 3, BEHIND_HAPROXY, lambda scene: publish_figures(scene.cluster, scene.say)

@@ -1,21 +1,22 @@
-"""Our asyncio consumer, taken from in four ways that do the same: note each id, ack each delivery.
+"""Our asyncio consumer, taken from in several ways that do the same: note each id, ack each delivery.
 
 receive: a loop over the consumer. run: `AsyncConsumer.run` with a coroutine function; run_threads: with a
-plain one. app: the decorator, with the bytes; app_typed: with the JSON as a dataclass.
+plain one. app: the decorator, with the bytes; app_typed: with the JSON as a dataclass. run_otel, app_otel:
+with OpenTelemetry's SDK, every message traced, spans exported to nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bench.systems.ours_async import consumer_config
 from bench.systems.turn import Stopwatch, Task, Turn, run_on
-from messagebus import App, AsyncConsumer, AsyncPublisher, Delivery, Message
+from messagebus import App, AsyncConsumer, AsyncPublisher, Delivery, Hooks, Message
 
-__all__ = ["BODY_BYTES", "Order", "fill", "order_message", "run"]
+__all__ = ["BODY_BYTES", "Order", "fill", "order_message", "run", "telemetry"]
 
 BODY_BYTES = 1024
 FILL_SLICE = 20_000
@@ -38,10 +39,30 @@ def order_message() -> Message:
     return Message.json(dataclasses.asdict(order) | {"note": "x" * (BODY_BYTES - short)})
 
 
+def telemetry() -> list[Hooks]:
+    """OpenTelemetry with its SDK, as an application has it, and an exporter that sends nothing."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    from messagebus.telemetry.otel import OpenTelemetry
+
+    class Nowhere(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    tracers = TracerProvider()
+    tracers.add_span_processor(BatchSpanProcessor(Nowhere()))
+    meters = MeterProvider(metric_readers=[InMemoryMetricReader()])
+    return [OpenTelemetry(tracer_provider=tracers, meter_provider=meters)]
+
+
 async def fill(task: Task, count: int) -> None:
-    """Publish so many of them."""
+    """Publish so many of them; traced, where they are to be."""
     message = order_message()
-    async with AsyncPublisher(task.bus) as publisher:
+    hooks = telemetry() if task.way.endswith("_otel") else []
+    async with AsyncPublisher(task.bus, hooks=hooks) as publisher:
         for first in range(0, count, FILL_SLICE):
             slice_count = min(FILL_SLICE, count - first)
             await publisher.send_many(task.topic, [message] * slice_count)
@@ -54,6 +75,8 @@ def run(task: Task) -> Turn:
         "run_threads": _run_threads,
         "app": _app,
         "app_typed": _app_typed,
+        "run_otel": _run_otel,
+        "app_otel": _app_otel,
     }
 
     async def turn() -> Turn:
@@ -87,9 +110,14 @@ class _Count:
             self._loop.call_soon_threadsafe(self.turn.set_result, turn)
 
 
-def _consumer(task: Task) -> AsyncConsumer:
-    config = consumer_config(task)
-    return AsyncConsumer(task.bus, task.topic, subscription=task.subscription, config=config)
+def _consumer(task: Task, hooks: Sequence[Hooks] = ()) -> AsyncConsumer:
+    return AsyncConsumer(
+        task.bus,
+        task.topic,
+        subscription=task.subscription,
+        config=consumer_config(task),
+        hooks=hooks,
+    )
 
 
 async def _receive(task: Task) -> Turn:
@@ -121,16 +149,34 @@ async def _run_threads(task: Task) -> Turn:
     return await _run_with(task, count, handle)
 
 
-async def _run_with(task: Task, count: _Count, handle: Callable[[Delivery], object]) -> Turn:
-    async with _consumer(task) as consumer:
+async def _run_with(
+    task: Task,
+    count: _Count,
+    handle: Callable[[Delivery], object],
+    hooks: Sequence[Hooks] = (),
+) -> Turn:
+    async with _consumer(task, hooks) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=1))
         turn = await count.turn
     await running
     return turn
 
 
-async def _app(task: Task) -> Turn:
-    app, count = App(task.bus), _Count(task)
+async def _run_otel(task: Task) -> Turn:
+    count = _Count(task)
+
+    async def handle(delivery: Delivery) -> None:
+        count.saw(delivery.message_id)
+
+    return await _run_with(task, count, handle, telemetry())
+
+
+async def _app_otel(task: Task) -> Turn:
+    return await _app(task, telemetry())
+
+
+async def _app(task: Task, hooks: Sequence[Hooks] = ()) -> Turn:
+    app, count = App(task.bus, hooks=hooks), _Count(task)
 
     @app.subscriber(task.topic, subscription=task.subscription, config=consumer_config(task))
     async def handle(body: bytes, delivery: Delivery) -> None:

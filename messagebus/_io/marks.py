@@ -8,7 +8,7 @@ copy elsewhere too, and those that the broker adds by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any
 
@@ -64,12 +64,23 @@ _LENGTH = Struct(">I")
 _STAMP = Struct(">Q")
 
 
+def _none(_name: str) -> bool:
+    return False
+
+
 def copied(
-    raw: bytes, marks: Mapping[str, Any], message_id: str, *, entry: bool, stamp_ms: int
+    raw: bytes,
+    marks: Mapping[str, Any],
+    message_id: str,
+    *,
+    entry: bool,
+    stamp_ms: int,
+    without: Callable[[str], bool] = _none,
 ) -> bytes:
     """The properties of a copy. marks: our headers, in place of those of the same names.
 
-    message_id, stamp_ms: for one that bears none. entry: what is copied came in a batch.
+    message_id, stamp_ms: for one that bears none. entry: what is copied came in a batch. without: names
+    of headers that are left out as well.
     """
     found = _spans(raw)
     for flag in list(found):
@@ -77,7 +88,7 @@ def copied(
             del found[flag]
     if entry and CONTENT_TYPE not in found:
         found[CONTENT_TYPE] = _short(BINARY)
-    found[HEADERS] = _headers(found.get(HEADERS, b""), marks)
+    found[HEADERS] = _headers(found.get(HEADERS, b""), marks, without)
     found[DELIVERY_MODE] = b"\x02"
     if len(found.get(MESSAGE_ID, b"")) <= 1:
         found[MESSAGE_ID] = _short(message_id)
@@ -115,7 +126,7 @@ def _spans(raw: bytes) -> dict[int, bytes]:
     return found
 
 
-def _headers(raw: bytes, marks: Mapping[str, Any]) -> bytes:
+def _headers(raw: bytes, marks: Mapping[str, Any], without: Callable[[str], bool]) -> bytes:
     """A header table with these in it, and what can be read of this one."""
     ours: list[bytes] = []
     pika.data.encode_table(ours, dict(marks))
@@ -123,7 +134,10 @@ def _headers(raw: bytes, marks: Mapping[str, Any]) -> bytes:
     kept = [
         raw[begin:end]
         for name, begin, end in spans
-        if name not in marks and name not in _ROUTING and not name.startswith(_OF_THE_BROKER)
+        if name not in marks
+        and name not in _ROUTING
+        and not name.startswith(_OF_THE_BROKER)
+        and not without(name)
     ]
     table = b"".join(ours)[_LENGTH.size :] + b"".join(kept)
     return _LENGTH.pack(len(table)) + table

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -18,12 +19,12 @@ from typing import Any, NamedTuple
 
 from messagebus._io.codec import Arrived
 from messagebus._io.link import Link, dial
-from messagebus._io.properties import read_message_id
-from messagebus._io.rawheaders import (
+from messagebus._io.marks import copied
+from messagebus._io.properties import (
     read_content_type,
     read_headers,
-    read_stamp_s,
-    with_other_headers,
+    read_message_id,
+    read_stamp_ms,
 )
 from messagebus._io.registering import credentials
 from messagebus.broker import Broker
@@ -358,20 +359,25 @@ def _facts(raw: bytes, source: Source) -> Facts:
     return read_facts(
         read_headers(raw),
         message_id=read_message_id(raw),
-        stamp_s=read_stamp_s(raw),
+        stamp_ms=read_stamp_ms(raw),
         delivery_limit=source.delivery_limit,
     )
 
 
 def _redriven(taken: _Taken) -> bytes:
     facts = taken.facts
-    more: dict[str, Any] = {REDRIVEN: facts.redriven + 1}
+    marks: dict[str, Any] = {REDRIVEN: facts.redriven + 1}
     if facts.first_ms is not None:
-        more["mb-first-ms"] = facts.first_ms
-    try:
-        return with_other_headers(taken.raw, without=is_dropped_by_redrive, more=more)
-    except ValueError as fault:  # no AMQP broker gives such a thing out
-        raise TopologyError(f"message {facts.message_id!r}: {fault}") from fault
+        marks["mb-first-ms"] = facts.first_ms
+    stamp_ms = facts.first_ms or time.time_ns() // 1_000_000
+    return copied(
+        taken.raw,
+        marks,
+        facts.message_id,
+        entry=False,
+        stamp_ms=stamp_ms,
+        without=is_dropped_by_redrive,
+    )
 
 
 async def _within(call: Any, link: Link) -> Any:

@@ -31,6 +31,7 @@ __all__ = [
     "is_batch",
     "in_batch",
     "read_content_type",
+    "read_headers",
     "read_marks",
     "read_message_id",
     "read_stamp_ms",
@@ -214,10 +215,16 @@ def read_content_type(raw: bytes) -> str:
 
 def read_marks(raw: bytes) -> Mapping[str, Any]:
     """The library's own headers, which `decode` leaves out."""
+    found = read_headers(raw)
+    return {key: each for key, each in found.items() if key.startswith(RESERVED_PREFIX)}
+
+
+def read_headers(raw: bytes) -> Mapping[str, Any]:
+    """All of them: the application's, the library's and the broker's. Never raises."""
     try:
         for name, value in _properties(raw) if raw[0] << 8 & HEADERS else ():
             if name == "headers":
-                return {key: each for key, each in value.items() if key.startswith(RESERVED_PREFIX)}
+                return dict(value)
     except IndexError:
         pass
     return NO_HEADERS

@@ -74,10 +74,10 @@ def read_facts(
     headers: Mapping[str, Any],
     *,
     message_id: str = "",
-    stamp_s: int | None = None,
+    stamp_ms: int | None = None,
     delivery_limit: int = 0,
 ) -> Facts:
-    """headers: all of them, as they arrived. stamp_s: the timestamp. delivery_limit: of its queue."""
+    """headers: all of them, as they arrived. stamp_ms: the timestamp. delivery_limit: of its queue."""
     death = _last_death(headers)
     parked_ms = _number(headers.get("mb-park-ms"))
     if parked_ms is None and death:
@@ -85,8 +85,8 @@ def read_facts(
     first_ms = _number(headers.get("mb-park-first-ms"))
     if first_ms is None:
         first_ms = _number(headers.get("mb-first-ms"))
-    if first_ms is None and stamp_s is not None:
-        first_ms = stamp_s * MS_PER_S
+    if first_ms is None:
+        first_ms = stamp_ms
     own = {n: v for n, v in headers.items() if not n.startswith("mb-") and n not in NOT_REDRIVEN}
     return Facts(
         message_id=message_id,

@@ -6,8 +6,9 @@ The order is part of the correctness:
 2. Its agent asks the balancer to send nobody there. Whoever still has a connection that may publish
    after a while is hung up on: such a publisher finds another broker.
    Connections are in the statistics late, too: "nobody" is looked at twice.
-3. With nobody publishing, the consumers empty it. Counts show the past, so "empty" is looked at
-   twice, more than one statistics interval apart, and then tried with a basic.get.
+3. With nobody publishing, the consumers empty it, and delayed messages come out when their time
+   comes. Counts show the past, so "empty" is looked at twice, more than one statistics interval
+   apart, and then tried with a basic.get.
 4. The list names it no more; consumers let go. Nothing that they gave back may be left behind, so
    it is looked at again.
 5. The balancer forgets it, and it is stopped.
@@ -36,9 +37,19 @@ CLIENTS_WITHIN_S = 120.0
 
 
 def plan(
-    target: Target, inventory: Path, view: View, nodes: Supervisor, *, statistics_s: float
+    target: Target,
+    inventory: Path,
+    view: View,
+    nodes: Supervisor,
+    *,
+    statistics_s: float,
+    delayed: tuple[int, float] = (0, 0.0),
 ) -> Plan:
-    """Steps that take a broker out. statistics_s: how far its counts may lag."""
+    """Steps that take a broker out.
+
+    statistics_s: how far its counts may lag. delayed: how many delayed messages it has now, and for how
+    many seconds at most they wait.
+    """
     name, address = target.name, target.address
     where = ("--inventory", str(inventory))
     return Plan(
@@ -81,9 +92,9 @@ def plan(
             ),
             Step(
                 name=f"wait until {name} is empty",
-                until="every queue is empty, counted twice and tried",
+                until=_empty(*delayed),
                 check=checks.Emptying(view, name, interval_s=statistics_s),
-                within_s=EMPTY_WITHIN_S,
+                within_s=EMPTY_WITHIN_S + delayed[1],
             ),
             Step(
                 name=f"take {name} off the list",
@@ -120,6 +131,13 @@ def plan(
             Step(name=f"clear node {name} away", commands=nodes.forget(name)),
         ),
     )
+
+
+def _empty(delayed: int, longest_s: float) -> str:
+    what = "every queue is empty, counted twice and tried"
+    if not delayed:
+        return what
+    return f"{what}, {delayed:,} delayed messages too, which takes {checks.in_words(longest_s)} at most"
 
 
 def _is_draining(view: View, address: str) -> bool:

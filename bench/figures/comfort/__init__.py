@@ -1,1 +1,1 @@
-"""What comfort costs: ids begin with ``comfort.``."""
+"""The figures of the client in daily use: ids begin with ``comfort.``."""

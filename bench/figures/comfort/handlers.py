@@ -36,8 +36,10 @@ WORDS = {
     "run_threads": "AsyncConsumer.run with a plain function in a thread",
     "app": "@app.subscriber, the payload as bytes",
     "app_typed": "@app.subscriber, 1 KB of JSON as a dataclass",
+    "run_otel": "AsyncConsumer.run with OpenTelemetry on, every message traced",
+    "app_otel": "@app.subscriber with OpenTelemetry on, every message traced",
 }
-GOALS_US = {"run": 3.0, "app": 10.0}
+GOALS_US = {"run": 3.0, "app": 10.0, "run_otel": 30.0}
 
 
 def handlers_figures(scene: Scene) -> Iterator[Figure]:
@@ -45,7 +47,7 @@ def handlers_figures(scene: Scene) -> Iterator[Figure]:
 
     def prepare(case: Case) -> None:
         purge(scene, task)
-        asyncio.run(fill(task, case.task.messages + case.task.warm_up))
+        asyncio.run(fill(case.task, case.task.messages + case.task.warm_up))
 
     turns = interleaved(scene, cases_of(task, scene), prepare)
     purge(scene, task)

@@ -39,7 +39,7 @@ def by_broker(reason: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_client_tells_everything() -> None:
-    assert read_facts(BY_CLIENT, message_id="m", stamp_s=7) == Facts(
+    assert read_facts(BY_CLIENT, message_id="m", stamp_ms=7_000) == Facts(
         message_id="m",
         key="k",
         reason="timeout",
@@ -52,7 +52,7 @@ def test_a_client_tells_everything() -> None:
 
 
 def test_a_message_that_kills_its_consumer_is_parked_by_its_broker_with_that_reason() -> None:
-    facts = read_facts(by_broker("delivery_limit"), stamp_s=7, delivery_limit=3)
+    facts = read_facts(by_broker("delivery_limit"), stamp_ms=7_000, delivery_limit=3)
     assert (facts.reason, facts.attempts) == ("delivery limit", 4)
     assert (facts.first_ms, facts.parked_ms) == (7_000, DIED_S * 1000)
     assert facts.headers == {"color": "red"}
@@ -60,7 +60,7 @@ def test_a_message_that_kills_its_consumer_is_parked_by_its_broker_with_that_rea
 
 def test_runs_before_the_last_copy_count_too() -> None:
     headers = by_broker("delivery_limit", **{"mb-attempt": 3, "mb-first-ms": 5})
-    facts = read_facts(headers, stamp_s=7, delivery_limit=3)
+    facts = read_facts(headers, stamp_ms=7_000, delivery_limit=3)
     assert (facts.attempts, facts.first_ms) == (6, 5)
 
 

@@ -151,3 +151,44 @@ def test_those_that_consume_are_no_publishers_and_are_clients() -> None:
     consumers = Connections({"c": True})
     assert consumers.left_by("publishers", 0)() != "1 connections that may publish"
     assert consumers.left_by("clients", 0)() == "1 connections of clients"
+
+
+# -- delayed messages
+
+
+def test_delayed_messages_are_waited_for_and_told() -> None:
+    held = [queue("mb.delay/7200000", 3), queue("mb.delay/1000", 2), queue("a", 1, consumers=1)]
+    broker = Broker(*[held] * 9, [queue("mb.delay/7200000")])
+    check = broker.emptying()
+    told = [check() for _ in range(9)]
+    assert told[0] == "6 messages left; 5 of them delayed, 2 h at most"
+    assert "looking again" in check()
+
+
+def test_a_queue_without_consumers_is_reported_while_delayed_messages_wait() -> None:
+    check = Broker([queue("parked", 7), queue("mb.delay/604800000", 1)]).emptying()
+    check()
+    check()
+    with pytest.raises(Blocked, match=r"no consumer for parked \(7 messages\)"):
+        check()
+
+
+def test_a_delayed_message_that_does_not_leave_is_reported() -> None:
+    check = Broker([queue("mb.delay/10000", 4)]).emptying()
+    assert all("4 of them delayed, 10 s at most" in check() for _ in range(71))
+    with pytest.raises(Blocked, match=r"mb.delay/10000 \(4 messages\) held them for longer"):
+        check()
+
+
+def test_delayed_messages_are_counted_with_the_longest_step() -> None:
+    assert checks.delayed([queue("a", 5), queue("mb.delay/1000", None)]) == (0, 0.0)
+    held = [queue("mb.delay/1000", 2), queue("mb.delay/60000", 3), queue("mb.delay/120000")]
+    assert checks.delayed(held) == (5, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(1.0, "1 s"), (60.0, "1 min"), (3600.0, "1 h"), (86400.0, "1 day"), (604800.0, "7 days")],
+)
+def test_a_step_is_told_in_its_own_unit(seconds: float, words: str) -> None:
+    assert checks.in_words(seconds) == words

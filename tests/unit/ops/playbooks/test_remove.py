@@ -63,3 +63,14 @@ def test_a_removal_is_taken_back_in_the_list_before_the_balancer() -> None:
         "--inventory /c/inventory.toml push",
         "--inventory /c/inventory.toml ready mb2",
     ]
+
+
+def test_the_plan_says_which_delayed_messages_it_waits_for() -> None:
+    made = remove.plan(
+        TARGET, FILE, View(FILE), LocalNodes(Path("/c")), statistics_s=1.5, delayed=(1200, 7200.0)
+    )
+    told = [line.strip() for line in made.lines() if "delayed" in line]
+    assert told == [
+        "until every queue is empty, counted twice and tried, 1,200 delayed messages too, "
+        "which takes 2 h at most, 10800 s at most"
+    ]

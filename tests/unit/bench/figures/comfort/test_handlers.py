@@ -19,6 +19,8 @@ def test_all_ways_take_the_same_messages() -> None:
         "run_threads",
         "app",
         "app_typed",
+        "run_otel",
+        "app_otel",
     ]
 
 
@@ -29,9 +31,12 @@ def test_what_is_on_top_is_taken_within_each_repetition() -> None:
         "run_threads": [turn(40)] * 3,
         "app": [turn(21), turn(31), turn(41)],
         "app_typed": [turn(22)] * 3,
+        "run_otel": [turn(45)] * 3,
+        "app_otel": [turn(99)] * 3,
     }
     found = {figure.id: figure for figure in figures_of(turns, "again")}
     assert round(found["comfort.handlers.run_more_us"].value, 3) == 2
     assert found["comfort.handlers.run_more_us"].met is True
     assert found["comfort.handlers.app_more_us"].met is False
     assert found["comfort.handlers.app_typed_more_us"].met is None
+    assert found["comfort.handlers.run_otel_more_us"].met is True
