@@ -58,6 +58,7 @@ def test_a_page_works_on_a_cluster(page: Path, env: dict[str, str], tmp_path: Pa
             if "cluster" not in block.marks:
                 continue
             if "in the background" in block.marks:
+                running.close()  # one at a time
                 running.enter_context(in_the_background(block, env, tmp_path))
             elif "until" in block.marks:
                 run_until(block, env, tmp_path)
@@ -108,9 +109,17 @@ def in_the_background(block: Block, env: dict[str, str], folder: Path) -> Iterat
             shlex.split(block.text), cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
         )
     try:
+        eventually(lambda: is_consuming(process, env), within_s=WITHIN_S, what=block.name)
         yield
         process.send_signal(signal.SIGTERM)
         assert process.wait(WITHIN_S) == 0, f"{block.name}:\n{log.read_text()}"
     finally:
         process.kill()
         process.wait(WITHIN_S)
+
+
+def is_consuming(process: subprocess.Popen[bytes], env: dict[str, str]) -> bool:
+    """Somebody is; or it has ended."""
+    ours = {key: each for key, each in env.items() if key.startswith("MESSAGEBUS_")}
+    counts = count_subscriptions(BusConfig.from_env(ours)).counts
+    return any(each.consumers for each in counts) or process.poll() is not None
