@@ -28,7 +28,7 @@ KITS: dict[str, click.Command] = {
     "lb": lb_cli,
     "consumer_lists": consumer_lists_cli,
 }
-OTHERS = frozenset("cd echo seq sort tail head uniq set export . mkdir pytest rabbitmqctl".split())
+OTHERS = {"cd", "echo", "seq", "sort", "tail", "head", "uniq", "set", "export", ".", "mkdir"}
 _EVAL = re.compile(r'eval "\$\((.*)\)"')
 _OPERATORS = {"|", "&&", ";", ">", ">>", "<", "&", "2>"}
 
