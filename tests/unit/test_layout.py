@@ -62,6 +62,7 @@ PENDING: frozenset[str] = frozenset()
 # Unit tests that are about no single source file.
 ABOUT_THE_WHOLE = {
     "tests/unit/test_docs.py",
+    "tests/unit/test_docs_blocks.py",
     "tests/unit/test_exports.py",
     "tests/unit/test_layout.py",
     "tests/unit/test_leaks.py",
