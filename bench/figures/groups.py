@@ -8,6 +8,7 @@ from bench.errors import InputInvalid
 from bench.figures.attach import attach_figures
 from bench.figures.client import batch, consume, gap, latency, mesh, publish, stream, threads
 from bench.figures.comfort import delay, handlers
+from bench.figures.comfort import memory as comfort_memory
 from bench.figures.kill import kill_figures
 from bench.figures.memory import memory_figures
 from bench.figures.publish import publish_figures
@@ -28,6 +29,7 @@ GROUPS = (
     mesh.GROUP,
     delay.GROUP,
     handlers.GROUP,
+    comfort_memory.GROUP,
     Group(
         "way.publish", 3, BEHIND_HAPROXY, lambda scene: publish_figures(scene.cluster, scene.say)
     ),

@@ -14,6 +14,7 @@ SYSTEMS = (
     "ours_app",
     "ours_async",
     "ours_blocking",
+    "ours_memory",
     "pika_async",
     "pika_blocking",
     "aio_pika_client",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pika
 
-from messagebus._io.table import read_table
+from messagebus._io.properties import read_headers
 
 __all__ = ["counted", "dead_lettered", "expires_after_ms"]
 
@@ -25,17 +25,8 @@ def _properties(raw: bytes) -> pika.BasicProperties | None:
     except Exception:  # whatever pika raises for what others wrote
         return None
     if int.from_bytes(raw[:2]) & HEADERS:
-        properties.headers = _headers(raw)
+        properties.headers = read_headers(raw)  # pika's loses the fractions of floats
     return properties
-
-
-def _headers(raw: bytes) -> dict[str, Any]:
-    """By our own reader: pika's loses the fractions of floats."""
-    at = 2
-    for flag in (1 << 15, 1 << 14):
-        if int.from_bytes(raw[:2]) & flag:
-            at += 1 + raw[at]
-    return read_table(raw, at)[0]
 
 
 def _encoded(properties: pika.BasicProperties) -> bytes:

@@ -10,6 +10,7 @@ import socket
 import click
 
 from messagebus.app import GRACE_S
+from messagebus.telemetry.jsonlog import FORMS, configure_logging
 from messagebus.worker import Supervisor, load, work
 from messagebus.worker.health import HealthServer, parse_address
 from messagebus.worker.process import Parent, say
@@ -37,9 +38,24 @@ PROCESSES_MAX = 1_000
     show_default=True,
     help="For handlers that run at SIGTERM.",
 )
+@click.option(
+    "--log",
+    "form",
+    type=click.Choice(FORMS),
+    default=FORMS[0],
+    show_default=True,
+    help="Logs on standard error, a line each: for people, or JSON.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists, too.")
 @click.option(PARENT_OPTION, type=int, hidden=True)
 def worker(
-    target: str, processes: int, health: str | None, grace_s: float, parent_fd: int | None
+    target: str,
+    processes: int,
+    health: str | None,
+    grace_s: float,
+    form: str,
+    verbose: bool,
+    parent_fd: int | None,
 ) -> int:
     """Run the handlers of MODULE:APP until SIGTERM or SIGINT.
 
@@ -49,14 +65,16 @@ def worker(
 
     \b
     Example:
-      messagebus worker shop.orders:app --processes 4 --health 127.0.0.1:8080
+      messagebus worker shop.orders:app --processes 4 --health 127.0.0.1:8080 --log json
     """
-    if not logging.getLogger().isEnabledFor(logging.WARNING):
-        logging.getLogger().setLevel(logging.WARNING)  # failed runs are what one wants to see here
+    verbose = verbose or bool(click.get_current_context().find_root().params.get("verbose"))
+    # Failed runs, which are warnings, are what one wants to see here.
+    configure_logging(form, logging.INFO if verbose else logging.WARNING)
     address = None if health is None else parse_address(health)
     if processes == 1:
         return _work(target, address, grace_s, parent_fd)
-    return asyncio.run(_supervise(target, processes, address, grace_s))
+    command = child_command(target, grace_s=grace_s, verbose=verbose, form=form)
+    return asyncio.run(_supervise(command, processes, address, grace_s))
 
 
 def _work(
@@ -71,10 +89,8 @@ def _work(
 
 
 async def _supervise(
-    target: str, processes: int, address: tuple[str, int] | None, grace_s: float
+    command: list[str], processes: int, address: tuple[str, int] | None, grace_s: float
 ) -> int:
-    verbose = bool(click.get_current_context().find_root().params.get("verbose"))
-    command = child_command(target, grace_s=grace_s, verbose=verbose)
     supervisor = Supervisor(command, processes, grace_s=grace_s, say=say)
     server = None if address is None else HealthServer(address, supervisor.ask())
     try:

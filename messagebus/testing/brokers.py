@@ -414,6 +414,17 @@ class MemoryBrokers:
                 if queue.ttl_ms is not None
             )
 
+    def next_delayed_ms(self) -> int | None:
+        """How long the first of them still waits."""
+        with self.lock:
+            due_ms = [
+                queue.due_ms() - self._now_ms
+                for broker in self.all.values()
+                for queue in broker.queues.values()
+                if queue.ttl_ms is not None and queue.ready
+            ]
+        return min(due_ms, default=None)
+
     def is_idle(self) -> bool:
         """Whether nothing that somebody consumes waits for an answer."""
         return not self.open_work()

@@ -168,6 +168,11 @@ class MemoryBus:
         """How many messages wait for their time: `advance` brings them."""
         return self._brokers.delayed()
 
+    def due_in_s(self) -> float | None:
+        """After how much more time the next delayed message comes; None when there is none."""
+        due_ms = self._brokers.next_delayed_ms()
+        return None if due_ms is None else due_ms / 1000
+
     def parked(
         self, destination: Destination | Source | str, subscription: str = ""
     ) -> list[Message]:

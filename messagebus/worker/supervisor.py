@@ -198,7 +198,9 @@ def _send(child: _Child, number: signal.Signals) -> None:
             child.process.send_signal(number)
 
 
-def child_command(target: str, *, grace_s: float, verbose: bool) -> list[str]:
+def child_command(
+    target: str, *, grace_s: float, verbose: bool = False, form: str = "text"
+) -> list[str]:
     """How this command runs itself again, for one process."""
-    command = [sys.executable, "-m", "messagebus", *(["--verbose"] if verbose else [])]
-    return [*command, "worker", target, "--grace-s", f"{grace_s:g}"]
+    command = [sys.executable, "-m", "messagebus", "worker", target, "--grace-s", f"{grace_s:g}"]
+    return [*command, "--log", form, *(["--verbose"] if verbose else [])]

@@ -70,3 +70,8 @@ def test_latencies_of_all_messages_are_kept(task: Task, system: str) -> None:
     paced = dataclasses.replace(task, verb="latency", rate_per_s=1000.0)
     turn = take_turn(Case("latency", system, paced))
     assert set(turn.histograms) == {"confirm", "delivery"}
+
+
+def test_a_whole_test_in_memory_is_one_turn(task: Task) -> None:
+    started = take_turn(Case("start", "ours_memory", dataclasses.replace(task, way="start")))
+    assert started.messages == 1

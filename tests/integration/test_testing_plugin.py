@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -27,14 +28,14 @@ messagebus_brokers = 1
 """
 
 
-def run(folder: Path, text: str, *options: str, path: str = "") -> str:
-    """A run of pytest over one file; its output. path: of packages, instead of this checkout."""
+def run(folder: Path, text: str, *options: str) -> str:
+    """A run of pytest over one file; its output."""
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text(INI)
     told = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", *LOAD, *options, "test_it.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path or str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
@@ -109,15 +110,8 @@ def test_it(messagebus_bus, messagebus_publisher):
 
 
 def test_without_a_checkout_there_is_no_cluster_and_one_line_says_so(tmp_path: Path) -> None:
-    package = tmp_path / "site"
-    package.mkdir()
-    (package / "messagebus").symlink_to(ROOT / "messagebus")
-    folder = tmp_path / "tests"
-    folder.mkdir()
-    text = "def test_it(messagebus_cluster): pass\n"
-    # Where the package is installed from the checkout, its kits are found too.
-    (folder / "conftest.py").write_text("import sys\nsys.modules['ops'] = None\n")
-    told = run(folder, text, path=str(package))
+    (tmp_path / "conftest.py").write_text("import sys\nsys.modules['ops'] = None\n")
+    told = run(tmp_path, "def test_it(messagebus_cluster): pass\n")
     assert "1 skipped" in told, told
     assert "messagebus_cluster needs a checkout of messagebus" in told
 
@@ -135,6 +129,14 @@ def test_it(messagebus_cluster):
 """
     told = run(tmp_path, text)
     assert "1 passed" in told, told
+
+
+def test_the_guide_s_examples_pass(tmp_path: Path) -> None:
+    """docs/testing.md: each block of code is a file of tests."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.S)
+    assert len(blocks) == 3
+    told = run(tmp_path, "\n\n".join(blocks), "--asyncio-mode=auto")
+    assert "4 passed" in told, told
 
 
 def test_the_entry_point_is_the_plugin() -> None:

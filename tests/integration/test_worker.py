@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -295,3 +296,39 @@ def test_a_child_that_cannot_finish_is_said_and_costs_the_exit_code(shop: Shop) 
     assert code == 1
     assert said.count("not finished within 0.2 s, to be delivered again: orders/billing 1") == 2
     assert time.monotonic() - began_s < WITHIN_S * FACTOR
+
+
+FAILING = """
+    from messagebus import App
+    from messagebus.testing import MemoryBus
+
+    bus = MemoryBus()
+    bus.declare("queue:jobs")
+    app = App()
+    app.use(bus)
+    with bus.publisher() as publisher:
+        publisher.send_safe("queue:jobs", "one")
+
+    @app.subscriber("queue:jobs")
+    def work(job: str) -> None:
+        with open("told.1", "a") as file:
+            file.write("failed\\n")
+        raise ValueError("login password=hunter2 refused\\nsecond line " + "x" * 1_000_000)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2", "-v")])
+def test_logs_are_json_on_request_one_line_each_and_short(
+    shop: Shop, options: tuple[str, ...]
+) -> None:
+    shop.write("failing", FAILING)
+    worker = shop.worker("failing:app", "--log", "json", *options)
+    shop.heard("failed")
+    _, said = end(worker)
+    lines = [json.loads(line) for line in said.splitlines()]
+    failed = [line for line in lines if line["event"] == "run failed"]
+    assert failed[0]["source"] == "queue:jobs"
+    assert failed[0]["level"] == "WARNING"
+    assert "hunter2" not in said
+    assert all(len(line) < 10_000 for line in said.splitlines())
+    assert ("handling" in {line["event"] for line in lines}) == ("-v" in options)

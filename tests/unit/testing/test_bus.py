@@ -20,10 +20,12 @@ from messagebus import (
     Outcome,
     PublisherConfig,
     Refused,
+    RetryPolicy,
     Subscription,
     Topic,
     Unroutable,
 )
+from messagebus._io import copies
 from messagebus.testing import MemoryBus
 
 WITHIN_S = 5
@@ -34,6 +36,16 @@ class Clients:
 
     def __init__(self, bus: MemoryBus, stack: AsyncExitStack) -> None:
         self.bus, self._stack = bus, stack
+        self._consumers: list[AsyncConsumer] = []
+
+    def keep(self, work: asyncio.Task[Any]) -> None:
+        """It ends with the consumer that it belongs to."""
+        self._stack.push_async_callback(asyncio.wait_for, work, WITHIN_S)
+        self._stack.push_async_callback(self._stop_all)
+
+    async def _stop_all(self) -> None:
+        for consumer in self._consumers:
+            await consumer.stop(0)
 
     async def publisher(self, **settings: Any) -> AsyncPublisher:
         publisher = self.bus.async_publisher(PublisherConfig(**settings))
@@ -47,6 +59,7 @@ class Clients:
             topic, subscription=name, config=ConsumerConfig(**settings)
         )
         await consumer.start(require="all")
+        self._consumers.append(consumer)
         self._stack.push_async_callback(consumer.stop, 0)
         return consumer
 
@@ -321,6 +334,99 @@ async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients
         await bus.handled(within_s=0)
     with pytest.raises(AssertionError, match=r"1 delivered without an answer"):
         bus.wait_handled(within_s=0)
+
+
+# ---------------------------------------------------------------------- handlers
+class Failing:
+    """Fails so many times, then does its work. runs: which attempt each was."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.runs = failures, list[int]()
+
+    async def __call__(self, delivery: Delivery) -> None:
+        self.runs.append(delivery.attempt)
+        if len(self.runs) <= self.failures:
+            raise ValueError("not now")
+
+
+POLICY = RetryPolicy(attempts_max=3, first_delay_s=5, factor=3, jitter=0)
+
+
+async def handling(clients: Clients, failures: int) -> Failing:
+    """One message, whose handler runs for the first time."""
+    handler = Failing(failures)
+    consumer = await clients.consumer()
+    clients.keep(asyncio.create_task(consumer.run(handler, retry=POLICY)))
+    publisher = await clients.publisher()
+    await publisher.send_safe("orders", Message.text("x", message_id="one", key="k"))
+    await clients.bus.handled()
+    return handler
+
+
+async def test_a_retry_waits_for_the_clock_and_is_an_answer(clients: Clients) -> None:
+    bus, handler = clients.bus, await handling(clients, failures=2)
+    assert (handler.runs, bus.delayed(), bus.due_in_s()) == ([1], 1, 5)
+    bus.advance(4.9)
+    await bus.handled()
+    assert handler.runs == [1]
+    assert bus.due_in_s() == pytest.approx(0.1)
+    bus.advance(0.1)
+    await bus.handled()
+    assert (handler.runs, bus.due_in_s()) == ([1, 2], 20)
+    bus.advance(20)
+    await bus.handled()
+    assert (handler.runs, bus.due_in_s()) == ([1, 2, 3], None)
+    assert bus.answers("orders/billing") == [("one", "retry"), ("one", "retry"), ("one", "ack")]
+    assert len(bus.published("orders")) == 1
+
+
+async def test_what_fails_too_often_is_parked_and_that_is_an_answer(clients: Clients) -> None:
+    bus, handler = clients.bus, await handling(clients, failures=9)
+    while (due_s := bus.due_in_s()) is not None:
+        bus.advance(due_s)
+        await bus.handled()
+    assert handler.runs == [1, 2, 3]
+    answers = [answer for _, answer in bus.answers("orders/billing")]
+    assert answers == ["retry", "retry", "park"]
+    (parked,) = bus.assert_parked("orders/billing", count=1)
+    assert (parked.message_id, parked.key) == ("one", "k")
+
+
+async def test_a_link_lost_while_a_handler_runs_brings_its_message_again(
+    clients: Clients,
+) -> None:
+    bus, runs, go_on = clients.bus, list[bool](), asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        runs.append(delivery.redelivered)
+        if len(runs) == 1:
+            await go_on.wait()
+
+    consumer, publisher = await clients.consumer(), await clients.publisher()
+    clients.keep(asyncio.create_task(consumer.run(handle, concurrency=2)))
+    await publisher.send_safe("orders", b"x")
+    while not runs:
+        await turns(1)
+    bus.lose_connection()
+    await bus.handled()
+    go_on.set()
+    await turns()
+    assert runs == [False, True]
+    assert [answer for _, answer in bus.answers("orders/billing")] == ["ack"]
+    assert consumer.stats().acks_stale == 1
+
+
+async def test_a_refused_copy_for_a_retry_is_tried_again_and_nothing_is_lost(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "RETRY_FIRST_S", 0)
+    bus = clients.bus
+    bus.refuse_next("orders/billing")
+    handler = await handling(clients, failures=1)
+    assert bus.delayed() == 1
+    bus.advance(5)
+    await bus.handled()
+    assert handler.runs == [1, 2]
 
 
 # ---------------------------------------------------------------------- assertions

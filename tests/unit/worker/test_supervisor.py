@@ -41,7 +41,17 @@ def test_all_children_must_be_ready() -> None:
 
 
 def test_a_child_is_the_same_command_for_one_process() -> None:
-    assert child_command("shop:app", grace_s=2.5, verbose=True) == [
+    assert child_command("shop:app", grace_s=2.5, verbose=True, form="json") == [
         sys.executable,
-        *("-m", "messagebus", "--verbose", "worker", "shop:app", "--grace-s", "2.5"),
+        *(
+            "-m",
+            "messagebus",
+            "worker",
+            "shop:app",
+            "--grace-s",
+            "2.5",
+            "--log",
+            "json",
+            "--verbose",
+        ),
     ]
