@@ -83,6 +83,7 @@ class AsyncPublisher:
 
     @property
     def status(self) -> Status:
+        """Where it is in its life."""
         return self._status
 
     async def start(
@@ -336,6 +337,7 @@ class AsyncConsumer:
 
     @property
     def status(self) -> Status:
+        """Where it is in its life."""
         return self._status
 
     async def start(
