@@ -17,6 +17,7 @@ from socket import AF_INET, AF_INET6, socket
 from typing import Any, NamedTuple
 
 from messagebus.errors import ConfigError
+from messagebus.worker.metrics import Metrics
 from messagebus.worker.pulse import LIVE_S, Look, Pulse
 
 __all__ = ["Answer", "HealthServer", "answer_of", "parse_address"]
@@ -47,10 +48,12 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def answer_of(pulse: Pulse) -> Ask:
+def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
     """What one worker answers."""
 
     def ask(path: str) -> Answer:
+        if path == "/metrics" and metrics is not None:
+            return Answer(200, *metrics())
         age_s, look = pulse.age_s, pulse.look
         return respond(path, look, None if age_s < LIVE_S else f"no turn for {age_s:.1f} s")
 
@@ -65,19 +68,8 @@ def respond(path: str, look: Look, stuck: str | None) -> Answer:
             return _as_json(200 if ready else 503, {**look, "ready": ready})
         case "/live":
             return _as_json(200 if stuck is None else 503, {"live": stuck is None, "why": stuck})
-        case "/metrics" if (text := metrics()) is not None:
-            return Answer(200, *text)
         case _:
             return Answer(404, TEXT, b"/ready, /live, /metrics\n")
-
-
-def metrics() -> tuple[str, bytes] | None:
-    """Content type and text of everything in prometheus-client's registry; None: not installed."""
-    try:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-    except ImportError:
-        return None
-    return CONTENT_TYPE_LATEST, generate_latest()
 
 
 def _as_json(code: int, value: Any) -> Answer:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from messagebus.app import App
 from messagebus.worker.health import HealthServer, answer_of
+from messagebus.worker.metrics import metrics_of
 from messagebus.worker.pulse import Look, Pulse, Watchdog, beat
 
 __all__ = ["EXIT_STOPPED", "EXIT_UNFINISHED", "Parent", "say", "work"]
@@ -81,7 +82,7 @@ async def _work(
         if parent is not None:
             parent.tell(look)
 
-    server = None if health is None else HealthServer(health, answer_of(pulse))
+    server = None if health is None else HealthServer(health, answer_of(pulse, metrics_of(app)))
     watchdog = Watchdog(pulse, threading.get_ident())
     beating = asyncio.create_task(beat(app, tell))
     watchdog.start()

@@ -180,7 +180,8 @@ def test_it_is_ready_while_attached_and_live_while_it_turns(shop: Shop, free_por
         "memory-2:5672": "open",
     }
     is_answered(free_port, "/live", 200)
-    assert b"python_info" in is_answered(free_port, "/metrics", 200).content
+    metrics = is_answered(free_port, "/metrics", 200).text
+    assert 'messagebus_clients_running{client="worker"} 1.0' in metrics
     is_answered(free_port, "/elsewhere", 404)
     shop.heard("began endless")
     worker.send_signal(signal.SIGTERM)

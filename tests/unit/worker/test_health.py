@@ -41,10 +41,10 @@ def test_live_while_the_loop_turns() -> None:
     assert ask("/ready").code == 503, "what does not turn is not ready"
 
 
-def test_metrics_are_those_of_prometheus_client() -> None:
-    answer = answer_of(Pulse(Clock()))("/metrics")
-    assert answer.code == 200
-    assert answer.content_type.startswith("text/plain")
+def test_metrics_are_what_is_told() -> None:
+    ask = answer_of(Pulse(Clock()), lambda: ("text/plain", b"x 1\n"))
+    assert ask("/metrics") == (200, "text/plain", b"x 1\n")
+    assert answer_of(Pulse(Clock()))("/metrics").code == 404
 
 
 def test_other_paths_are_told_what_there_is() -> None:
