@@ -45,6 +45,8 @@ log = logging.getLogger("messagebus.consumer")
 TICK_MS = 100
 REGISTER_TIMEOUT_MS = 30_000
 REGISTER_RETRY_MS = 1_000
+# Of failed tries for one reason, the first is told and then one a minute.
+REGISTER_TOLD_EVERY = 60
 LOGIN_RETRY_MS = 10_000
 # For copies of half-answered batches, at the end.
 FINISH_TIMEOUT_S = 5.0
@@ -123,7 +125,7 @@ class ConsumeDriver:
 
     async def _register(self) -> None:
         """Make the subscription exist on every broker; go on until it does."""
-        complete = False
+        complete, told, same = False, "", 0
         while not complete:
             try:
                 self.registration = await self._topology.register(
@@ -145,9 +147,10 @@ class ConsumeDriver:
                 self._login_refused(fault)
                 await asyncio.sleep(LOGIN_RETRY_MS / 1000)
             except MessageBusError as fault:
-                log.warning(
-                    "registration failed subscription=%s reason=%r", self._source, str(fault)
-                )
+                same = same + 1 if str(fault) == told else 0
+                told = str(fault)
+                if same % REGISTER_TOLD_EVERY == 0:
+                    log.warning("registration failed subscription=%s reason=%r", self._source, told)
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             else:
                 complete = self.registration.complete
