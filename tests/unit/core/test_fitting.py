@@ -144,6 +144,7 @@ def test_what_fits(annotation: Any, value: object, read: object) -> None:
         (list[int], [1, "secret"], "[1]: a whole number wanted, not a text"),
         (list[list[int]], [[1], [2, None]], "[1][1]: a whole number wanted, not null"),
         (tuple[int, str], [1], "2 elements wanted, not 1"),
+        (tuple[int, str], [1, "a", 2], "2 elements wanted, not 3"),
         (tuple[int, str], {}, "a list wanted, not an object"),
         (set[Any], [[1]], "elements that cannot be told apart"),
         (dict[str, int], {"a": "b"}, "a: a whole number wanted, not a text"),
