@@ -21,6 +21,7 @@ from messagebus._io.handlers import (
     words_of,
 )
 from messagebus._io.hooked import HookChain, Watched, hook_chain
+from messagebus._io.loopwatch import LoopWatch
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tasks import Tasks
 from messagebus._io.threads import HandlerThreads
@@ -404,7 +405,9 @@ class AsyncConsumer:
         if driver is None:
             driver = self._started()
         delivery = driver.take()
-        if delivery is not None and self._config.at_most_once:
+        if delivery is None:
+            driver.asked()
+        elif self._config.at_most_once:
             driver.ack(delivery)
         return delivery
 
@@ -456,6 +459,7 @@ class AsyncConsumer:
             chain=self._hooks,
             words=lambda: words_of(self._bus),
             answers_first=self._config.at_most_once,
+            consumer_timeout_s=self._config.consumer_timeout_s,
         )
         self._grace_s = grace_s
         self._handlings.append(handling)
@@ -472,8 +476,9 @@ class AsyncConsumer:
             # After a stop the links give back what has no answer, and `stop` counts it.
             give_back=lambda delivery: self._status is RUNNING and self.nack(delivery),
         )
-        ticking = Ticking(handling, tasks.tick)
+        ticking, watch = Ticking(handling, tasks.tick), LoopWatch(tasks.describe)
         ticking.start()
+        watch.start()
         stopped = asyncio.create_task(self._stopped.wait())
         working = asyncio.create_task(tasks.wait())
         tasks.start(concurrency)
@@ -488,6 +493,7 @@ class AsyncConsumer:
             raise
         finally:
             ticking.stop()
+            watch.stop()
             for task in (stopped, working):
                 task.cancel()
 
@@ -584,7 +590,13 @@ class AsyncConsumer:
         return with_handling(self._started().stats(), self._handlings)
 
     def _make_driver(self) -> ConsumeDriver:
-        return ConsumeDriver(self._bus, self._source, self._config, self._ready.set, self._wire)
+        driver = ConsumeDriver(self._bus, self._source, self._config, self._ready.set, self._wire)
+        driver.resting.untouched = self._withdraw
+        return driver
+
+    def _withdraw(self, before_ns: int) -> list[Delivery]:
+        """What waits for a thread of a handler since before that time."""
+        return [each for bridge in self._bridges for each in bridge.withdraw(before_ns)]
 
     def _make_wire(self) -> Wire:
         return amqp_wire(self._bus)

@@ -266,6 +266,9 @@ class ConsumerConfig(_Settings):
     handed_out_max: deliveries that the application holds unanswered, over all brokers together.
     prefetch: deliveries that one broker may have under way to us, held or not; 1 to 2,000.
     refresh_interval_s: the list is asked for again after that at the latest, changed or not.
+    consumer_timeout_s: the brokers' own setting of that name (1,800 unless an operator changed it): what
+        waits for an answer for longer is taken back, with all else that this consumer holds there. What the
+        application has not seen yet is given back before; a run near it is told.
     at_most_once: answer before the handler sees a delivery; a crash then loses it.
     slots, slot, cover: with slots > 0 this consumer, number `slot` (from 0) of `slots` in its
         subscription, takes only its share of the brokers; each broker is taken by `cover` of them.
@@ -277,6 +280,7 @@ class ConsumerConfig(_Settings):
     handed_out_max: int = 500
     prefetch: int = 200
     refresh_interval_s: int = 30
+    consumer_timeout_s: int = 1_800
     at_most_once: bool = False
     slots: int = 0
     slot: int = 0
@@ -289,6 +293,7 @@ class ConsumerConfig(_Settings):
                 handed_out_max=(1, 1_000_000),
                 prefetch=(1, 2_000),
                 refresh_interval_s=(1, 3_600),
+                consumer_timeout_s=(1, 86_400 * 365),
                 slots=(0, 10_000),
                 slot=(0, max(0, self.slots - 1)),
                 cover=(1, 1_000),

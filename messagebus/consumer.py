@@ -153,6 +153,7 @@ class Consumer:
 
     async def _make_driver(self) -> ConsumeDriver:
         driver = ConsumeDriver(self._bus, self._source, self._config, self._on_ready, self._wire)
+        driver.resting.untouched = self._withdraw
         driver.start()
         return driver
 
@@ -208,14 +209,24 @@ class Consumer:
                 wait_s = None if until_ms is None else (until_ms - now_ms()) / 1000
                 if self._status is not Status.RUNNING or (wait_s is not None and wait_s <= 0):
                     return None
+                self._ask()
                 self._arrived.wait(wait_s)
             return delivery
+
+    def _ask(self) -> None:
+        """There is nothing: links that rest are to bring something."""
+        thread, driver = self._running()
+        if driver.resting:
+            with contextlib.suppress(Stopped):
+                thread.call_soon(driver.asked)
 
     def receive_immediate(self) -> Delivery | None:
         """A delivery that has arrived already, or None."""
         self._running()
         with self._arrived:
-            return self._next()
+            if (delivery := self._next()) is None and self._status is Status.RUNNING:
+                self._ask()
+            return delivery
 
     def receive_many(self, count_max: int, max_wait_s: float | None = None) -> list[Delivery]:
         """Wait for one delivery as `receive` does, and return it with all that are there, in order.
@@ -294,6 +305,7 @@ class Consumer:
             chain=self._hooks,
             words=lambda: words_of(self._bus),
             answers_first=self._config.at_most_once,
+            consumer_timeout_s=self._config.consumer_timeout_s,
         )
         threads, ticking = HandlerThreads(handling, self.receive), Ticking(handling)
         self._grace_s = grace_s
@@ -453,6 +465,16 @@ class Consumer:
         return with_handling(thread.run(_stats(driver)), self._handlings)
 
     # ------------------------------------------------------------------ inside
+    def _withdraw(self, before_ns: int) -> list[Delivery]:
+        """On the loop: what has waited here since before that time, and nobody received."""
+        with self._arrived:
+            if not self._ready or self._ready[0].received_ns >= before_ns:
+                return []
+            old = [each for each in self._ready if each.received_ns < before_ns and not each.part]
+            for delivery in old:
+                self._ready.remove(delivery)
+            return old
+
     def _on_ready(self) -> None:
         """On the loop: take over what may be handed out."""
         driver = self._driver

@@ -191,7 +191,9 @@ class Words:
             read = read.replace(secret, HIDDEN)
         is_cut = len(text) > READ_CHARS_MAX + longest
         if is_cut:
-            read = read[: len(read) - longest]  # what is left of a password that was cut in two
+            read = read[
+                : max(0, len(read) - longest)
+            ]  # what is left of a password that was cut in two
         raw = read.encode("utf-8", "replace")
         if len(raw) <= TEXT_BYTES_MAX and not is_cut:
             return raw.decode()

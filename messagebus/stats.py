@@ -71,6 +71,7 @@ class ConsumerStats:
     list_age_ms: since the last good answer about the list; None without one.
     list_faults: answers that changed nothing because they were no list, older, or none at all.
     retried, parked: answered by a copy, for another run or in the parking queue.
+    given_back: deliveries that nobody had seen before the broker's consumer timeout came near.
     handling: runs of handlers under way; oldest_run_s: how long the oldest of them has been.
     overrunning: of these, runs that go on although their time was over.
     failed: runs that did not end well. dropped: deliveries that their policy let go.
@@ -89,6 +90,7 @@ class ConsumerStats:
     list_faults: int
     retried: int = 0
     parked: int = 0
+    given_back: int = 0
     handling: int = 0
     oldest_run_s: float = 0.0
     overrunning: int = 0

@@ -61,16 +61,20 @@ class Bridge:
         for _ in range(self._threads):
             self._jobs.put(None)
 
-    def withdraw(self) -> list[Delivery]:
-        """What no thread has begun: no thread will."""
-        found = []
+    def withdraw(self, before_ns: int | None = None) -> list[Delivery]:
+        """What no thread has begun, and now none will. before_ns: only what arrived before that time."""
+        found: list[Delivery | None] = []
+        kept: list[Delivery | None] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                if (job := self._jobs.get_nowait()) is not None:
-                    found.append(job)
+                job = self._jobs.get_nowait()
+                is_old = job is not None and (before_ns is None or job.received_ns < before_ns)
+                (found if is_old else kept).append(job)
+        for job in kept:
+            self._jobs.put(job)
         self._held -= len(found)
         self._room.set()
-        return found
+        return [job for job in found if job is not None]
 
     def _give(self) -> None:
         self._woken = False

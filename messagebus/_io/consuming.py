@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
 from messagebus._io.inbox import Inbox
 from messagebus._io.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
+from messagebus._io.resting import Resting
 from messagebus._io.tasks import Tasks
 from messagebus._io.wire import Registration, Wire
 from messagebus.broker import Broker, BrokerList
@@ -84,6 +86,12 @@ class ConsumeDriver:
             else None,
             backoff_first_ms=wire.redial_first_ms,
         )
+        self.resting = Resting(
+            self._inbox,
+            config.consumer_timeout_s,
+            cancel=self._cancel,
+            consume=self._consume_again,
+        )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
         self._misnamed: dict[str, str] = {}  # listed brokers that say they are another
@@ -97,6 +105,7 @@ class ConsumeDriver:
         self._woken = False
         self._paused = False
         self._stopping = False
+        self._consumed = 0
         self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     # ------------------------------------------------------------------ life
@@ -229,12 +238,18 @@ class ConsumeDriver:
             return None
         return self._inbox.take()
 
+    def asked(self) -> None:
+        """The application waits for a delivery: links that rest are to bring some."""
+        if self.resting and not self._paused:
+            self.resting.asked()
+
     def pause(self) -> None:
         """Hand out nothing until `resume`; the buffers stay full, so the brokers send no more either."""
         self._paused = True
 
     def resume(self) -> None:
         self._paused = False
+        self.asked()
         self._wake()
 
     def ack(self, delivery: Delivery) -> bool:
@@ -362,6 +377,29 @@ class ConsumeDriver:
         log.info("attached broker=%s epoch=%d", broker, epoch)
         self._tell_changed()
 
+    def _cancel(self, broker: str) -> None:
+        """No more deliveries of this broker for now; its link stays."""
+        link = self._links.get(broker)
+        if link is not None and link.is_open and broker in self._tags:
+            link.channel.basic_cancel(self._tags.pop(broker))
+
+    def _consume_again(self, broker: str) -> None:
+        link = self._links.get(broker)
+        if link is None or broker in self._tags or broker in self._members.draining:
+            return
+        self._consumed += 1
+        tag = self._tags[broker] = f"messagebus-again-{self._consumed}"
+        self._tasks.spawn(self._consume_on(link, tag))
+
+    async def _consume_on(self, link: Link, tag: str) -> None:
+        with contextlib.suppress(LinkError):  # `_lost` is told
+            await link.call(
+                "basic_consume",
+                queue=self._source.amqp_queue,
+                on_message_callback=link.pipe.pika_content,
+                consumer_tag=tag,
+            )
+
     def _note_name(self, broker: str, named: str) -> None:
         """A listed broker is consumed from whatever it calls itself: what lies there would stay there."""
         if (
@@ -416,12 +454,14 @@ class ConsumeDriver:
         link = self._links.pop(broker, None)
         if link is not None:
             self._tags.pop(broker, None)
+            self.resting.forget(broker)
             self._inbox.disconnected(broker)
         return link
 
     # ------------------------------------------------------------------ time
     def _tick(self) -> None:
         self._perform(self._members.tick(now_ms()))
+        self.resting.tick(time.monotonic_ns())
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
 
     # ------------------------------------------------------------------ numbers
@@ -448,6 +488,7 @@ class ConsumeDriver:
             batches_damaged=inbox.counters.batches_damaged,
             retried=inbox.counters.retried,
             parked=inbox.counters.parked,
+            given_back=inbox.counters.given_back,
             buffered=inbox.buffered,
             handed_out=inbox.handed_out,
             list_generation=max(keeper.generation, 0),

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from messagebus._io.handlers import Handling
 from messagebus.core.attempts import Run
@@ -58,7 +59,7 @@ class HandlerTasks:
     ) -> None:
         self._handling, self._handler = handling, handler
         self._take, self._receive, self._give_back = take, receive, give_back
-        self._workers: dict[asyncio.Task[None], _Worker] = {}
+        self._workers: dict[asyncio.Task[Any], _Worker] = {}
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._is_main = threading.current_thread() is threading.main_thread()
@@ -101,6 +102,14 @@ class HandlerTasks:
         if left:
             await asyncio.wait(left, timeout=CANCELLED_S)
         return unfinished
+
+    def describe(self, task: asyncio.Task[object]) -> str:
+        """What this task does, if it is one of ours; from any thread."""
+        worker = self._workers.get(task)
+        run = worker.now if worker is not None else None
+        if run is None:
+            return ""
+        return f"handler={self._handling.name} message={run.item.message_id}"
 
     # ------------------------------------------------------------------ late ones
     def _cancel_late(self, run: Run[Delivery]) -> None:

@@ -44,6 +44,8 @@ LINES_MAX, LINES_S = 100, 10.0
 # Runs that go on although their time is over; each holds a thread or a task.
 OVERRUNNING_MAX = 100
 TICK_S, TICK_MIN_S = 0.5, 0.01
+# Of the brokers' consumer timeout: a run that has its delivery for so long is told.
+NEAR_SHARE = 0.8
 
 
 class Answering(Protocol):
@@ -88,7 +90,8 @@ class Handling:
     """The runs of one handler.
 
     words: makes what hides passwords as they are now. answers_first: at most once, so that a failed run
-    can be answered no more. on_overran: a run's time is over, and its delivery has its answer.
+    can be answered no more. consumer_timeout_s: the brokers'. on_overran: a run's time is over, and its
+    delivery has its answer.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Handling:
         chain: HookChain | None,
         words: Callable[[], Words],
         answers_first: bool,
+        consumer_timeout_s: int,
     ) -> None:
         self.handler, self.name = handler, _name_of(handler)
         self.answering, self.chain = answering, chain
@@ -112,6 +116,8 @@ class Handling:
         self.limit_ns = None if time_limit_s is None else round(time_limit_s * 1e9)
         self.runs: Runs[Delivery] = Runs(self.limit_ns)
         self.counts = _Counts()
+        self._near_ns = round(consumer_timeout_s * 1e9 * NEAR_SHARE)
+        self._near: set[Run[Delivery]] = set()
         self._lock = threading.Lock()
         self._lines = 0
         self._lines_since_s = 0.0
@@ -218,6 +224,20 @@ class Handling:
         for run in self.runs.overdue(now_ns):
             self.failed(run.item, TimeoutError(f"ran longer than its limit of {self._limit_s:g} s"))
             self.on_overran(run)
+        self._warn_near(now_ns)
+
+    def _warn_near(self, now_ns: int) -> None:
+        """Once for each run whose delivery the broker will soon take back."""
+        near = {run for run in self.runs.open if now_ns - run.item.received_ns > self._near_ns}
+        for run in near - self._near:
+            log.warning(
+                "run near the consumer timeout handler=%s message=%s owed_s=%.0f run_s=%.0f",
+                self.name,
+                run.item.message_id,
+                (now_ns - run.item.received_ns) / 1e9,
+                (now_ns - run.since_ns) / 1e9,
+            )
+        self._near = near
 
     @property
     def tick_s(self) -> float:

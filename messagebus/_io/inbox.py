@@ -32,7 +32,7 @@ log = logging.getLogger("messagebus.consumer")
 
 @dataclass(slots=True)
 class Counters:
-    """retried, parked: answered by a copy that is stored."""
+    """retried, parked: answered by a copy that is stored. given_back: before anybody saw them."""
 
     delivered: int = 0
     acked: int = 0
@@ -41,6 +41,7 @@ class Counters:
     batches_damaged: int = 0
     retried: int = 0
     parked: int = 0
+    given_back: int = 0
 
 
 @dataclass(slots=True)
@@ -265,6 +266,53 @@ class Inbox:
                 self.counters.acks_stale += 1
         self._on_turn()
         return answered
+
+    # ------------------------------------------------------------------ giving back untouched
+    @property
+    def brokers(self) -> list[str]:
+        """Those with a live link."""
+        return list(self._desks)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the application holds as much as it may."""
+        return self._fanin.is_full
+
+    def oldest(self, broker: str) -> Delivery | None:
+        """What is handed out next of this broker."""
+        return self._fanin.oldest(broker)
+
+    def give_back_buffered(self, broker: str) -> int:
+        """Give back what was never handed out, in order; a batch as a whole or not at all."""
+        desk, count = self._desks[broker], 0
+        batches: dict[int, list[Delivery]] = {}
+        for delivery in self._fanin.withdraw(broker):
+            if delivery.part:
+                batches.setdefault(delivery.tag, []).append(delivery)
+            elif desk.ledger.nack(delivery.tag):
+                desk.pipe.nack(delivery.tag, True)
+                count += 1
+        for tag, parts in batches.items():
+            if desk.ledger.batch_nack(tag, len(parts)):
+                desk.pipe.nack(tag, True)
+                count += len(parts)
+            else:
+                self._fanin.arrived(broker, parts)
+        self.counters.given_back += count
+        desk.pipe.flush()
+        return count
+
+    def give_back_untouched(self, deliveries: list[Delivery]) -> dict[str, int]:
+        """Give back what was handed out and that the application never saw: how many, by broker."""
+        counts: dict[str, int] = {}
+        for delivery in deliveries:
+            ledger = delivery.ledger
+            if ledger.nack(delivery.tag):
+                self._desks[ledger.broker].pipe.nack(delivery.tag, True)
+                self._fanin.answered(ledger.broker)
+                counts[ledger.broker] = counts.get(ledger.broker, 0) + 1
+        self.counters.given_back += sum(counts.values())
+        return counts
 
     def flush(self) -> None:
         """Send all answers given since the last time, together."""

@@ -11,6 +11,7 @@ of the dictionary has it, and CPython takes out of a dictionary in one step.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["Ack", "Action", "Drop", "End", "ParkNow", "Retry", "Rule", "Run", "Runs", "decide"]
@@ -33,22 +34,26 @@ class End(enum.Enum):
     REJECT = "reject"
 
 
-class Ack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ack:
     """Done with."""
 
 
-class Retry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Retry:
     """Run again. attempt: the number of that run. delay_ms: before it, not yet rounded to a step."""
 
     attempt: int
     delay_ms: int
 
 
-class ParkNow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ParkNow:
     """Into the parking queue."""
 
 
-class Drop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Drop:
     """Answered, and gone."""
 
 

@@ -83,11 +83,31 @@ class FanIn(Generic[T]):
             self._turns.remove(buffer)
         return len(buffer.items)
 
+    def oldest(self, broker: str) -> T | None:
+        """What is handed out next of this broker."""
+        buffer = self._buffers.get(broker)
+        return buffer.items[0] if buffer is not None and buffer.items else None
+
+    def withdraw(self, broker: str) -> list[T]:
+        """Take all of this broker out of its buffer: it was never handed out."""
+        buffer = self._buffers.get(broker)
+        if buffer is None or not buffer.items:
+            return []
+        self._turns.remove(buffer)
+        items = list(buffer.items)
+        buffer.items.clear()
+        return items
+
     def discard_buffers(self) -> None:
         """Hand out nothing more of what has arrived: it goes back to the brokers."""
         for buffer in self._turns:
             buffer.items.clear()
         self._turns.clear()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the application holds as much as it may."""
+        return self.handed_out >= self._handed_out_max
 
     @property
     def buffered(self) -> int:

@@ -79,6 +79,16 @@ class Ledger:
         """As `ack` for a delivery that is no batch; the caller sends the nack itself, at once."""
         return self._owed.pop(tag, NOT_OWED) is not NOT_OWED
 
+    def batch_nack(self, tag: int, parts: int) -> bool:
+        """As `nack` for a batch of which nobody has seen anything. parts: how many are given back.
+
+        False: somebody has seen the others.
+        """
+        if tag not in self._parts or self._parts[tag].count != parts:
+            return False
+        del self._parts[tag], self._owed[tag]
+        return True
+
     def claim(self, tag: int, part: int) -> bool:
         """Somebody answers this delivery, or this part of one: True exactly once, while the link lives.
 

@@ -34,10 +34,12 @@ BROKERS_INI = "messagebus_brokers"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """pytest's hook: our setting."""
     parser.addini(BROKERS_INI, "how many brokers messagebus_cluster has", default="3")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """pytest's hook: our mark, and the fixtures for asyncio where something runs coroutines."""
     config.addinivalue_line(
         "markers", "messagebus(brokers=1, delivery_limit=None): how messagebus_bus is made"
     )

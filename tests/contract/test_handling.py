@@ -365,3 +365,86 @@ async def test_what_makes_no_sense_is_told_at_once(bus: Bus) -> None:
     if consumer.blocks:
         with pytest.raises(TypeError, match="AsyncConsumer"):
             await consumer.call("run", Handler().coroutine)
+
+
+# ---------------------------------------------------------------------- consumer timeout, blocked loops
+async def test_what_nobody_receives_is_given_back_before_the_consumer_timeout(bus: Bus) -> None:
+    """The first one never asks; the other one gets all that it had in its buffers."""
+    first = await bus.consumer(consumer_timeout_s=4)
+    await publish(bus, *(str(number) for number in range(10)))
+    until = time.monotonic() + WITHIN_S
+    while sum(each.owed for each in (await first.call("stats")).brokers.values()) < 10:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
+    other, handler = await bus.consumer(), Handler()
+    work = run(other, handler)
+    await counted(other, acked=10)
+    assert (await first.call("stats")).given_back == 10
+    assert sorted(handler.runs) == sorted((str(number), 1) for number in range(10))
+    await ended(other, work)
+
+
+@pytest.mark.parametrize("rests", ["paused", "idle"])
+async def test_a_consumer_that_gave_back_goes_on_when_it_is_asked(bus: Bus, rests: str) -> None:
+    consumer = await bus.consumer(consumer_timeout_s=2)
+    if rests == "paused":
+        await consumer.call("pause")
+    await publish(bus, *(str(number) for number in range(10)))
+    await counted(consumer, given_back=10, buffered=0, handed_out=0)
+    await asyncio.sleep(QUIET_S)
+    assert (await consumer.call("stats")).delivered == 10  # not taken again at once
+    if rests == "paused":
+        await consumer.call("resume")
+    got = [await consumer.call("receive", timeout_s=WITHIN_S) for _ in range(10)]
+    assert [each for each in got if each is None] == []
+    for each in got:
+        assert each.redelivered
+        assert await consumer.call("ack", each)
+    await counted(consumer, acked=10, acks_stale=0)
+
+
+async def test_a_run_near_the_consumer_timeout_is_told_once_and_may_still_answer(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = await bus.consumer(consumer_timeout_s=1)
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def handle(_delivery: Delivery) -> None:
+        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(WITHIN_S)
+
+    async def handle_async(_delivery: Delivery) -> None:
+        await leave.wait()
+
+    work = run(consumer, handle if consumer.blocks else handle_async)
+    await publish(bus, "a")
+
+    def told() -> list[str]:
+        return [line for line in caplog.messages if "near the consumer timeout" in line]
+
+    await eventually_async(told, within_s=WITHIN_S)
+    await asyncio.sleep(1)
+    assert len(told()) == 1
+    assert "handle" in told()[0]
+    leave.set()
+    await counted(consumer, acked=1)
+    await ended(consumer, work)
+
+
+async def test_a_handler_that_blocks_the_loop_is_named(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = await bus.consumer()
+    if consumer.blocks:
+        return  # its loop runs no handlers
+
+    async def computes_for_long(_delivery: Delivery) -> None:
+        time.sleep(1.6)  # noqa: ASYNC251 - the fault that is looked for
+
+    work = run(consumer, computes_for_long)
+    await publish(bus, "a")
+    await counted(consumer, acked=1)
+    await ended(consumer, work)
+    (told,) = [line for line in caplog.messages if "loop blocked" in line]
+    assert "computes_for_long message=" in told
+    assert "test_handling.py" in told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -129,14 +128,6 @@ def test_it(messagebus_cluster):
 """
     told = run(tmp_path, text)
     assert "1 passed" in told, told
-
-
-def test_the_guide_s_examples_pass(tmp_path: Path) -> None:
-    """docs/testing.md: each block of code is a file of tests."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.S)
-    assert len(blocks) == 3
-    told = run(tmp_path, "\n\n".join(blocks), "--asyncio-mode=auto")
-    assert "4 passed" in told, told
 
 
 def test_the_entry_point_is_the_plugin() -> None:

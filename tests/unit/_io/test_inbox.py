@@ -227,3 +227,93 @@ async def test_after_the_end_nothing_is_handed_out() -> None:
     bench.batch(2, b"a")
     assert bench.taken() == []
     assert bench.inbox.owed(MB1) == 2
+
+
+# ---------------------------------------------------------------------- answers by copies
+async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_until_then() -> None:
+    bench = Bench()
+    bench.copies.gate = asyncio.Event()
+    bench.pipe.on_contents([(tag, False, PLAIN, b"%d" % tag) for tag in (1, 2)])
+    first, second = bench.taken()
+    retrying = asyncio.ensure_future(
+        bench.inbox.retry(first, delay_ms=5, headers={"mb-attempt": 2})
+    )
+    await asyncio.sleep(0)
+    assert not bench.inbox.ack(first), "it is being answered"
+    assert not await bench.inbox.park(first, headers={})
+    assert bench.inbox.ack(second)
+    bench.inbox.flush()
+    assert bench.pipe.acks == [(2, False)]
+    assert bench.inbox.handed_out == 1
+    bench.copies.gate.set()
+    assert await retrying
+    assert bench.pipe.acks == [(2, False), (1, False)]
+    assert bench.copies.later == [(b"1", 5, {"mb-attempt": 2})]
+    assert (bench.inbox.handed_out, bench.inbox.counters.retried) == (0, 1)
+    assert bench.inbox.counters.acks_stale == 2
+
+
+async def test_a_copy_goes_on_when_nobody_waits_for_it_any_more() -> None:
+    bench = Bench()
+    bench.copies.gate = asyncio.Event()
+    bench.pipe.on_contents([(1, False, PLAIN, b"x")])
+    (only,) = bench.taken()
+    parking = asyncio.ensure_future(bench.inbox.park(only, headers={"mb-park-reason": "why"}))
+    await asyncio.sleep(0)
+    parking.cancel()
+    bench.copies.gate.set()
+    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    assert (bench.inbox.counters.parked, bench.inbox.handed_out) == (1, 0)
+
+
+async def test_a_link_that_ends_meanwhile_makes_the_answer_stale() -> None:
+    bench = Bench()
+    bench.copies.gate = asyncio.Event()
+    bench.pipe.on_contents([(1, False, PLAIN, b"x")])
+    (only,) = bench.taken()
+    retrying = asyncio.ensure_future(bench.inbox.retry(only, delay_ms=5, headers={}))
+    await asyncio.sleep(0)
+    bench.inbox.disconnected(MB1)
+    bench.copies.gate.set()
+    assert not await retrying
+    assert (bench.inbox.counters.acks_stale, bench.inbox.counters.retried) == (1, 0)
+    assert bench.inbox.handed_out == 0
+
+
+async def test_what_cannot_be_copied_is_left_to_the_broker() -> None:
+    bench = Bench()
+    bench.copies.cannot = True
+    bench.pipe.on_contents([(1, False, PLAIN, b"x")])
+    (only,) = bench.taken()
+    assert await bench.inbox.park(only, headers={"mb-park-reason": "why"})
+    assert (bench.pipe.acks, bench.pipe.nacks) == ([], [(1, False)])
+    assert bench.inbox.owed(MB1) == 0
+
+
+# ---------------------------------------------------------------------- giving back untouched
+async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
+    bench = Bench()
+    bench.pipe.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3)])
+    held = bench.inbox.take()
+    assert held is not None
+    oldest = bench.inbox.oldest(MB1)
+    assert oldest is not None
+    assert oldest.tag == 2
+    assert bench.inbox.give_back_buffered(MB1) == 2
+    assert bench.pipe.nacks == [(2, True), (3, True)]
+    assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (1, 1, 0)
+    assert bench.inbox.counters.given_back == 2
+    assert bench.inbox.give_back_untouched([held]) == {MB1: 1}
+    assert bench.inbox.give_back_untouched([held]) == {}
+    assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
+
+
+async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back() -> None:
+    bench = Bench()
+    bench.batch(1, b"a", b"b")
+    bench.batch(2, b"c", b"d")
+    first = bench.inbox.take()
+    assert first is not None
+    assert bench.inbox.give_back_buffered(MB1) == 2
+    assert bench.pipe.nacks == [(2, True)]
+    assert [each.body for each in bench.taken()] == [b"b"]

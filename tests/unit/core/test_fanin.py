@@ -79,6 +79,20 @@ def test_a_limit_below_one_is_a_bug() -> None:
         FanIn(0)
 
 
+def test_what_is_withdrawn_was_never_handed_out() -> None:
+    fanin = filled(3, a=3, b=2)
+    assert fanin.take() == "a-1"
+    assert (fanin.oldest("a"), fanin.oldest("b"), fanin.oldest("c")) == ("a-2", "b-1", None)
+    assert fanin.withdraw("a") == ["a-2", "a-3"]
+    assert fanin.withdraw("a") == []
+    assert fanin.withdraw("c") == []
+    assert fanin.oldest("a") is None
+    assert (fanin.handed_out, fanin.buffered, fanin.is_full) == (1, 2, False)
+    fanin.arrived("a", ["a-2"])
+    assert take_all(fanin) == ["b-1", "a-2"]
+    assert fanin.is_full
+
+
 class AgainstLists(RuleBasedStateMachine):
     """The oracle keeps one list of everything that arrived, and whose turn it is as a list."""
 

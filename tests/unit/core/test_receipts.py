@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from messagebus.core.receipts import Ack, Ledger, Ledgers
 
 CONTENT = (b"properties", b"content")
+CLAIMED = -1
 
 
 def ledger(*tags: int) -> Ledger:
@@ -150,6 +151,42 @@ def test_only_batches_with_an_answered_and_an_open_part_are_half_answered() -> N
     assert made.half_answered() == []
 
 
+# ---------------------------------------------------------------------- copies
+def test_what_is_claimed_is_answered_by_nobody_else_and_acked_when_it_is_done() -> None:
+    made = ledger(1, 2, 3)
+    assert made.claim(2, 0)
+    assert not made.claim(2, 0)
+    assert not made.ack(2)
+    assert not made.nack(2)
+    assert made.ack(1)
+    assert made.ack(3)
+    assert made.flush() == [Ack(1, False), Ack(3, False)], "never past what is claimed"
+    assert made.owed == 1
+    assert made.claim_done(2, 0)
+    assert made.flush() == [Ack(2, False)]
+    assert made.owed == 0
+
+
+def test_what_is_claimed_may_be_refused_and_dies_with_its_link() -> None:
+    made = ledger(1, 2)
+    assert made.claim(1, 0)
+    assert made.claim(2, 0)
+    assert made.claim_refused(1)
+    assert made.end() == 1
+    assert not made.claim_done(2, 0)
+    assert not made.claim_refused(2)
+    assert not made.claim(2, 0)
+
+
+def test_a_batch_is_given_back_whole_or_not_at_all() -> None:
+    made = batch(2)
+    assert not made.batch_nack(1, 1)
+    assert not made.batch_nack(2, 2)
+    assert made.batch_nack(1, 2)
+    assert made.owed == 0
+    assert not made.ack(1, 1)
+
+
 class AgainstABroker(RuleBasedStateMachine):
     """The oracle is the broker: per tag, how many of its messages have no answer yet."""
 
@@ -163,7 +200,9 @@ class AgainstABroker(RuleBasedStateMachine):
         self.ledger = self.ledgers.connected("mb1:5672")
         self.last_tag = 0
         self.unacked: set[int] = set()  # as the broker sees it
-        self.open: dict[int, set[int]] = {}  # tag -> parts without an answer; {0}: no batch
+        # tag -> parts without an answer; {0}: no batch; {CLAIMED}: no batch, and somebody answers it
+        self.open: dict[int, set[int]] = {}
+        self.sizes: dict[int, int] = {}  # parts of each batch
         self.acked: set[int] = set()  # wholly answered, not seen by the broker yet
 
     @rule(parts=st.lists(st.sampled_from([0, 0, 1, 3]), min_size=1, max_size=4))
@@ -176,13 +215,14 @@ class AgainstABroker(RuleBasedStateMachine):
             else:
                 self.ledger.delivered([self.last_tag])
             self.open[self.last_tag] = set(range(1, count + 1)) if count else {0}
+            self.sizes[self.last_tag] = count
 
     @precondition(lambda self: self.last_tag)
     @rule(data=st.data(), part=st.integers(0, 3))
     def ack(self, data: st.DataObject, part: int) -> None:
         tag = data.draw(st.integers(1, self.last_tag))
         expected = part in self.open[tag]
-        if part == 0 and 0 not in self.open[tag] and self.open[tag]:
+        if part == 0 and self.open[tag] - {0, CLAIMED}:
             return  # a batch is never answered as a whole
         assert self.ledger.ack(tag, part) == expected
         if expected:
@@ -198,6 +238,45 @@ class AgainstABroker(RuleBasedStateMachine):
             assert self.ledger.nack(tag)
             self.open[tag].clear()
             self.unacked.remove(tag)
+
+    @precondition(lambda self: self.last_tag)
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        tag = data.draw(st.integers(1, self.last_tag))
+        if self.open[tag] - {0, CLAIMED}:
+            return
+        assert self.ledger.claim(tag, 0) == (0 in self.open[tag])
+        if 0 in self.open[tag]:
+            self.open[tag] = {CLAIMED}
+
+    @precondition(lambda self: any(CLAIMED in parts for parts in self.open.values()))
+    @rule(data=st.data(), refused=st.booleans())
+    def claim_ends(self, data: st.DataObject, refused: bool) -> None:
+        claimed = [tag for tag, parts in self.open.items() if CLAIMED in parts]
+        tag = data.draw(st.sampled_from(claimed))
+        self.open[tag].clear()
+        if refused:
+            assert self.ledger.claim_refused(tag)
+            self.unacked.remove(tag)
+        else:
+            assert self.ledger.claim_done(tag, 0)
+            self.acked.add(tag)
+
+    @precondition(lambda self: self.last_tag)
+    @rule(data=st.data(), parts=st.integers(1, 3))
+    def batch_nack(self, data: st.DataObject, parts: int) -> None:
+        """Only of one that nobody has answered a part of."""
+        tag = data.draw(st.integers(1, self.last_tag))
+        is_whole = self.open[tag] == set(range(1, parts + 1)) and not self.half_answered(tag)
+        if 0 in self.open[tag] or CLAIMED in self.open[tag] or self.half_answered(tag):
+            return
+        assert self.ledger.batch_nack(tag, parts) == (is_whole and bool(self.open[tag]))
+        if is_whole:
+            self.open[tag].clear()
+            self.unacked.remove(tag)
+
+    def half_answered(self, tag: int) -> bool:
+        return self.sizes.get(tag, 0) != len(self.open[tag])
 
     @rule()
     def flush(self) -> None:

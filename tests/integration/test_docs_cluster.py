@@ -1,0 +1,125 @@
+"""What README and docs do on a cluster is done on one: commands as a shell would, Python as programs.
+
+Blocks of a page are run in their order, in one folder that holds the page's files.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from messagebus import BusConfig, Secret, count_subscriptions, delete_subscriptions
+from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
+from tests.support.documents import ROOT, Block, blocks_of, files_of, pages
+from tests.support.eventually import eventually
+
+# Of one block; all of them together take seconds.
+WITHIN_S = 120
+PAGES = [page for page in pages() if any("cluster" in block.marks for block in blocks_of(page))]
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: MakeCluster) -> LocalCluster:
+    """One of its own: pages call their topics as readers would."""
+    return make_cluster(brokers=2)
+
+
+@pytest.fixture
+def env(cluster: LocalCluster) -> Iterator[dict[str, str]]:
+    """As after the `export` lines of `make up`; afterwards all that was declared is deleted."""
+    plain = {key: each for key, each in os.environ.items() if not key.startswith("MESSAGEBUS_")}
+    yield {
+        **plain,
+        **cluster.client_env(),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    bus = BusConfig.from_env(cluster.client_env())
+    token = Secret(cluster.layout.secret("token").read_text().strip())
+    names = sorted({each.name for each in count_subscriptions(bus).counts})
+    delete_subscriptions(bus, names, token=token)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_works_on_a_cluster(page: Path, env: dict[str, str], tmp_path: Path) -> None:
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text)
+    with ExitStack() as running:
+        for block in blocks_of(page):
+            if "cluster" not in block.marks:
+                continue
+            if "in the background" in block.marks:
+                running.close()  # one at a time
+                running.enter_context(in_the_background(block, env, tmp_path))
+            elif "until" in block.marks:
+                run_until(block, env, tmp_path)
+            else:
+                run(block, env, tmp_path)
+
+
+def run(block: Block, env: dict[str, str], folder: Path) -> str:
+    """What it said."""
+    if block.language == "python":
+        argv = [sys.executable, "-c", block.text]
+    else:
+        argv = ["bash", "-euo", "pipefail", "-c", block.text]
+    ended = subprocess.run(
+        argv,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{block.name}:\n{ended.stdout}"
+    return ended.stdout
+
+
+def run_until(block: Block, env: dict[str, str], folder: Path) -> None:
+    said = [""]
+
+    def says_it() -> bool:
+        said[0] = run(block, env, folder)
+        return block.marks["cluster"] in said[0]
+
+    try:
+        eventually(says_it, within_s=WITHIN_S)
+    except AssertionError:
+        pytest.fail(f"{block.name}: {block.marks['cluster']!r} wanted:\n{said[0]}")
+
+
+@contextmanager
+def in_the_background(block: Block, env: dict[str, str], folder: Path) -> Iterator[None]:
+    """One command, which ends well when it is asked to."""
+    log = folder / "background.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            shlex.split(block.text), cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        eventually(lambda: is_consuming(process, env), within_s=WITHIN_S, what=block.name)
+        yield
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WITHIN_S) == 0, f"{block.name}:\n{log.read_text()}"
+    finally:
+        process.kill()
+        process.wait(WITHIN_S)
+
+
+def is_consuming(process: subprocess.Popen[bytes], env: dict[str, str]) -> bool:
+    """Somebody is; or it has ended."""
+    ours = {key: each for key, each in env.items() if key.startswith("MESSAGEBUS_")}
+    counts = count_subscriptions(BusConfig.from_env(ours)).counts
+    return any(each.consumers for each in counts) or process.poll() is not None

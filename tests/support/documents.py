@@ -1,0 +1,96 @@
+"""The code blocks of README and docs, and what a comment before a block says of its test.
+
+A block is fenced and names its language. Comments stand right before it, and nobody who reads the page
+sees them:
+
+    <!-- not run: REASON -->        it is looked at by nobody; the test bounds how many there are
+    <!-- file: NAME -->             it is kept as that file beside the page's other files
+    <!-- cluster -->                it is run on real brokers
+    <!-- cluster, in the background -->    it is a command that goes on, and is stopped with the page
+    <!-- cluster, until: TEXT -->   it is a command that is repeated until it says this
+    <!-- first: CODE -->            Python, run before it: what is published, what is missing
+    <!-- then: CODE -->             Python, run after it: what must be true now
+
+Blocks of one page are one program: what a block defines, the next ones use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["LANGUAGES", "ROOT", "Block", "blocks_of", "files_of", "pages"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# What a test does with each: a block of any other is a fault.
+LANGUAGES = {
+    "python": "run",
+    "sh": "run where it says so, and each of its commands looked up",
+    "toml": "read",
+    "json": "read",
+    "text": "not code: what is printed, a drawing, a file format of our own",
+}
+_FENCE = re.compile(r"^```(\S*)[ \t]*\n(.*?)^```[ \t]*$", re.M | re.S)
+_COMMENTS = re.compile(r"(?:<!--(?:(?!-->).)*-->\s*)+\Z", re.S)
+_COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->", re.S)
+_KINDS = ("not run", "file", "cluster", "first", "then")
+_MARK = re.compile(rf"({'|'.join(_KINDS)})(?:(?:, (in the background|until))?(?::\s*(.*))?)", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block. line: of its first line. marks: what its comments say, by kind."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    marks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def padded(self) -> str:
+        """With its place in the page, so that tracebacks name the line."""
+        return "\n" * (self.line - 1) + self.text
+
+
+def pages() -> list[Path]:
+    """README first, then docs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return list(_blocks(page, page.read_text()))
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """Name -> text of the files that it says to write."""
+    return {name: each.text for each in blocks_of(page) if (name := each.marks.get("file"))}
+
+
+def _blocks(page: Path, text: str) -> Iterator[Block]:
+    for found in _FENCE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 2
+        before = _COMMENTS.search(text, 0, found.start())
+        marks = {} if before is None else _marks(page, line, before[0])
+        yield Block(page, line, found[1], found[2], marks)
+
+
+def _marks(page: Path, line: int, comments: str) -> dict[str, str]:
+    marks: dict[str, str] = {}
+    for comment in _COMMENT.findall(comments):
+        mark = _MARK.fullmatch(comment)
+        if mark is None:
+            if comment.split(":")[0] in ("figures", "/figures"):
+                continue
+            raise ValueError(f"{page}:{line}: no such mark: {comment!r}")
+        kind, how, value = mark.groups(default="")
+        marks[kind] = value
+        if how:
+            marks[how] = value
+    return marks
