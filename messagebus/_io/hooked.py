@@ -62,6 +62,7 @@ class HookChain:
             if not isinstance(hook, Hooks):
                 raise TypeError(f"hooks: {type(hook).__name__} is no messagebus.Hooks")
         self._hooks = tuple(hooks)
+        self._handling = [hook.handling for hook in hooks]
         self._prefix = secrets.token_hex(10)
         self._numbers = itertools.count()  # next() of it is one step for all threads
         self._failures = 0
@@ -101,7 +102,7 @@ class HookChain:
 
     # ------------------------------------------------------------------ handling
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
-        return _Around(self, "handling", [h.handling for h in self._hooks], delivery)
+        return _Around(self, "handling", self._handling, delivery)
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
         for hook in self._hooks:
@@ -161,7 +162,7 @@ class _Around:
         self,
         chain: HookChain,
         where: str,
-        makers: list[Callable[[Any], AbstractContextManager[None]]],
+        makers: Sequence[Callable[[Any], AbstractContextManager[None]]],
         about: object,
     ) -> None:
         self._chain, self._where, self._makers, self._about = chain, where, makers, about

@@ -59,7 +59,12 @@ from messagebus.message import Delivery, Header, Message
 from messagebus.outcome import Outcome, Published
 from messagebus.telemetry import semconv
 from messagebus.telemetry.plain import plain_error, plain_text, plain_trace
-from messagebus.telemetry.tracecontext import TRACEPARENT, TRACESTATE, trace_headers
+from messagebus.telemetry.tracecontext import (
+    TRACEPARENT,
+    TRACESTATE,
+    is_traceparent,
+    trace_headers,
+)
 
 __all__ = ["OpenTelemetry"]
 
@@ -219,9 +224,10 @@ class OpenTelemetry(Hooks):
             place.names[answer],
             None if run is None else trace.set_span_in_context(NonRecordingSpan(run)),
             kind=SpanKind.CLIENT,
-            attributes=_of_delivery(
-                delivery, delivery.message.correlation_id, place.of_broker(answer, delivery.broker)
-            ),
+            attributes={
+                **place.of_broker(answer, delivery.broker),
+                **_of_delivery(delivery, delivery.message.correlation_id),
+            },
         )
         if answer == "stale":
             _fail(span, "stale", "the link had ended: the broker delivers it again")
@@ -307,19 +313,19 @@ class _Run:
         parent = context.get_current()
         if created is not None and not hooks.link_only and not _is_going_on(parent):
             parent = created.context()
-        self._span = hooks._tracer.start_span(
+        self._span = span = hooks._tracer.start_span(
             place.names["process"],
             parent,
             kind=SpanKind.CONSUMER,
-            attributes=_of_delivery(
-                delivery, conversation, place.of_broker("process", delivery.broker)
-            ),
+            attributes=place.of_broker("process", delivery.broker),
             links=None if created is None else [Link(created.span)],
             start_time=self._start_ns,
         )
+        if span.is_recording():  # the id of a message that is not sampled is never looked up
+            span.set_attributes(_of_delivery(delivery, conversation))
         if len(hooks._runs) < RUNS_MAX:
-            hooks._runs[id(delivery)] = (delivery, self._span.get_span_context())
-        self._token = context.attach(trace.set_span_in_context(self._span, parent))
+            hooks._runs[id(delivery)] = (delivery, span.get_span_context())
+        self._token = context.attach(trace.set_span_in_context(span, parent))
 
     def __exit__(
         self,
@@ -359,10 +365,11 @@ def _about(message: Message, attributes: _Attributes) -> _Attributes:
     return found
 
 
-def _of_delivery(delivery: Delivery, conversation: str, attributes: _Attributes) -> _Attributes:
-    found = attributes.copy()
-    found[semconv.MESSAGE_ID] = delivery.message_id
-    found[semconv.DELIVERY_TAG] = delivery.tag
+def _of_delivery(delivery: Delivery, conversation: str) -> _Attributes:
+    found: _Attributes = {
+        semconv.MESSAGE_ID: delivery.message_id,
+        semconv.DELIVERY_TAG: delivery.tag,
+    }
     if conversation:
         found[semconv.CONVERSATION_ID] = conversation
     return found
@@ -435,7 +442,9 @@ class _Contexts:
         """What came with a delivery, and its correlation id."""
         found = glance(delivery.properties) if self._is_w3c else None
         if found is not None:
-            return self.read({TRACEPARENT: found}) if found is not NOTHING else None, ""
+            if found is NOTHING or not is_traceparent(found):
+                return None, ""
+            return _of_w3c(found, None), ""
         message = delivery.message
         return self.read(message.headers) if message.headers else None, message.correlation_id
 
@@ -443,16 +452,14 @@ class _Contexts:
         """None where there is none, or one that makes no sense."""
         if self._is_w3c and BAGGAGE not in headers:
             found = trace_headers(headers)
-            return _of_w3c(found) if found else None
+            return _of_w3c(found[TRACEPARENT], found.get(TRACESTATE)) if found else None
         carrier = {name: text for name, text in headers.items() if isinstance(text, str)}
         whole = self._propagator.extract(carrier, _NOWHERE)
         span = trace.get_current_span(whole).get_span_context()
         return _Carried(span, whole) if span.is_valid else None
 
 
-def _of_w3c(headers: Mapping[str, Any]) -> _Carried:
-    parent = headers[TRACEPARENT]
-    state = headers.get(TRACESTATE)
+def _of_w3c(parent: Any, state: Any) -> _Carried:
     return _Carried(
         SpanContext(
             int(parent[3:35], 16),
@@ -497,7 +504,9 @@ class _Counted:
         self._counts: dict[int, list[Any]] = {}  # by the identity of their attributes
 
     def add(self, place: _Place, broker: str, error: str) -> None:
-        attributes = self._series.of(place, broker, error)
+        self.count(self._series.of(place, broker, error))
+
+    def count(self, attributes: _Attributes) -> None:
         with self._lock:
             count = self._counts.get(id(attributes))
             if count is None:
@@ -545,5 +554,8 @@ class _Meters:
         self._duration.record(max(0, took_ns) / 1e9, self._series.of(place, broker, error))
 
     def process(self, place: _Place, broker: str, error: str, took_ns: int) -> None:
-        self.consumed.add(place, broker, "")
-        self._process.record(max(0, took_ns) / 1e9, self._series.of(place, broker, error))
+        attributes = self._series.of(place, broker, "")
+        self.consumed.count(attributes)
+        if error:
+            attributes = self._series.of(place, broker, error)
+        self._process.record(max(0, took_ns) / 1e9, attributes)

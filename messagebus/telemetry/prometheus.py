@@ -105,6 +105,7 @@ _CONSUMER = (
     _Figure("parked", "consumer_answers", _ANSWERS, labels={"answer": "park"}),
     _Figure("dropped", "consumer_answers", _ANSWERS, labels={"answer": "drop"}),
     _Figure("acks_stale", "consumer_stale_answers", "Answers whose link had ended."),
+    _Figure("given_back", "consumer_given_back_messages", "Before the consumer timeout."),
     _Figure("batches_damaged", "consumer_damaged_batches", "Batches parked whole."),
     _Figure("buffered", "consumer_buffered_messages", "Arrived, not handed out.", "gauge"),
     _Figure("handed_out", "consumer_handed_out_messages", "Handed out, not answered.", "gauge"),

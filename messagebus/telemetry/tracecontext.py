@@ -18,7 +18,7 @@ from messagebus._io.hooked import add_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 
-__all__ = ["TRACEPARENT", "TRACESTATE", "TraceContext", "trace_headers"]
+__all__ = ["TRACEPARENT", "TRACESTATE", "TraceContext", "is_traceparent", "trace_headers"]
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 # Version, trace, parent, flags; a later version may say more behind them.
@@ -29,10 +29,15 @@ _NONE: Mapping[str, Header] = {}
 _handled: ContextVar[Mapping[str, Header]] = ContextVar("messagebus_trace", default=_NONE)
 
 
+def is_traceparent(text: str) -> bool:
+    """Whether it makes sense."""
+    return _TRACEPARENT.fullmatch(text) is not None
+
+
 def trace_headers(headers: Mapping[str, Header]) -> Mapping[str, Header]:
     """Those of them that are trace context; empty where there is none, or one that makes no sense."""
     parent = headers.get(TRACEPARENT)
-    if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
+    if not isinstance(parent, str) or not is_traceparent(parent):
         return _NONE
     state = headers.get(TRACESTATE)
     if not isinstance(state, str) or not state:
