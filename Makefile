@@ -8,7 +8,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 KITS := lb consumer_lists ops bench spark
 
-.PHONY: demo test up down lint format types unit contract integration fault spark mutants bench soak lock install help
+.PHONY: demo test up down lint format types unit contract integration fault spark mutants bench soak docs lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
@@ -65,6 +65,9 @@ bench: install ## measure the figures of the README, an hour or two; bench/resul
 
 soak: install ## 15 minutes of random faults under load: nothing may be lost
 	@$(PYTHON) -m bench soak
+
+docs: install ## the API reference, into out/docs
+	@$(PYTHON) docs/reference.py
 
 lock: ## write requirements.lock anew from requirements.in; needs uv
 	@uv pip compile --quiet --no-header --generate-hashes --python-version 3.11 \

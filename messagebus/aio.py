@@ -84,6 +84,7 @@ class AsyncPublisher:
 
     @property
     def status(self) -> Status:
+        """Where it is in its life."""
         return self._status
 
     async def start(
@@ -337,6 +338,7 @@ class AsyncConsumer:
 
     @property
     def status(self) -> Status:
+        """Where it is in its life."""
         return self._status
 
     async def start(

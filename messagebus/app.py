@@ -167,6 +167,7 @@ class App:
     # ------------------------------------------------------------------ life
     @property
     def status(self) -> Status:
+        """Where it is in its life."""
         return self._status
 
     async def start(

@@ -26,7 +26,7 @@ _HEADER = re.compile(r"#\s*(cluster|generation)\s*:\s*(.*)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Broker:
-    """A RabbitMQ node as clients see it. IPv6 addresses are kept in brackets."""
+    """A RabbitMQ node as clients see it: host and port. IPv6 addresses are kept in brackets."""
 
     host: str
     port: int = AMQP_PORT
@@ -52,7 +52,11 @@ class Broker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedBroker:
-    """One line of a list. agent_port: where the agent of the same host answers HTTP."""
+    """One line of a list.
+
+    draining: the broker takes no new publishes; it is consumed from until it leaves the list.
+    agent_port: where the agent of the same host answers HTTP.
+    """
 
     broker: Broker
     draining: bool = False
@@ -64,6 +68,7 @@ class ListedBroker:
         return f"{self.broker.host}:{self.agent_port}"
 
     def render(self) -> str:
+        """The line; a list is read from such by `BrokerList.parse`."""
         agent = f" agent={self.agent_port}" if self.agent_port != AGENT_PORT else ""
         return f"{self.broker}{agent}{' draining' if self.draining else ''}"
 
@@ -85,9 +90,11 @@ class BrokerList:
 
     @property
     def names(self) -> frozenset[str]:
+        """``host:port`` of each broker."""
         return frozenset(entry.broker.name for entry in self.listed)
 
     def find(self, name: str) -> ListedBroker | None:
+        """The entry of ``host:port``, or None."""
         return next((entry for entry in self.listed if entry.broker.name == name), None)
 
     def render(self) -> str:

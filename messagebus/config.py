@@ -78,7 +78,8 @@ class BusConfig(_Settings):
     broker: the balancer's AMQP address as ``host:port``, or that of a single RabbitMQ.
     list_urls: addresses of the consumer list, tried in turn; empty means that `broker` is the only
         broker, and the library declares queues by itself. MESSAGEBUS_LIST_URL, commas between several.
-    user_file, password_file: hold the user and the password instead; read again at every dial.
+    vhost: RabbitMQ's virtual host. user_file, password_file: hold the user and the password instead;
+    read again at every dial.
     list_cache: file that keeps the last good list, so that a start without the balancer works.
     cluster: a list that names another cluster is refused; "" takes any.
     broker_hosts_allowed: shell patterns; a list that names another host is refused; empty takes any.
@@ -171,6 +172,7 @@ class BusConfig(_Settings):
 
     @property
     def address(self) -> Broker:
+        """`broker`, parsed."""
         return Broker.parse(self.broker)
 
     @property

@@ -84,8 +84,8 @@ def _check_delivery_limit(limit: object, durability: Durability) -> None:
 class Topic:
     """Every subscription of it gets a copy of each message.
 
-    durability: what a confirmed message survives; its subscriptions' queues are of that kind. Two
-    topics are equal when their names are.
+    name: 1 to 120 of letters, digits and ``_ . -``. durability: what a confirmed message survives;
+    its subscriptions' queues are of that kind. Two topics are equal when their names are.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Topic:
 
     @property
     def exchange(self) -> str:
+        """What it is published to, inside a broker."""
         return f"mb.topic/{self.name}"
 
     def __str__(self) -> str:
@@ -107,8 +108,8 @@ class Topic:
 class Queue:
     """One set of competing consumers.
 
-    durability: what a confirmed message survives. delivery_limit: as of a `Subscription`. Two queues
-    are equal when their names are.
+    name: as of a `Topic`. durability: what a confirmed message survives. delivery_limit: as of a
+    `Subscription`. Two queues are equal when their names are.
     """
 
     name: str
@@ -122,14 +123,17 @@ class Queue:
 
     @property
     def exchange(self) -> str:
+        """What it is published to, inside a broker."""
         return f"mb.queue/{self.name}"
 
     @property
     def amqp_queue(self) -> str:
+        """Its queue, inside a broker."""
         return f"mb.queue/{self.name}"
 
     @property
     def parking_queue(self) -> str:
+        """Its parking queue, inside a broker."""
         return f"mb.park/{self.name}"
 
     def __str__(self) -> str:
@@ -140,8 +144,9 @@ class Queue:
 class Subscription:
     """A named, durable reader of a topic; its consumers compete.
 
-    Its queues are of the topic's durability. single_active: of its consumers one at a time is served,
-    *on each broker*: with several brokers several consumers may be active, each for other brokers.
+    name: as of a `Topic`. Its queues are of the topic's durability. single_active: of its consumers
+    one at a time is served, *on each broker*: with several brokers several consumers may be active,
+    each for other brokers.
     expires_s: deleted on all brokers, with what waits in it, when nobody has consumed for so long; 0:
     never. What an expiring subscription rejects is dropped: nothing of it outlives it, so it has no
     parking queue. goes_with_consumer: its consumer deletes it when it stops; who shares it, or comes
@@ -183,14 +188,17 @@ class Subscription:
 
     @property
     def durability(self) -> Durability:
+        """The topic's."""
         return self.topic.durability
 
     @property
     def amqp_queue(self) -> str:
+        """Its queue, inside a broker."""
         return f"mb.sub/{self.topic.name}/{self.name}"
 
     @property
     def parking_queue(self) -> str:
+        """Its parking queue, inside a broker."""
         return f"mb.park/{self.topic.name}/{self.name}"
 
     def __str__(self) -> str:

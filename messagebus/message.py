@@ -39,12 +39,13 @@ NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
 class Message:
     """One message to publish.
 
-    body: at most BODY_BYTES_MAX bytes.
+    body: at most BODY_BYTES_MAX bytes. content_type: what it is; readers go by it.
     message_id: 1 to 255 bytes; "" lets the publisher make one, once, kept through every retry.
     headers: names that do not start with ``mb-``; no floats, which AMQP clients read differently;
         at most HEADERS_BYTES_MAX in all. Never mutated.
     key: groups messages that must keep their order; 0 to 255 bytes of UTF-8.
     priority: 0 to 9, honoured where the broker can (quorum queues of RabbitMQ 3 cannot).
+    correlation_id, reply_to, type: as in AMQP, for the application's own use.
     expires_after_ms: the broker may drop it unread after that, at most 2**32 - 1; None keeps it.
     """
 
@@ -215,6 +216,7 @@ class Delivery:
 
     @property
     def message(self) -> Message:
+        """All that was published; decoded when it is first asked for."""
         if self._message is None:
             assert self._reading is not None
             self._message = self._reading.message(self._raw, self.body)
@@ -222,6 +224,7 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
+        """The publisher's, the same in every copy."""
         if self._message is not None or self._reading is None:
             return self.message.message_id
         return self._reading.message_id(self._raw)
@@ -235,6 +238,7 @@ class Delivery:
 
     @property
     def key(self) -> str:
+        """The publisher's; "" for none."""
         return self.message.key
 
     @property
@@ -244,6 +248,7 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
+        """The run of a handler that it is for: 1 at the first."""
         number = self.marks.get(ATTEMPT_HEADER)
         return number if type(number) is int and number > 0 else 1
 
@@ -282,6 +287,7 @@ class Delivery:
 
     @property
     def receipt(self) -> Receipt:
+        """Where the answer goes; valid for one answer while that link lives."""
         return Receipt(self.ledger.broker, self.ledger.epoch, self.tag, self.part)
 
     @property

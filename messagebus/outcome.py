@@ -40,7 +40,9 @@ class Durability(enum.Enum):
 class Published(NamedTuple):
     """The end of one publish. A named tuple: it costs 0.15 us to make, a frozen dataclass 0.9.
 
-    broker: the broker that answered as ``host:port``, "" where none did or it is not identified.
+    message_id: the one it has now, made or given. durability: what it survives if it is confirmed; NONE
+    if it is not. reason: in words, where the broker or the library gave one. broker: the broker that
+    answered as ``host:port``, "" where none did or it is not identified.
     attempts: how often it was sent; above 1 an earlier copy may be stored too, under the same id.
     sent_ns, settled_ns: time.monotonic_ns() of the last send (0: never sent) and of the outcome.
     """

@@ -101,7 +101,7 @@ EVERYTHING = ParkedFilter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCount:
-    """One parking queue on one broker.
+    """One parking queue on one broker. name: of its subscription or queue.
 
     count: messages that the filter takes. oldest_ms: the earliest time at which one of them was parked,
     ms since 1970, None where none says so. reasons: why, and how many of each, most first.
@@ -118,7 +118,10 @@ class ParkedCount:
 
 @dataclass(frozen=True, slots=True)
 class ParkedCounts:
-    """By name and broker. faults: what could not be looked at (a broker, or NAME on BROKER), and why."""
+    """counts: by name and broker.
+
+    faults: what could not be looked at (a broker, or NAME on BROKER), and why.
+    """
 
     counts: tuple[ParkedCount, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -128,8 +131,10 @@ class ParkedCounts:
 class ParkedMessage:
     """A parked message; "" and None where it does not say.
 
-    name: of its subscription or queue. attempts: runs of the handler, or deliveries that nobody
-    answered. first_ms: when it was first published, parked_ms: when it was parked, ms since 1970.
+    name: of its subscription or queue. broker: where it lies. message_id, key, content_type: as it was
+    published. reason: why it was parked. exception: what its handler raised, type and text. attempts:
+    runs of the handler, or deliveries that nobody answered. first_ms: when it was first published,
+    parked_ms: when it was parked, ms since 1970.
     redriven: how often it was put back before. headers: the application's. body: the first
     4,096 bytes of body_bytes.
     """
@@ -152,7 +157,7 @@ class ParkedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMessages:
-    """The oldest first on each broker. faults: as of `ParkedCounts`."""
+    """messages: the oldest first on each broker. faults: as of `ParkedCounts`."""
 
     messages: tuple[ParkedMessage, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -160,19 +165,20 @@ class ParkedMessages:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMoved:
-    """How many were put back, or dropped: by name and broker. faults: as of `ParkedCounts`."""
+    """How many were moved, that is, put back or dropped: by name and broker. faults: as of `ParkedCounts`."""
 
     moved: Mapping[tuple[str, str], int]
     faults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
+        """Over all names and brokers."""
         return sum(self.moved.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedProgress:
-    """What `on_progress` is told: name and broker of what was moved, how many, and how many in all."""
+    """What `on_progress` is told: name and broker of what was moved, how many, and the total so far."""
 
     name: str
     broker: str

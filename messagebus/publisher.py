@@ -148,6 +148,7 @@ class Publisher:
     # ------------------------------------------------------------------ life
     @property
     def status(self) -> Status:
+        """Where it is in its life."""
         return self._status
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:

@@ -13,8 +13,11 @@ class Status(enum.Enum):
     """The life of a client."""
 
     INITIALIZED = "initialized"
+    """Made, not started."""
     RUNNING = "running"
+    """Started, whether a broker is there or not."""
     STOPPED = "stopped"
+    """For good: a client starts once."""
 
 
 RUNNING = Status.RUNNING
@@ -32,7 +35,8 @@ class PublisherStats:
     broker: the one that takes publishes now, "" when there is none or it does not say.
     dials: links tried. moves: links changed in good order. links_lost: links that ended by themselves.
     last_confirm_age_ms: since the last answer of a broker; None before the first.
-    list_age_ms: since the last good answer about the consumer list; None without one.
+    list_age_ms: since the last good answer about the consumer list; None without one. list_faults: as of
+    `ConsumerStats`.
     """
 
     confirmed: int
@@ -55,7 +59,11 @@ class PublisherStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStats:
-    """One broker of a consumer. owed: deliveries without an answer, handed out or not."""
+    """One broker of a consumer.
+
+    state: of its link. delivered: messages that arrived from it. owed: deliveries without an answer,
+    handed out or not.
+    """
 
     state: str
     delivered: int
@@ -66,7 +74,10 @@ class BrokerStats:
 class ConsumerStats:
     """One moment of a consumer; counts since its start.
 
-    acks_stale: answers that could go nowhere, because their link had ended.
+    brokers: by ``host:port``. delivered: messages that arrived. acked, nacked: answers that were sent.
+    buffered: arrived and not handed out. handed_out: in the application's hands, without an answer.
+    list_generation: of the list that is followed, 0 where it does not say. acks_stale: answers that
+    could go nowhere, because their link had ended.
     batches_damaged: parked whole, because they could not be unpacked.
     list_age_ms: since the last good answer about the list; None without one.
     list_faults: answers that changed nothing because they were no list, older, or none at all.

@@ -441,7 +441,8 @@ class ConsumeDriver:
         if self._links.get(broker) is not link:
             return  # we hung up ourselves
         self._closing.spawn(link.close())  # `stop` waits for its socket too
-        owed, was_attached = self._inbox.owed(broker), broker in self._tags
+        owed = self._inbox.owed(broker)
+        was_attached = self._members.states.get(broker) in (State.OPEN, State.DRAINING)
         self._forget(broker)
         if was_attached:
             log.warning("link lost broker=%s owed=%d reason=%r", broker, owed, why.reason)

@@ -43,8 +43,9 @@ ANSWER_TIMEOUT_S = 15.0
 class SubscriptionCount:
     """One subscription or queue on one broker.
 
-    ready: messages that wait there. consumers: attached there. unacked: delivered there and not
-    answered, up to some seconds old; None where the broker does not say.
+    name: ``orders/billing`` or ``queue:jobs``. durability, single_active, expires_s, delivery_limit: as
+    it was created. ready: messages that wait there. consumers: attached there. unacked: delivered
+    there and not answered, up to some seconds old; None where the broker does not say.
     """
 
     name: str
@@ -60,7 +61,7 @@ class SubscriptionCount:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionCounts:
-    """What the brokers said, by name and broker. unanswered: brokers that said nothing, and why."""
+    """What the brokers said. counts: by name and broker. unanswered: brokers that said nothing, and why."""
 
     counts: tuple[SubscriptionCount, ...]
     unanswered: Mapping[str, str] = field(default_factory=dict)

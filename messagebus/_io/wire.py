@@ -26,8 +26,8 @@ __all__ = ["Follower", "Registration", "Topology", "Wire", "amqp_wire"]
 class Registration:
     """What a registration came to, by broker name.
 
-    held: has it, settled. later: takes no publishes before it has it. missing: may take publishes
-    without it, and why.
+    complete: every broker has it, or takes no publishes before it has. held: has it, settled. later:
+    takes no publishes before it has it. missing: may take publishes without it, and why.
     """
 
     complete: bool

@@ -41,7 +41,8 @@ class End(NamedTuple):
 
 
 NO_DEADLINE_MS = 1 << 62
-END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE)
+NO_READER = "no queue took it; declare a subscription first"
+END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE, NO_READER)
 END_REFUSED = End(REFUSED, "the broker refused it")
 
 

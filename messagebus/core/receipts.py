@@ -25,7 +25,8 @@ NOT_OWED = object()
 class Receipt(NamedTuple):
     """Names one delivery for ever: broker ``host:port``, which link to it, AMQP delivery tag.
 
-    part: 0 for a message that came alone, else its place in its batch, from 1.
+    epoch: counts the links to that broker. tag: of that link. part: 0 for a message that came alone,
+    else its place in its batch, from 1.
     """
 
     broker: str

@@ -1,0 +1,93 @@
+"""The API reference (`make docs`) has no name without a word about it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from docs.reference import MODULES
+
+
+def exported() -> list[tuple[str, Any]]:
+    """Every public name, with what it is."""
+    found = []
+    for module in map(importlib.import_module, MODULES):
+        found += [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
+    return found
+
+
+def named(each: object) -> str:
+    return each if isinstance(each, str) else ""
+
+
+def classes() -> list[tuple[str, Any]]:
+    return [(name, each) for name, each in exported() if inspect.isclass(each)]
+
+
+def texts_of(cls: type) -> str:
+    """Its docstring and those that it inherits."""
+    return "\n".join(vars(each).get("__doc__") or "" for each in cls.__mro__[:-1])
+
+
+def methods_of(cls: type) -> Iterator[tuple[str, Any]]:
+    for name, member in vars(cls).items():
+        if not name.startswith("_") and (
+            inspect.isroutine(member) or isinstance(member, property | classmethod | staticmethod)
+        ):
+            yield name, getattr(cls, name)
+
+
+def fields_of(cls: type) -> list[str]:
+    if dataclasses.is_dataclass(cls):
+        return [each.name for each in dataclasses.fields(cls) if not each.name.startswith("_")]
+    names: tuple[str, ...] = getattr(cls, "_fields", ())  # of a named tuple
+    return list(names) or [*getattr(cls, "__annotations__", {})] * (dict in cls.__bases__)
+
+
+def described_below(cls: type) -> set[str]:
+    """Members of an enum that are followed by a text."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = set()
+    for first, second in zip(body.body, body.body[1:], strict=False):
+        if isinstance(first, ast.Assign) and isinstance(second, ast.Expr):
+            found |= {target.id for target in first.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_all_that_is_exported_is_looked_at() -> None:
+    assert len(exported()) > 80
+    assert len(classes()) > 60
+
+
+@pytest.mark.parametrize(("name", "thing"), exported(), ids=named)
+def test_every_class_and_function_has_a_docstring(name: str, thing: Any) -> None:
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        assert vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__, name
+
+
+@pytest.mark.parametrize(("name", "cls"), classes(), ids=named)
+def test_every_method_and_property_has_a_docstring(name: str, cls: type) -> None:
+    assert [each for each, member in methods_of(cls) if not inspect.getdoc(member)] == []
+
+
+@pytest.mark.parametrize(("name", "cls"), classes(), ids=named)
+def test_every_field_is_described_by_its_class(name: str, cls: type) -> None:
+    text = texts_of(cls)
+    assert [each for each in fields_of(cls) if not re.search(rf"\b{each}\b", text)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), [each for each in classes() if issubclass(each[1], enum.Enum)], ids=named
+)
+def test_every_member_of_an_enum_is_described(name: str, cls: type[enum.Enum]) -> None:
+    assert {each.name for each in cls} - described_below(cls) == set()
