@@ -28,14 +28,14 @@ PACKINGS = {PACKED: Packing(3, 50, 0), LINGERING: Packing(3, 50, 10)}
 
 
 class Given(NamedTuple):
-    """What an application publishes. count: above 1 a bundle, where messages travel in batches."""
+    """What an application publishes. messages: above 1 a bundle, where messages travel in batches."""
 
     name: str
     lane: str
     size: int
     wait_ms: int
     alone: bool
-    count: int
+    messages: int
 
 
 MESSAGES = st.builds(
@@ -45,7 +45,7 @@ MESSAGES = st.builds(
     size=st.integers(0, 30) | st.integers(0, 70),
     wait_ms=st.sampled_from([50, 1_000]),
     alone=st.sampled_from([False, False, False, True]),
-    count=st.sampled_from([1, 1, 1, 2, 3]),
+    messages=st.sampled_from([1, 1, 1, 2, 3]),
 )
 
 
@@ -173,7 +173,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
             self.accept_one(message)
 
     def accept_one(self, given: Given) -> None:
-        lane, size, count = given.lane, given.size, given.count if given.lane in PACKINGS else 1
+        lane, size, count = given.lane, given.size, given.messages if given.lane in PACKINGS else 1
         held = [record.item.size for record in self.waiting()]
         fits = messages(self.waiting()) + count <= MESSAGES_MAX
         fits = fits and (not held or sum(held) + size <= BYTES_MAX)
