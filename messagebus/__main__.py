@@ -27,13 +27,13 @@ from messagebus.commands import parked
 from messagebus.commands.worker import worker
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
-from messagebus.destination import Destination, parse_destination
+from messagebus.destination import Destination, Queue, Subscription, parse_destination
 from messagebus.errors import ConfigError, MessageBusError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
-from messagebus.topology import with_options
+from messagebus.topology import Wanted, with_options
 
 __all__ = ["main"]
 
@@ -264,11 +264,18 @@ def _as_json(delivery: Delivery) -> bytes:
 @cli.command()
 @click.argument("wanted", nargs=-1, required=True)
 @click.option("--timeout-s", type=click.FloatRange(min=0.1), default=directory.DECLARE_TIMEOUT_S)
+@click.option(
+    "--delivery-limit",
+    type=click.IntRange(min=1),
+    help="Of subscriptions and queues: what comes back unanswered more often is parked.",
+)
 @_durability_option
-def declare(wanted: tuple[str, ...], timeout_s: float, durability: str) -> int:
+def declare(
+    wanted: tuple[str, ...], timeout_s: float, delivery_limit: int | None, durability: str
+) -> int:
     """Make topics, subscriptions and queues exist on every broker, settled.
 
-    What exists with another durability is an error that shows both.
+    What exists with another durability, or delivery limit, is an error that shows both.
 
     \b
     Example:
@@ -277,11 +284,17 @@ def declare(wanted: tuple[str, ...], timeout_s: float, durability: str) -> int:
     """
     level = Durability(durability)
     options = {} if level is Durability.FSYNC else {"durability": level.value}
-    asked = [with_options(each, options) for each in wanted]
+    asked = [_limited(with_options(each, options), delivery_limit) for each in wanted]
     done = directory.declare(_bus(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     click.echo(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
     return 0
+
+
+def _limited(wanted: Wanted, delivery_limit: int | None) -> Wanted:
+    if delivery_limit is None or not isinstance(wanted, Subscription | Queue):
+        return wanted
+    return replace(wanted, delivery_limit=delivery_limit)
 
 
 @cli.command()

@@ -193,10 +193,10 @@ def _new_target(file: Path, view: View, name: str) -> Target:
 
 
 def _delayed(view: View, name: str) -> tuple[int, float]:
-    """Nothing, where the broker does not say: it may be stopped already."""
+    """Nothing, where the broker cannot be asked: it may be stopped already."""
     try:
         return delayed(view.queues(name))
-    except (NoAnswer, ConfigError):
+    except (NoAnswer, ConfigError, OSError):
         return 0, 0.0
 
 

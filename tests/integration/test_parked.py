@@ -21,6 +21,7 @@ from messagebus import (
     BusConfig,
     ConfigError,
     Consumer,
+    Durability,
     Message,
     ParkedFilter,
     ParkedProgress,
@@ -342,6 +343,47 @@ def test_a_broker_that_does_not_answer_is_named(
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("messagebus:")]
         assert line.startswith(f"messagebus: {away}: ")
     assert "redriven 1" in done.stdout
+
+
+def test_a_queue_that_is_full_takes_no_more_and_nothing_is_lost(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    name, own = f"{topic}/all", f"mb.sub/{topic}/all"
+    declare(bus, [name])
+    park(cluster, "mb1", f"mb.park/{topic}/all", ids_of(9))
+    policy = {"pattern": f"^{own}$", "apply-to": "queues", "definition": {"max-length": 3}}
+    with cluster.management("mb1") as api:
+        api.put(f"/api/policies/%2F/{topic}", json=policy).raise_for_status()
+        try:
+            eventually(lambda: redrive_parked(bus, [name]).faults, within_s=WITHIN_S)
+            (fault,) = redrive_parked(bus, [name]).faults.values()
+        finally:
+            api.delete(f"/api/policies/%2F/{topic}")
+    assert fault == f"{own} takes no more: full?"
+    left = [each.message_id for each in read_parked(bus, [name]).messages]
+    moved = received(bus, topic, 9 - len(left))
+    assert sorted([*left, *moved]) == ids_of(9)
+
+
+@pytest.mark.parametrize("durability", [Durability.PAGE_CACHE])
+def test_without_agents_and_in_classic_queues_it_is_the_same(
+    cluster: LocalCluster, bus: BusConfig, topic: str, durability: Durability
+) -> None:
+    destination = Topic(topic, durability)
+    declare(bus, [destination, Subscription(destination, "all")])
+    park(cluster, "mb1", f"mb.park/{topic}/all", ids_of(7))
+    alone = direct(cluster, "mb1", list_urls=())
+    with pytest.raises(ConfigError, match="name the subscriptions"):
+        count_parked(alone)
+    names = [f"{topic}/all", f"{topic}/nobody"]
+    for _ in range(2):
+        found = read_parked(alone, names, where=ParkedFilter(match="m000[0-4]"))
+        assert [each.message_id for each in found.messages] == ids_of(5)
+        assert list(found.faults.values()) == ["there is no parking queue of it"]
+    odd = ParkedFilter(match="m000[13]$")
+    assert purge_parked(alone, names[:1], where=odd).total == 2
+    assert redrive_parked(alone, names[:1]).total == 5
+    assert list(received(bus, topic, 5)) == [ids_of(7)[number] for number in (0, 2, 4, 5, 6)]
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -163,3 +165,25 @@ def test_wrong_use_is_told_in_one_line(cluster: LocalCluster) -> None:
         assert failed.returncode == 1
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
+
+
+def test_delayed_messages_are_told_and_waited_for(cluster: LocalCluster) -> None:
+    bus = BusConfig.from_env(cluster.client_env())
+    with Consumer(bus, "forgotten", subscription="nobody") as consumer:
+        while (left := consumer.receive(timeout_s=5)) is not None:
+            consumer.ack_safe(left)
+    last = cluster.names[-1]
+    there = dataclasses.replace(bus, broker=cluster.node(last).broker)
+    with Consumer(bus, "later", subscription="all") as consumer:
+        with Publisher(there) as publisher:
+            sent = publisher.send_safe("later", b"x", deliver_after_s=10, timeout_s=30).message_id
+        # Statistics show the past.
+        told = "until every queue is empty, counted twice and tried, 1 delayed messages too, which takes 10 s"
+        eventually(lambda: told in ops(cluster, "remove", last, "--dry-run").stdout, within_s=8)
+        with ThreadPoolExecutor(1) as thread:
+            removing = thread.submit(ops, cluster, "remove", last, "--yes")
+            delivery = consumer.receive(timeout_s=60)
+            assert delivery is not None
+            assert delivery.message_id == sent
+            consumer.ack(delivery)
+            assert removing.result().returncode == 0, removing.result().stderr

@@ -140,6 +140,7 @@ def test_what_fits(annotation: Any, value: object, read: object) -> None:
         (float, 10**400, "a number too large"),
         (bool, 1, "true or false wanted, not a whole number"),
         (None, 0, "null wanted, not a whole number"),
+        (int | str, None, "a whole number wanted, not null; or: a text wanted, not null"),
         (dict, [], "an object wanted, not a list"),
         (list[int], [1, "secret"], "[1]: a whole number wanted, not a text"),
         (list[list[int]], [[1], [2, None]], "[1][1]: a whole number wanted, not null"),

@@ -20,6 +20,7 @@ def test_all_ways_take_the_same_messages() -> None:
         "app",
         "app_typed",
         "run_otel",
+        "run_otel_few",
         "app_otel",
     ]
 
@@ -32,6 +33,7 @@ def test_what_is_on_top_is_taken_within_each_repetition() -> None:
         "app": [turn(21), turn(31), turn(41)],
         "app_typed": [turn(22)] * 3,
         "run_otel": [turn(45)] * 3,
+        "run_otel_few": [turn(45)] * 3,
         "app_otel": [turn(99)] * 3,
     }
     found = {figure.id: figure for figure in figures_of(turns, "again")}
