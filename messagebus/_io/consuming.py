@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
 from messagebus._io.inbox import Inbox
-from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.resting import Resting
 from messagebus._io.tasks import Tasks
 from messagebus._io.wire import Registration, Wire
@@ -50,8 +50,6 @@ REGISTER_TOLD_EVERY = 60
 LOGIN_RETRY_MS = 10_000
 # For copies of half-answered batches, at the end.
 FINISH_TIMEOUT_S = 5.0
-# More than each close takes at most (`link.CLOSE_TIMEOUT_MS`).
-CLOSING_TIMEOUT_S = 5.0
 # For the agents to forget a subscription that goes with its consumer.
 DELETE_TIMEOUT_MS = 2_000
 # Many clients that start together would make each other's handshakes too late.
@@ -350,6 +348,7 @@ class ConsumeDriver:
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
+                self._closing.spawn(link.hang_up())
             self._dial_failed(broker, fault)
         except asyncio.CancelledError:
             if link is not None:
