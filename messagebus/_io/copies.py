@@ -32,6 +32,8 @@ PARK_REASON = "mb-park-reason"
 COPY_TIMEOUT_MS = 30_000
 # A full parking queue is asked again after these; what waits is owed, so its broker still has it.
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
+# How often to look for another broker while copies are refused.
+RENEW_S = 5.0
 # A queue that is gone may be made again by an agent, which looks every second; one that was never there
 # (the parking queue of an expiring subscription) will not.
 UNROUTABLE_MAX = 5
@@ -63,6 +65,7 @@ class Copies:
     def __init__(self, bus: BusConfig, source: Source, wire: Wire) -> None:
         self._bus, self._source, self._wire = bus, source, wire
         self._driver: PublishDriver | None = None
+        self._renew_at_s = 0.0
         self._make_id = message_ids().__next__
         # Copies that wait because their queue did not take them, by the queue's name.
         self._waiting: dict[str, int] = {}
@@ -140,6 +143,7 @@ class Copies:
                 unroutable += published.outcome is Outcome.UNROUTABLE
                 if unroutable >= UNROUTABLE_MAX:
                     return Stored.CANNOT
+                self._try_elsewhere()
                 await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10)))
             return Stored.UNWANTED
         finally:
@@ -153,6 +157,15 @@ class Copies:
         self._started().submit_encoded(shape, body, message_id, properties, COPY_TIMEOUT_MS, done)
         return await done
 
+    def _try_elsewhere(self) -> None:
+        """Another broker's queue may have room; and RabbitMQ 3.10 goes on to refuse on a channel that
+        it once refused on until the queue is read from, even if it may be longer meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        if self._driver is not None and loop.time() >= self._renew_at_s:
+            self._renew_at_s = loop.time() + RENEW_S
+            self._driver.renew()
+
     def _tell(self, shape: Shape, published: Published, *, is_first: bool) -> None:
         """One line when a queue begins not to take copies, and none for the others that wait then."""
         name = shape.address.name
@@ -160,21 +173,19 @@ class Copies:
         if is_first:
             self._waiting[name] = waiting + 1
         if not waiting:
-            reason = published.reason
-            if published.outcome is Outcome.REFUSED:
-                reason = reason or "the broker refuses it; is the queue full?"
+            hint = "; is the queue full?" if published.outcome is Outcome.REFUSED else ""
             log.warning(
                 "copies not stored queue=%s message=%s outcome=%s reason=%r",
                 name,
                 published.message_id,
                 published.outcome.value,
-                reason,
+                published.reason + hint,
             )
 
     def _waits_no_more(self, name: str) -> None:
         self._waiting[name] -= 1
         if not self._waiting[name]:
-            log.warning("copies wait no more queue=%s", name)
+            log.info("copies wait no more queue=%s", name)
             del self._waiting[name]
 
     def _started(self) -> PublishDriver:

@@ -130,7 +130,9 @@ class Handling:
         except AlreadySettled:  # by the handler itself
             live = True
         if self.chain is not None:
-            self.chain.handled(delivery, "ack" if live else "stale", None)
+            # A live link took no ack: the handler itself answered.
+            answered = live or delivery.ledger.is_live
+            self.chain.handled(delivery, "ack" if answered else "stale", None)
 
     def returned(self, delivery: Delivery, result: object) -> None:
         """A run ended well, and gave this."""
@@ -195,7 +197,8 @@ class Handling:
             return
         log.log(
             level,
-            "run failed handler=%s source=%s message=%s attempt=%d answer=%s error=%r at=%r",
+            "run %s handler=%s source=%s message=%s attempt=%d answer=%s error=%r at=%r",
+            "ended" if isinstance(error, RetryLater | Park | Reject) else "failed",
             self.name,
             delivery.source,
             delivery.message_id,

@@ -157,8 +157,10 @@ def test_what_was_answered_before_the_run_cannot_be_run_again() -> None:
 def test_stale_answers_and_those_of_the_handler_itself_are_told_as_such() -> None:
     bench = Bench()
     bench.answering.live = False
-    bench.handling.acked(delivery())
-    bench.handling.failed(delivery(), ERROR)
+    gone = delivery()
+    gone.ledger.end()
+    bench.handling.acked(gone)
+    bench.handling.failed(gone, ERROR)
     assert bench.told.handled_ == [("stale", None), ("stale", ERROR)]
     bench = Bench()
     bench.answering.settled = True
