@@ -42,6 +42,7 @@ PUBLISH_STOP_S = 30.0
 # How often a consumer that waits looks whether it is to stop.
 RECEIVE_STEP_S = 0.2
 TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
+BROKER_SETTING = "MESSAGEBUS_BROKER"
 
 
 def main() -> NoReturn:
@@ -53,7 +54,8 @@ def main() -> NoReturn:
     except (ConfigError, NameInvalid, MessageInvalid) as fault:
         _fail(str(fault), EXIT_USAGE)
     except MessageBusError as fault:
-        _fail(str(fault), EXIT_FAILED)
+        hint = "" if BROKER_SETTING in os.environ else f" ({BROKER_SETTING} is not set)"
+        _fail(f"{fault}{hint}", EXIT_FAILED)
     except BrokenPipeError:
         # Whoever read our output has gone, as in `messagebus consume ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

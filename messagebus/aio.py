@@ -62,8 +62,10 @@ log = logging.getLogger("messagebus.consumer")
 class AsyncPublisher:
     """`messagebus.Publisher` for asyncio: the same promises, real back-pressure.
 
-    async with AsyncPublisher(bus) as publisher:
-        await publisher.send_safe("orders", b"...")
+        async with AsyncPublisher(bus) as publisher:
+            await publisher.send_safe("orders", b"...")
+
+    It belongs to the loop of its start.
     """
 
     def __init__(
@@ -307,10 +309,12 @@ class AsyncPublisher:
 class AsyncConsumer:
     """`messagebus.Consumer` for asyncio.
 
-    async with AsyncConsumer(bus, "orders", subscription="billing") as consumer:
-        async for delivery in consumer:
-            await handle(delivery.body)
-            consumer.ack(delivery)
+        async with AsyncConsumer(bus, "orders", subscription="billing") as consumer:
+            async for delivery in consumer:
+                await handle(delivery.body)
+                consumer.ack(delivery)
+
+    It belongs to the loop of its start.
     """
 
     def __init__(

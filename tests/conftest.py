@@ -10,7 +10,9 @@ import pytest
 
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster, cluster_factory
+from tests.support.fake_amqp import FakeRabbit
 from tests.support.leaks import LEAKS
+from tests.support.orders import orders_rabbit
 
 # A shell that starts the suite in the background has it ignore SIGINT, and so would every process that
 # a test interrupts.
@@ -33,6 +35,20 @@ def make_cluster(
 def cluster(make_cluster: MakeCluster) -> LocalCluster:
     """A running cluster of three brokers, shared: leave it as you found it, use names of your own."""
     return make_cluster()
+
+
+@pytest.fixture
+def rabbit() -> Iterator[FakeRabbit]:
+    """A fake broker with a topic and a subscription of it."""
+    with orders_rabbit() as rabbit:
+        yield rabbit
+
+
+@pytest.fixture(params=["hot", "plain"])
+def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of the two codecs clients use that start from now on: our own, or pika's."""
+    monkeypatch.setenv("MESSAGEBUS_HOT_PATH", "0" if request.param == "plain" else "1")
+    return str(request.param)
 
 
 # ---------------------------------------------------------------------- secrets

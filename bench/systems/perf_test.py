@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,15 @@ def missing() -> str:
     if not any(CACHE.glob("perf-test-*.jar")) and not shutil.which("mvn"):
         return "maven is not installed: apt-get install maven"
     return ""
+
+
+def is_ready(say: Callable[[str], None]) -> bool:
+    """Whether it can be run, once its jars are here; otherwise it is said why not. Raises BenchError."""
+    if reason := missing():
+        say(f"PerfTest is not run: {reason}")
+    else:
+        fetch()
+    return not reason
 
 
 def fetch() -> Path:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
 from messagebus._io.inbox import Inbox
-from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.resting import Resting
 from messagebus._io.tasks import Tasks
 from messagebus._io.wire import Registration, Wire
@@ -45,11 +45,11 @@ log = logging.getLogger("messagebus.consumer")
 TICK_MS = 100
 REGISTER_TIMEOUT_MS = 30_000
 REGISTER_RETRY_MS = 1_000
+# Of failed tries for one reason, the first is told and then one a minute.
+REGISTER_TOLD_EVERY = 60
 LOGIN_RETRY_MS = 10_000
 # For copies of half-answered batches, at the end.
 FINISH_TIMEOUT_S = 5.0
-# More than each close takes at most (`link.CLOSE_TIMEOUT_MS`).
-CLOSING_TIMEOUT_S = 5.0
 # For the agents to forget a subscription that goes with its consumer.
 DELETE_TIMEOUT_MS = 2_000
 # Many clients that start together would make each other's handshakes too late.
@@ -123,7 +123,7 @@ class ConsumeDriver:
 
     async def _register(self) -> None:
         """Make the subscription exist on every broker; go on until it does."""
-        complete = False
+        complete, told, same = False, "", 0
         while not complete:
             try:
                 self.registration = await self._topology.register(
@@ -145,9 +145,10 @@ class ConsumeDriver:
                 self._login_refused(fault)
                 await asyncio.sleep(LOGIN_RETRY_MS / 1000)
             except MessageBusError as fault:
-                log.warning(
-                    "registration failed subscription=%s reason=%r", self._source, str(fault)
-                )
+                same = same + 1 if str(fault) == told else 0
+                told = str(fault)
+                if same % REGISTER_TOLD_EVERY == 0:
+                    log.warning("registration failed subscription=%s reason=%r", self._source, told)
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             else:
                 complete = self.registration.complete
@@ -347,6 +348,7 @@ class ConsumeDriver:
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
+                self._closing.spawn(link.hang_up())
             self._dial_failed(broker, fault)
         except asyncio.CancelledError:
             if link is not None:

@@ -7,7 +7,7 @@ is refused here: two names for one broker would count one copy twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from messagebus._io.clock import now_ms
@@ -44,7 +44,7 @@ async def _dial_target(target: Target, credentials: Credentials, *, timeout_ms: 
     """As `link.dial`. Raises LinkLost also when another broker answers."""
     link = await dial(target.address, credentials, timeout_ms=timeout_ms)
     if link.broker and link.broker != target.name:
-        link.abort()
+        await link.hang_up()
         raise LinkLost(target.name, f"{link.broker} answers there")
     return link
 
@@ -60,6 +60,21 @@ async def dial_distinct(
     by_name = {target.name: target for target in targets}
     search = Distinct(list(by_name), count, hedge_ms=timeout_ms // 2)
     tasks: dict[str, asyncio.Task[Link]] = {}
+    try:
+        await _search(search, by_name, tasks, credentials, timeout_ms)
+    except BaseException:  # cancelled: what was dialled meanwhile is nobody's
+        await _let_go(tasks.values())
+        raise
+    return await _conclude(search, tasks, count)
+
+
+async def _search(
+    search: Distinct,
+    by_name: Mapping[str, Target],
+    tasks: dict[str, asyncio.Task[Link]],
+    credentials: Credentials,
+    timeout_ms: int,
+) -> None:
     while not search.is_done:
         for each in search.tick(now_ms()):
             work = _dial_target(by_name[each.broker], credentials, timeout_ms=timeout_ms)
@@ -70,7 +85,6 @@ async def dial_distinct(
         if running:
             await asyncio.wait(running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         _tell(search, tasks)
-    return await _conclude(search, tasks, count)
 
 
 def _tell(search: Distinct, tasks: dict[str, asyncio.Task[Link]]) -> None:
@@ -86,15 +100,20 @@ def _tell(search: Distinct, tasks: dict[str, asyncio.Task[Link]]) -> None:
 
 
 async def _conclude(search: Distinct, tasks: dict[str, asyncio.Task[Link]], count: int) -> Dialed:
-    for broker, task in tasks.items():
-        if broker in search.found and len(search.found) >= count:
-            continue
-        task.cancel()
-        answers = await asyncio.gather(task, return_exceptions=True)
-        for link in answers:
-            if isinstance(link, Link):
-                await link.close()
-    if len(search.found) < count:
+    enough = len(search.found) >= count
+    taken = search.found if enough else ()
+    await _let_go(task for broker, task in tasks.items() if broker not in taken)
+    if not enough:
         raise LinkLost(", ".join(tasks), f"{len(search.found)} of {count} brokers answered")
     links = tuple(tasks[broker].result() for broker in search.found)
     return Dialed(links, search.dials)
+
+
+async def _let_go(dials: Iterable[asyncio.Task[Link]]) -> None:
+    """Give them up, and close the links of those that are open already."""
+    left = list(dials)
+    for task in left:
+        task.cancel()
+    for link in await asyncio.gather(*left, return_exceptions=True):
+        if isinstance(link, Link):
+            await link.close()

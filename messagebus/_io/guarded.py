@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from struct import Struct
 from typing import Any
 
@@ -57,8 +58,13 @@ class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
 @functools.cache
 def guard_problem() -> str:
     """Why pika's internals are not as expected; "" when they are. Needs no socket."""
+    return first_problem(_problem)
+
+
+def first_problem(*looks: Callable[[], str]) -> str:
+    """What the first of them finds that finds something; "" when none does."""
     try:
-        return _problem()
+        return next((problem for look in looks if (problem := look())), "")
     except Exception as problem:  # whatever is different shows as some exception
         return f"{type(problem).__name__}: {problem}"
 

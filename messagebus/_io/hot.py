@@ -23,7 +23,7 @@ from pika.channel import Channel
 from pika.exceptions import StreamLostError
 
 from messagebus._io.codec import Confirm, Contents, FrameParser, PublishFrames
-from messagebus._io.guarded import GuardedConnection, guard_problem
+from messagebus._io.guarded import GuardedConnection, first_problem, guard_problem
 
 __all__ = ["HotConnection", "HotSink", "seam_problem"]
 
@@ -122,10 +122,7 @@ class HotConnection(GuardedConnection):
 @functools.cache
 def seam_problem() -> str:
     """Why pika's internals are not as expected; "" when they are."""
-    try:
-        return _version_problem() or guard_problem() or _input_problem() or _output_problem()
-    except Exception as problem:  # whatever is different shows as some exception
-        return f"{type(problem).__name__}: {problem}"
+    return first_problem(_version_problem, guard_problem, _input_problem, _output_problem)
 
 
 def _version_problem() -> str:

@@ -26,13 +26,15 @@ from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, Lin
 from messagebus.secret import Secret
 from messagebus.tls import certificate_fault
 
-__all__ = ["TOO_LATE", "Credentials", "Link", "dial"]
+__all__ = ["CLOSING_TIMEOUT_S", "TOO_LATE", "Credentials", "Link", "dial"]
 
 # pika logs as errors what it also raises; we tell what matters in our own words.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 # A broker under an alarm reads nothing more from a connection that published: no answer to a close.
 CLOSE_TIMEOUT_MS = 2_000
+# For all links of a client that stops, each of which takes no longer than the two times around this one.
+CLOSING_TIMEOUT_S = 5.0
 # For what needs no answer of anybody, only turns of the loop.
 ABORT_TIMEOUT_MS = 500
 # pika's own deadlines of a dial come so much after ours. Two that end in one turn of the loop are one too
@@ -196,8 +198,9 @@ class Link:
     def abort(self) -> None:
         """End the link now, without a word to the broker. It requeues what was owed."""
         self._finish(LinkLost(self.address.name, "hung up"))
-        self._aborted = True
-        _abort(self.connection)
+        if not self._aborted:
+            self._aborted = True
+            _abort(self.connection)
 
     async def hang_up(self) -> None:
         """End the link as `abort` does, and return when its socket is closed."""
@@ -318,10 +321,20 @@ def _is_resolved_just_now(connection: AsyncioConnection) -> bool:
 
 
 async def _until(ended: asyncio.Future[None]) -> None:
-    """pika closes a socket some turns of the loop later; a loop that stops first would leave it."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ABORT_TIMEOUT_MS / 1000):
-            await asyncio.shield(ended)
+    """pika closes a socket some turns of the loop later; a loop that stops first would leave it.
+
+    So whoever is cancelled here waits all the same. A dial is: its deadline and its caller's are one
+    moment, and the second of them strikes while the first one clears up.
+    """
+    loop = asyncio.get_running_loop()
+    until_s, cancelled = loop.time() + ABORT_TIMEOUT_MS / 1000, False
+    while not ended.done() and (left_s := until_s - loop.time()) > 0:
+        try:
+            await asyncio.wait([ended], timeout=left_s)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def _own_name(connection: AsyncioConnection) -> str:

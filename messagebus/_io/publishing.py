@@ -22,7 +22,7 @@ import pika.exceptions
 
 from messagebus._io.clock import now_ms
 from messagebus._io.lanes import Lanes
-from messagebus._io.link import TOO_LATE, Link
+from messagebus._io.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.properties import encode, encode_entry
 from messagebus._io.sending import Sender
 from messagebus._io.tasks import Tasks
@@ -104,6 +104,8 @@ class PublishDriver:
         self._links: dict[int, Link] = {}
         self._retire_at_ms: dict[int, int] = {}
         self._tasks = Tasks()
+        # Links that are hung up. A close that is cancelled before it began would close nothing.
+        self._closing = Tasks()
         self._lanes = Lanes(
             wire.topology(),
             self.outbox,
@@ -147,7 +149,9 @@ class PublishDriver:
         await self._tasks.cancel()
         await self._follower.stop()
         links, self._links = self._links, {}
-        await asyncio.gather(*(link.close() for link in links.values()))
+        for link in links.values():
+            self._closing.spawn(link.close())
+        await self._closing.wait(CLOSING_TIMEOUT_S)
         return count
 
     async def flush(self, timeout_s: float) -> int:
@@ -360,6 +364,7 @@ class PublishDriver:
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
+                self._closing.spawn(link.hang_up())
             self._dial_failed(number, fault)
         except asyncio.CancelledError:
             if link is not None:
@@ -426,12 +431,12 @@ class PublishDriver:
         if link := self._links.pop(number, None):
             self._settle(self.outbox.link_lost(number, now_ms()))
             self._wake()
-            self._tasks.spawn(link.close())
+            self._closing.spawn(link.close())
 
     def _lost(self, number: int, link: Link, why: LinkError) -> None:
         if self._links.pop(number, None) is None:
             return  # we hung up ourselves
-        self._tasks.spawn(link.close())  # `stop` waits for its socket too
+        self._closing.spawn(link.close())  # `stop` waits for its socket too
         self._retire_at_ms.pop(number, None)
         self.counters.links_lost += 1
         in_flight = self.outbox.in_flight

@@ -90,6 +90,8 @@ async def _work(
         parent.watch(app)
     for name, handler in app.handlers.items():
         log.info("handling subscription=%s handler=%s", name, handler)
+        if sys.stderr.isatty():  # who waits at a terminal wants to see that something runs
+            say(f"handling {name} with {handler}")
     try:
         left = await app.run(grace_s=grace_s)
     finally:

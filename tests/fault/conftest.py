@@ -14,13 +14,6 @@ from tests.support.faults import bus_config, forget, restore
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(params=["hot", "plain"])
-def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which of the two codecs clients use that start from now on: our own, or pika's."""
-    monkeypatch.setenv("MESSAGEBUS_HOT_PATH", "0" if request.param == "plain" else "1")
-    return str(request.param)
-
-
 @pytest.fixture
 def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
     """The shared cluster, to break at will: it is put right afterwards."""

@@ -18,7 +18,6 @@ from messagebus import (
     BacklogFull,
     BusConfig,
     Consumer,
-    Delivery,
     NotReady,
     Outcome,
     Published,
@@ -27,9 +26,8 @@ from messagebus import (
 )
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit
+from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, taken
 
-TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
-WITHIN_S = 20.0
 INSIST_S = 0.6
 OPEN = 50
 NEVER_SLOW_MS = 3_600_000
@@ -42,14 +40,6 @@ HUGE_FRAME = b"\x03\x00\x01\xff\xff\xff\xff" + b"x" * 64
 BODY_BYTES = 64 * 1024
 # What a link may have in flight (16 MiB, messagebus/_io), a backlog of one, and what objects cost.
 MEMORY_MAX_BYTES = 80 * 1024 * 1024
-
-
-@pytest.fixture
-def rabbit() -> Iterator[FakeRabbit]:
-    with fake_rabbit() as rabbit:
-        rabbit.hold(TOPIC)
-        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
-        yield rabbit
 
 
 @contextmanager
@@ -74,13 +64,6 @@ def publishing(
         publisher.stop(timeout_s=1)
 
 
-def received(consumer: Consumer) -> Delivery:
-    delivery = consumer.receive(WITHIN_S * FACTOR)
-    assert delivery is not None, "nothing arrived"
-    consumer.ack_safe(delivery)
-    return delivery
-
-
 def ends(futures: list[Future[Published]]) -> set[Outcome]:
     return {future.result(WITHIN_S * FACTOR).outcome for future in futures}
 
@@ -94,12 +77,12 @@ def test_a_frame_that_is_none_ends_the_link_and_clients_come_back(
 ) -> None:
     with publishing(rabbit) as publisher, consuming(rabbit) as consumer:
         publisher.send_safe(TOPIC, b"before", timeout_s=WITHIN_S)
-        assert received(consumer).body == b"before"
+        assert taken(consumer).body == b"before"
         rabbit.send_raw(frame)
         rabbit.send_raw(frame)
         eventually(lambda: publisher.stats().links_lost > 0, within_s=WITHIN_S)
         publisher.send_safe(TOPIC, b"after", timeout_s=WITHIN_S)
-        assert received(consumer).body == b"after"
+        assert taken(consumer).body == b"after"
 
 
 def test_a_frame_larger_than_agreed_ends_the_link(rabbit: FakeRabbit, hot_path: str) -> None:
@@ -141,7 +124,7 @@ def test_the_smallest_frames_and_one_channel_are_enough(hot_path: str, channels:
         rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
         with publishing(rabbit) as publisher, consuming(rabbit) as consumer:
             publisher.send_safe(TOPIC, body, timeout_s=WITHIN_S)
-            assert received(consumer).body == body
+            assert taken(consumer).body == body
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 60), (10, 0), (0, 0)])
@@ -151,7 +134,7 @@ def test_without_heartbeats_messages_flow(ours: int, theirs: int) -> None:
         rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
         with publishing(rabbit, heartbeat_s=ours) as publisher, consuming(rabbit) as consumer:
             publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
-            assert received(consumer).body == b"x"
+            assert taken(consumer).body == b"x"
 
 
 def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit) -> None:
@@ -260,7 +243,7 @@ def test_a_consumer_that_the_broker_cancels_attaches_again(
             eventually(lambda: rabbit.queues[QUEUE].consumers, within_s=WITHIN_S)
             assert rabbit.cancel_consumers(QUEUE) == 1
             rabbit.put(QUEUE, b"%d" % number)
-            assert received(consumer).body == b"%d" % number
+            assert taken(consumer).body == b"%d" % number
 
 
 def test_a_blocked_broker_takes_nothing_until_it_is_unblocked_and_deadlines_hold(

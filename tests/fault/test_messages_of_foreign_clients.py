@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import struct
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -17,12 +16,11 @@ import pytest
 
 from messagebus import BusConfig, Consumer, Delivery, Message, MessageInvalid, Publisher, Topic
 from ops.local.cluster import LocalCluster
-from tests.support.eventually import FACTOR, eventually
-from tests.support.fake_amqp import FakeRabbit, fake_rabbit
+from tests.support.eventually import eventually
+from tests.support.fake_amqp import FakeRabbit
 from tests.support.faults import forget, register
+from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, taken
 
-WITHIN_S = 20.0
-TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
 UTC = datetime.UTC
 SHORT_MAX = 255
 NAME_MAX = 120
@@ -132,27 +130,12 @@ DAMAGED: dict[str, bytes] = {
 }
 
 
-@pytest.fixture
-def rabbit() -> Iterator[FakeRabbit]:
-    with fake_rabbit() as rabbit:
-        rabbit.hold(TOPIC)
-        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
-        yield rabbit
-
-
-def received(consumer: Consumer) -> Delivery:
-    delivery = consumer.receive(WITHIN_S * FACTOR)
-    assert delivery is not None, "nothing arrived"
-    assert consumer.ack_safe(delivery)
-    return delivery
-
-
 def one_after_good(rabbit: FakeRabbit, properties: bytes) -> Delivery:
     """What a consumer gets for it, when it gets what came after it, too, on the same link."""
     with Consumer(BusConfig(broker=rabbit.name), TOPIC, subscription=SUBSCRIPTION) as consumer:
         rabbit.put(QUEUE, BODY, properties)
         rabbit.put(QUEUE, b"behind it")
-        first, second = received(consumer), received(consumer)
+        first, second = taken(consumer), taken(consumer)
         assert second.body == b"behind it"
         assert second.receipt.epoch == first.receipt.epoch, "the link was lost for it"
         repr(first)
@@ -243,7 +226,7 @@ def test_headers_of_every_kind_from_another_client_through_rabbitmq(
     )
     publish_as_another(cluster, Topic(topic).exchange, properties)
     with Consumer(bus, topic, subscription="all") as consumer:
-        message = received(consumer).message
+        message = taken(consumer).message
     assert message.body == BODY
     assert dict(message.headers) == {name: wanted for name, (_, wanted) in KINDS.items()}
     assert (message.message_id, message.correlation_id) == ("i" * SHORT_MAX, "c" * SHORT_MAX)
@@ -271,7 +254,7 @@ def test_all_that_rabbitmq_lets_through_is_delivered_in_order_on_one_link(
     for wire in wires:
         publish_as_another(cluster, Topic(topic).exchange, Raw(wire))
     with Consumer(bus, topic, subscription="all") as consumer:
-        got = [received(consumer) for _ in wires]
+        got = [taken(consumer) for _ in wires]
         assert len({each.receipt for each in got}) == len(wires)
         assert {each.receipt.epoch for each in got} == {got[0].receipt.epoch}
     assert {each.body for each in got} == {BODY}
@@ -312,7 +295,7 @@ def test_the_longest_names_and_ids_pass_through_rabbitmq_and_longer_ones_are_tol
         with Publisher(bus) as publisher:
             publisher.send_safe(long_topic, message, timeout_s=WITHIN_S)
         with Consumer(bus, long_topic, subscription=subscription) as consumer:
-            assert received(consumer).message == message
+            assert taken(consumer).message == message
     finally:
         forget(cluster, long_topic)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
 import itertools
 import logging
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pika.adapters.asyncio_connection import _AsyncioIOServicesAdapter
 
 from messagebus import (
     AlreadySettled,
@@ -23,31 +27,22 @@ from messagebus import (
     NotReady,
     Outcome,
     Publisher,
+    Secret,
 )
+from messagebus._io.link import Credentials, Link, dial
+from messagebus.broker import Broker
+from ops.local.certificates import issue_missing
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_amqp import FakeRabbit, fake_rabbit
+from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, received
 
 ROOT = Path(__file__).resolve().parents[2]
-TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
-WITHIN_S = 20.0
 INSIST_S = 0.5
 IN_FLIGHT = 500
 ROUNDS = 100
+# A dial through TCP, TLS and AMQP takes at least so many calls of the loop.
+STEPS_MIN = 20
 YEAR_S = 365 * 86_400
-
-
-@pytest.fixture
-def rabbit() -> Iterator[FakeRabbit]:
-    with fake_rabbit() as rabbit:
-        rabbit.hold(TOPIC)
-        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
-        yield rabbit
-
-
-def received(consumer: Consumer) -> Delivery:
-    delivery = consumer.receive(WITHIN_S * FACTOR)
-    assert delivery is not None, "nothing arrived"
-    return delivery
 
 
 def script(rabbit: FakeRabbit, text: str) -> subprocess.CompletedProcess[str]:
@@ -159,17 +154,94 @@ assert status == 0
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is collected without having been closed."""
+    found: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    return found
+
+
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_a_publisher_that_is_stopped_at_once_leaves_no_socket_behind(
-    rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
+    rabbit: FakeRabbit, left: list[object]
 ) -> None:
-    left: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", left.append)
     for _ in range(ROUNDS):
         with Publisher(BusConfig(broker=rabbit.name)):
             pass
     gc.collect()
     assert not left
+
+
+class Steps:
+    """pika's calls of its loop. One of them, counted from 1, makes something happen."""
+
+    NAMES = (
+        "getaddrinfo",
+        "add_callback_threadsafe",
+        "call_later",
+        "set_reader",
+        "set_writer",
+        "remove_reader",
+        "remove_writer",
+    )
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._left = 0
+        self._action: Callable[[], None] = lambda: None
+        for name in self.NAMES:
+            real = getattr(_AsyncioIOServicesAdapter, name)
+            monkeypatch.setattr(_AsyncioIOServicesAdapter, name, self._counted(real))
+
+    def _counted(self, real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            self._left -= 1
+            if not self._left:
+                self._action()
+            return real(*arguments, **options)
+
+        return call
+
+    def at(self, step: int, action: Callable[[], None]) -> None:
+        self._left, self._action = step, action
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+@pytest.mark.parametrize("cuts", [1, 2], ids=["once", "twice"])
+def test_a_dial_that_is_cut_off_at_any_moment_leaves_no_socket_behind(
+    tmp_path: Path, left: list[object], monkeypatch: pytest.MonkeyPatch, cuts: int
+) -> None:
+    """In TCP, TLS and AMQP. Its deadline and its caller's may cut it off in a row."""
+    issue_missing(tmp_path, {"fake": ("127.0.0.1",)})
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "fake.pem", tmp_path / "fake.key")
+    client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    with fake_rabbit(tls=server) as rabbit:
+        dialing = functools.partial(_cut_off, rabbit.name, client, Steps(monkeypatch), cuts)
+        step = 1
+        while not asyncio.run(dialing(step)):
+            gc.collect()
+            assert not left, f"step {step}"
+            step += 1
+    assert step > STEPS_MIN
+
+
+async def _cut_off(name: str, tls: ssl.SSLContext, steps: Steps, cuts: int, step: int) -> bool:
+    """Dial, and cut it off at that step. Returns whether the link was open before."""
+    loop = asyncio.get_running_loop()
+    credentials = Credentials(user="guest", password=Secret("guest"), tls=tls)
+    dialing = asyncio.create_task(dial(Broker.parse(name), credentials, timeout_ms=60_000))
+
+    def cut_off() -> None:
+        dialing.cancel()
+        for _ in range(cuts - 1):
+            loop.call_soon(dialing.cancel)
+
+    steps.at(step, cut_off)
+    (link,) = await asyncio.gather(dialing, return_exceptions=True)
+    if isinstance(link, Link):
+        await link.close()
+    return isinstance(link, Link)
 
 
 def test_a_client_that_was_started_before_a_fork_says_so_in_the_child_and_works_in_the_parent(

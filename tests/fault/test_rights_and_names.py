@@ -12,7 +12,6 @@ from messagebus import (
     AsyncConsumer,
     BusConfig,
     Consumer,
-    Delivery,
     LoginRefused,
     Outcome,
     Publisher,
@@ -24,18 +23,13 @@ from tests.support.eventually import FACTOR, eventually, eventually_async
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbits
 from tests.support.fake_list import FakeList, serve_list
 from tests.support.faults import register
+from tests.support.orders import received
 
 WITHIN_S = 20.0
 USER, PASSWORD = "changing", "changing-password"
 ALL_RIGHTS = {"configure": "^$", "write": ".*", "read": ".*"}
 NO_RIGHTS = {"configure": "^$", "write": "^$", "read": "^$"}
 TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
-
-
-def received(consumer: Consumer) -> Delivery:
-    delivery = consumer.receive(WITHIN_S * FACTOR)
-    assert delivery is not None, "nothing arrived"
-    return delivery
 
 
 # -- a virtual host that is not there

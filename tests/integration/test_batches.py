@@ -18,7 +18,6 @@ from messagebus import (
     Payload,
     PublisherConfig,
 )
-from messagebus._io import pipe
 from messagebus._io.batch import BATCH_TYPE
 from messagebus._io.copies import PARK_REASON
 from ops.local.cluster import LocalCluster
@@ -30,17 +29,19 @@ WITHIN_S = 20.0 * FACTOR
 COUNT = 20
 
 
-@pytest.fixture(params=["hot", "plain"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(pipe.HOT_PATH, "1" if request.param == "hot" else "0")
-    return str(request.param)
+pytestmark = pytest.mark.usefixtures("hot_path")
 
 
-async def publish(bus: BusConfig, queue: str, count: int = COUNT, **options: object) -> list[str]:
+@pytest.fixture
+def queue(topic: str) -> str:
+    return f"queue:{topic}"
+
+
+async def publish(bus: BusConfig, queue: str) -> list[str]:
     """One batch; returns the ids."""
-    config = PublisherConfig(batch={queue: Batching(count_max=count, linger_ms=50)})
+    config = PublisherConfig(batch={queue: Batching(count_max=COUNT, linger_ms=50)})
     async with AsyncPublisher(bus, config) as publisher:
-        published = await publisher.send_many(queue, [b"%d" % n for n in range(count)])
+        published = await publisher.send_many(queue, [b"%d" % n for n in range(COUNT)])
         assert {each.outcome for each in published} == {Outcome.CONFIRMED}
         return [each.message_id for each in published]
 
@@ -60,13 +61,19 @@ async def received(consumer: AsyncConsumer, count: int) -> list[Delivery]:
     return found
 
 
-async def test_each_message_of_a_batch_arrives_alone_with_its_own_id(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    queue = f"queue:{topic}"
+async def batch_received(
+    cluster: LocalCluster, bus: BusConfig, queue: str, count: int = COUNT
+) -> tuple[list[str], AsyncConsumer, list[Delivery]]:
+    """The ids of one batch, and the first `count` deliveries of it, unanswered."""
     ids = await publish(direct(cluster, "mb1"), queue)
     consumer = await attached(bus, queue)
-    found = await received(consumer, COUNT)
+    return ids, consumer, await received(consumer, count)
+
+
+async def test_each_message_of_a_batch_arrives_alone_with_its_own_id(
+    cluster: LocalCluster, bus: BusConfig, queue: str
+) -> None:
+    ids, consumer, found = await batch_received(cluster, bus, queue)
     assert [each.message_id for each in found] == ids
     assert [each.body for each in found] == [b"%d" % n for n in range(COUNT)]
     assert len({each.receipt.tag for each in found}) == 1, "they came as one AMQP message"
@@ -80,9 +87,9 @@ async def test_each_message_of_a_batch_arrives_alone_with_its_own_id(
 
 
 async def test_what_send_many_is_given_together_travels_together(
-    cluster: LocalCluster, bus: BusConfig, topic: str
+    cluster: LocalCluster, bus: BusConfig, queue: str
 ) -> None:
-    queue, too_large = f"queue:{topic}", b"x" * 1000
+    too_large = b"x" * 1000
     batching = Batching(count_max=COUNT, bytes_max=len(too_large))
     config = PublisherConfig(batch={queue: batching}, backlog_messages_max=2 * COUNT)
     given: list[Payload] = [b"%d" % n for n in range(5 * COUNT)]
@@ -103,12 +110,9 @@ async def test_what_send_many_is_given_together_travels_together(
 
 
 async def test_what_is_given_back_comes_again_and_what_was_acked_does_not(
-    cluster: LocalCluster, bus: BusConfig, topic: str
+    cluster: LocalCluster, bus: BusConfig, queue: str
 ) -> None:
-    queue = f"queue:{topic}"
-    ids = await publish(direct(cluster, "mb1"), queue)
-    consumer = await attached(bus, queue)
-    found = await received(consumer, COUNT)
+    ids, consumer, found = await batch_received(cluster, bus, queue)
     for each in found[3:]:
         consumer.ack(each)
     for each in found[:3]:
@@ -122,12 +126,9 @@ async def test_what_is_given_back_comes_again_and_what_was_acked_does_not(
 
 
 async def test_a_rejected_message_is_parked_alone_with_its_reason(
-    cluster: LocalCluster, bus: BusConfig, topic: str
+    cluster: LocalCluster, bus: BusConfig, queue: str, topic: str
 ) -> None:
-    queue = f"queue:{topic}"
-    ids = await publish(direct(cluster, "mb1"), queue)
-    consumer = await attached(bus, queue)
-    found = await received(consumer, COUNT)
+    ids, consumer, found = await batch_received(cluster, bus, queue)
     consumer.nack(found[7], requeue=False)
     for each in found[:7] + found[8:]:
         consumer.ack(each)
@@ -138,9 +139,8 @@ async def test_a_rejected_message_is_parked_alone_with_its_reason(
 
 
 async def test_a_damaged_batch_is_parked_whole_with_its_reason_and_harms_nobody(
-    cluster: LocalCluster, bus: BusConfig, topic: str
+    cluster: LocalCluster, bus: BusConfig, queue: str, topic: str
 ) -> None:
-    queue = f"queue:{topic}"
     consumer = await attached(bus, queue)
     async with AsyncPublisher(direct(cluster, "mb1")) as publisher:
         damaged = Message(
@@ -159,12 +159,9 @@ async def test_a_damaged_batch_is_parked_whole_with_its_reason_and_harms_nobody(
 
 
 async def test_a_stop_in_the_middle_of_a_batch_gives_back_the_rest_and_doubles_nothing(
-    cluster: LocalCluster, bus: BusConfig, topic: str
+    cluster: LocalCluster, bus: BusConfig, queue: str
 ) -> None:
-    queue = f"queue:{topic}"
-    ids = await publish(direct(cluster, "mb1"), queue)
-    first = await attached(bus, queue)
-    found = await received(first, COUNT // 2)
+    ids, first, found = await batch_received(cluster, bus, queue, COUNT // 2)
     for each in found:
         first.ack(each)
     assert await first.stop(drain_s=0) == 0
@@ -178,9 +175,8 @@ async def test_a_stop_in_the_middle_of_a_batch_gives_back_the_rest_and_doubles_n
 
 
 async def test_messages_larger_than_a_batch_and_with_a_priority_go_alone_in_order(
-    cluster: LocalCluster, bus: BusConfig, topic: str
+    cluster: LocalCluster, bus: BusConfig, queue: str
 ) -> None:
-    queue = f"queue:{topic}"
     config = PublisherConfig(batch={queue: Batching(count_max=10, bytes_max=100)})
     sent = [b"a", b"x" * 200, b"b", b"c"]
     async with AsyncPublisher(direct(cluster, "mb1"), config) as publisher:

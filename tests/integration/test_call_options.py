@@ -13,7 +13,6 @@ from messagebus import (
     BusConfig,
     ConfigError,
     Consumer,
-    Delivery,
     Durability,
     Outcome,
     Publisher,
@@ -23,17 +22,11 @@ from messagebus import (
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import direct
+from tests.support.orders import taken
 
 WITHIN_S = 20.0 * FACTOR
 DELAY_S = 1.0
 THREADS, MESSAGES = 64, 20_000
-
-
-def received(consumer: Consumer) -> Delivery:
-    delivery = consumer.receive(WITHIN_S)
-    assert delivery is not None, "nothing arrived"
-    consumer.ack(delivery)
-    return delivery
 
 
 def test_what_a_call_says_arrives_with_the_message(bus: BusConfig, topic: str) -> None:
@@ -50,7 +43,7 @@ def test_what_a_call_says_arrives_with_the_message(bus: BusConfig, topic: str) -
             message_id="my-own",
             type="order.placed",
         )
-        message = received(consumer).message
+        message = taken(consumer).message
     assert (message.as_text(), message.message_id, message.key) == ("text", "my-own", "customer-7")
     assert message.headers == {"n": 1, "deep": {"list": [True, None, "x"]}}
     assert (message.priority, message.expires_after_ms) == (4, 600_000)
@@ -75,8 +68,8 @@ def test_a_delayed_message_reaches_every_subscription_and_not_before_its_time(
             done = publisher.send_safe(topic, b"later", deliver_at=time.time() + DELAY_S)
         assert (done.outcome, done.durability) == (Outcome.CONFIRMED, Durability.FSYNC)
         for consumer in consumers:
-            assert received(consumer).body == b"now"
-            delivery = received(consumer)
+            assert taken(consumer).body == b"now"
+            delivery = taken(consumer)
             assert (delivery.body, delivery.message_id) == (b"later", done.message_id)
             assert delivery.received_ns / 1e9 - began >= DELAY_S
 
@@ -88,7 +81,7 @@ def test_where_nothing_is_promised_nothing_is_waited_for(cluster: LocalCluster, 
         done = publisher.submit(queue, b"x").result(WITHIN_S)
         assert (done.outcome, done.durability) == (Outcome.UNKNOWN, Durability.NONE)
         assert done.reason == "no confirm is waited for"
-        assert received(consumer).body == b"x"
+        assert taken(consumer).body == b"x"
         with pytest.raises(ConfigError, match="nothing is confirmed"):
             publisher.send_safe(queue, b"y")
         eventually(lambda: publisher.stats().unconfirmed == 1, within_s=WITHIN_S)

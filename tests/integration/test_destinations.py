@@ -18,7 +18,6 @@ from messagebus import (
     Message,
     Publisher,
     Queue,
-    Refused,
     Subscription,
     Topic,
     TopologyMismatch,
@@ -28,6 +27,7 @@ from messagebus.destination import delay_step
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import agent_answer, direct, queue_exists, register, restore
+from tests.support.mismatch import costs_one_destination_and_not_the_link
 
 WITHIN_S = 20.0
 DEADLINE_S = 30.0
@@ -165,13 +165,9 @@ def test_a_mismatch_costs_a_publisher_one_destination_and_not_its_link(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
     declare(bus, [Queue(topic, Durability.PAGE_CACHE), f"{topic}/all"])
-    with Publisher(bus) as publisher:
-        publisher.send_safe(topic, b"before", timeout_s=DEADLINE_S)
-        dials = publisher.stats().dials
-        with pytest.raises(Refused, match="wanted fsync and exists page-cache"):
-            publisher.send_safe(Queue(topic), b"no", timeout_s=DEADLINE_S)
-        publisher.send_safe(topic, b"after", timeout_s=DEADLINE_S)
-        assert publisher.stats().dials == dials
+    costs_one_destination_and_not_the_link(
+        bus, Topic(topic), Queue(topic), told="wanted fsync and exists page-cache"
+    )
 
 
 def test_a_broker_that_cannot_hold_what_is_wanted_takes_no_publishes_and_hinders_nobody(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -21,26 +21,11 @@ from messagebus import (
     PublishError,
 )
 from tests.support.eventually import FACTOR, eventually
-from tests.support.fake_amqp import FakeRabbit, fake_rabbit
+from tests.support.fake_amqp import FakeRabbit
+from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, received
 
-TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
-WITHIN_S = 20.0
 BOUND_S = 0.3
 MESSAGES = 200
-
-
-@pytest.fixture
-def rabbit() -> Iterator[FakeRabbit]:
-    with fake_rabbit() as rabbit:
-        rabbit.hold(TOPIC)
-        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
-        yield rabbit
-
-
-def received(consumer: Consumer) -> Delivery:
-    delivery = consumer.receive(WITHIN_S * FACTOR)
-    assert delivery is not None, "nothing arrived"
-    return delivery
 
 
 PUBLISHER_WAITS: dict[str, Callable[[Publisher], object]] = {

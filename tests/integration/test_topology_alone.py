@@ -14,7 +14,6 @@ from messagebus import (
     Durability,
     Publisher,
     Queue,
-    Refused,
     Subscription,
     Topic,
     TopologyMismatch,
@@ -25,6 +24,7 @@ from messagebus.destination import delay_step
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import delete_queue, queue_exists
+from tests.support.mismatch import costs_one_destination_and_not_the_link
 
 DEADLINE_S = 30.0
 EXPIRES_S = 2
@@ -90,13 +90,7 @@ def test_a_mismatch_costs_a_publisher_one_destination_and_not_its_link(
 ) -> None:
     weak = Topic(name, Durability.PAGE_CACHE)
     declare(alone, [Queue(name, Durability.PAGE_CACHE), weak, Subscription(weak, "all")])
-    with Publisher(alone) as publisher:
-        publisher.send_safe(weak, b"before", timeout_s=DEADLINE_S)
-        dials = publisher.stats().dials
-        with pytest.raises(Refused, match="exists 'classic'"):
-            publisher.send_safe(Queue(name), b"no", timeout_s=DEADLINE_S)
-        publisher.send_safe(weak, b"after", timeout_s=DEADLINE_S)
-        assert publisher.stats().dials == dials
+    costs_one_destination_and_not_the_link(alone, weak, Queue(name), told="exists 'classic'")
 
 
 def test_an_expiring_subscription_is_the_brokers_business(

@@ -15,6 +15,7 @@ closes the connection with 540, as a broker would.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -81,9 +82,13 @@ class FakeRabbit:
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = 0, manners: Manners | None = None
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        manners: Manners | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.host, self.port = host, port
+        self.host, self.port, self._tls = host, port, tls
         self.manners = manners or Manners()
         self.exchanges: dict[str, str] = {}
         self.queues: dict[str, FakeQueue] = {}
@@ -105,7 +110,7 @@ class FakeRabbit:
         """Listen; from then on this loop is the broker's."""
         self._loop = asyncio.get_running_loop()
         self._server = await self._loop.create_server(
-            lambda: Connection(self), self.host, self.port, backlog=1024
+            lambda: Connection(self), self.host, self.port, backlog=1024, ssl=self._tls
         )
         self.port = int(self._server.sockets[0].getsockname()[1])
 
@@ -332,9 +337,13 @@ def fake_rabbits(*rabbits: FakeRabbit) -> Iterator[None]:
 
 @contextmanager
 def fake_rabbit(
-    host: str = "127.0.0.1", port: int = 0, *, manners: Manners | None = None
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    manners: Manners | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[FakeRabbit]:
     """One broker on a background loop."""
-    rabbit = FakeRabbit(host, port, manners)
+    rabbit = FakeRabbit(host, port, manners, tls)
     with fake_rabbits(rabbit):
         yield rabbit

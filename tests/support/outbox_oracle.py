@@ -1,12 +1,13 @@
 """The naive oracle of `core.outbox`: a list of all publishes, and where each of them is.
 
-It knows four kinds of destinations: one of single messages, two whose messages travel in batches (at
-once, or after a while), and a broker that ends the link for one message, after which what was open is
-sent one by one. It searches its lists where the outbox counts, so it cannot count wrongly.
+It knows destinations of single messages and of batches (at once or after a while, bundles too), and a
+broker that ends the link for one message, after which what was open is sent one by one. It searches
+its lists where the outbox counts, so it cannot count wrongly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,13 +28,14 @@ PACKINGS = {PACKED: Packing(3, 50, 0), LINGERING: Packing(3, 50, 10)}
 
 
 class Given(NamedTuple):
-    """What an application publishes."""
+    """What an application publishes. messages: above 1 a bundle, where messages travel in batches."""
 
     name: str
     lane: str
     size: int
     wait_ms: int
     alone: bool
+    messages: int
 
 
 MESSAGES = st.builds(
@@ -43,6 +45,7 @@ MESSAGES = st.builds(
     size=st.integers(0, 30) | st.integers(0, 70),
     wait_ms=st.sampled_from([50, 1_000]),
     alone=st.sampled_from([False, False, False, True]),
+    messages=st.sampled_from([1, 1, 1, 2, 3]),
 )
 
 
@@ -92,6 +95,11 @@ class Link:
         return [each for tag, each in enumerate(self.sent, start=1) if tag not in self.answered]
 
 
+def messages(records: Iterable[Record]) -> int:
+    """How many they are."""
+    return sum(record.item.count for record in records)
+
+
 class AgainstAnOracle(RuleBasedStateMachine):
     """What is expected of each call is worked out first, then the outbox is called."""
 
@@ -117,6 +125,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         self.after: set[int] = set()
         self.current: int | None = None
         self.last_link = 0
+        self.retried = 0
         self.suspects: list[Parcel] = []
         self.alone: Parcel | None = None
 
@@ -164,14 +173,20 @@ class AgainstAnOracle(RuleBasedStateMachine):
             self.accept_one(message)
 
     def accept_one(self, given: Given) -> None:
-        lane, size = given.lane, given.size
+        lane, size, count = given.lane, given.size, given.messages if given.lane in PACKINGS else 1
         held = [record.item.size for record in self.waiting()]
-        fits = len(held) < MESSAGES_MAX and (not held or sum(held) + size <= BYTES_MAX)
-        assert self.outbox.has_room(size) == fits
+        fits = messages(self.waiting()) + count <= MESSAGES_MAX
+        fits = fits and (not held or sum(held) + size <= BYTES_MAX)
+        assert self.outbox.has_room(size, count) == fits
         if not fits:
             return
-        record = Record(Item(given.name, lane, size, self.now_ms + given.wait_ms))
+        record = Record(Item(given.name, lane, size, self.now_ms + given.wait_ms, count))
         self.all.append(record)
+        if count > 1:
+            self.close_batch(lane)
+            self.queue.append(Parcel(lane, [record], is_batch=True))
+            self.outbox.accept_bundle(record.item)
+            return
         if lane in PACKINGS:
             self.pack(record, PACKINGS[lane], given.alone)
         else:
@@ -258,6 +273,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
             if kept:
                 parcel.records = kept
                 again.append(parcel)
+                self.retried += messages(kept)
         self.queue = again + self.queue
         return {id(record.item): "unknown" for record in lost}
 
@@ -364,9 +380,10 @@ class AgainstAnOracle(RuleBasedStateMachine):
     @invariant()
     def everything_is_somewhere_once(self) -> None:
         unsettled = [record for record in self.all if not record.settled]
-        assert sum(self.outbox.ended.values()) == len(self.all) - len(unsettled)
+        assert sum(self.outbox.ended.values()) == messages(self.all) - messages(unsettled)
         assert sorted(map(id, self.outbox.unsettled())) == sorted(id(r.item) for r in unsettled)
-        assert self.outbox.waiting == len(self.waiting())
+        assert self.outbox.waiting == messages(self.waiting())
+        assert self.outbox.retried == self.retried
         assert self.outbox.waiting_bytes == sum(r.item.size for r in self.waiting())
         assert self.outbox.in_flight == sum(len(link.unanswered) for link in self.links.values())
         for number, link in self.links.items():

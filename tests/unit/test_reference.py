@@ -7,14 +7,22 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import messagebus
 from docs.reference import MODULES
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHIN_S = 300
 
 
 def exported() -> list[tuple[str, Any]]:
@@ -91,3 +99,22 @@ def test_every_field_is_described_by_its_class(name: str, cls: type) -> None:
 )
 def test_every_member_of_an_enum_is_described(name: str, cls: type[enum.Enum]) -> None:
     assert {each.name for each in cls} - described_below(cls) == set()
+
+
+def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
+    """In a process of its own: it makes warnings errors, and loads whatever is loaded late."""
+    write = (
+        "import pathlib, sys; from docs.reference import write; write(pathlib.Path(sys.argv[1]))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", write, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    page = (tmp_path / "messagebus.html").read_text()
+    assert [name for name in messagebus.__all__ if f'id="{name}"' not in page] == []

@@ -49,12 +49,8 @@ WORDS = {
 
 def consume_figures(scene: Scene) -> Iterator[Figure]:
     task = direct_task(scene)
-    reason = perf_test.missing()
-    if reason:
-        scene.say(f"PerfTest is not run: {reason}")
-    else:
-        perf_test.fetch()
-    cases = [case for case in cases_of(task, scene) if case.name != "perf_test" or not reason]
+    java = perf_test.is_ready(scene.say)
+    cases = [case for case in cases_of(task, scene) if java or case.system != "perf_test"]
     turns = interleaved(scene, cases, lambda case: fill(scene, case.task))
     purge(scene, task)
     yield from figures_of(turns, repeat_command(NAME, scene.repeat))

@@ -56,11 +56,8 @@ OF_EACH_WINDOW = {"pika_async": "pika's asynchronous adapter by hand", "perf_tes
 
 def publish_figures(scene: Scene) -> Iterator[Figure]:
     task = direct_task(scene)
-    if reason := perf_test.missing():
-        scene.say(f"PerfTest is not run: {reason}")
-    else:
-        perf_test.fetch()
-    cases = [case for case in cases_of(task, scene) if not (_is_java(case) and reason)]
+    java = perf_test.is_ready(scene.say)
+    cases = [case for case in cases_of(task, scene) if java or case.system != "perf_test"]
     turns = interleaved(scene, cases, lambda case: purge(scene, task))
     purge(scene, task)
     yield from figures_of(turns, repeat_command(NAME, scene.repeat))
@@ -131,10 +128,6 @@ def _ours(turns: Turns, window: int, way: str, prefix: str, repeat: str) -> Iter
             repeat=repeat,
             goal=partial(at_least, goal, unit="times") if goal else no_goal,
         )
-
-
-def _is_java(case: Case) -> bool:
-    return case.system == "perf_test"
 
 
 GROUP = Group(NAME, 1, "one broker directly, no HAProxy", publish_figures)

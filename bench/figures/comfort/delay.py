@@ -45,7 +45,7 @@ BODY_BYTES = 1_024
 NS, MS_PER_S = 1e9, 1e3
 UNCOUNTED = bytes(STAMP_BYTES + 1)
 # A broker goes on writing for a while after a load of publishes.
-SETTLE_S = 3.0
+SETTLE_S = 5.0
 CASES = {"idle": "none waiting", "waiting": f"{WAITING:,} delayed messages waiting"}
 
 Late = Mapping[int, Sequence[Sequence[float]]]
@@ -76,7 +76,7 @@ def delay_figures(scene: Scene) -> Iterator[Figure]:
             purge(scene, case.task)
 
     turns = interleaved(scene, cases_of(task, scene), prepare)
-    waiting.bring_about(False)
+    waiting.purge()
     purge(scene, task)
     yield from waiting_figures(turns, repeat)
 
@@ -156,22 +156,25 @@ class _Waiting:
 
     def __init__(self, scene: Scene, task: Task, count: int) -> None:
         self._scene, self._task, self._count = scene, task, count
-        self._are_there = False
+        self._are_there: bool | None = None
         self._step = delay_step(WAITING_S * 1000)
 
     def bring_about(self, there: bool) -> None:
+        """Published in both cases: what a broker does behind such a load is no cost of waiting."""
         if there == self._are_there:
             return
-        if there:
-            with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-                runner.run(self._publish())
-        else:
-            queue = self._step.amqp_queue.replace("/", "%2F")
-            name = self._scene.cluster.names[0]
-            with self._scene.cluster.management(name) as management:
-                management.delete(f"/api/queues/%2F/{queue}/contents").raise_for_status()
+        with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+            runner.run(self._publish())
+        if not there:
+            self.purge()
         self._are_there = there
         time.sleep(SETTLE_S)
+
+    def purge(self) -> None:
+        queue = self._step.amqp_queue.replace("/", "%2F")
+        name = self._scene.cluster.names[0]
+        with self._scene.cluster.management(name) as management:
+            management.delete(f"/api/queues/%2F/{queue}/contents").raise_for_status()
 
     async def _publish(self) -> None:
         body = bytes(BODY_BYTES)
@@ -182,7 +185,6 @@ class _Waiting:
                     for _ in range(size)
                 ]
                 check(await asyncio.gather(*ends))
-        self._scene.say(f"{self._count:,} messages wait for {WAITING_S:,} s")
 
 
 def cases_of(task: Task, scene: Scene) -> list[Case]:

@@ -140,6 +140,14 @@ class AgainstLists(RuleBasedStateMachine):
         self.held = [each for each in self.held if each != broker]
         self.turns = [each for each in self.turns if each != broker]
 
+    @rule(broker=st.sampled_from(BROKERS))
+    def withdraw(self, broker: str) -> None:
+        mine = [item for item in self.arrived if item[0] == broker]
+        assert self.fanin.oldest(broker) == (mine[0] if mine else None)
+        assert self.fanin.withdraw(broker) == mine
+        self.arrived = [item for item in self.arrived if item[0] != broker]
+        self.turns = [each for each in self.turns if each != broker]
+
     @invariant()
     def counts_agree(self) -> None:
         assert self.fanin.buffered == len(self.arrived)

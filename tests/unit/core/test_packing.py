@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from messagebus.core.outbox import Item
@@ -30,6 +30,7 @@ def test_its_name_is_that_of_the_first_message_that_is_left() -> None:
     assert (made.message_id, made.size, len(made.items)) == ("1", 50, 2)
 
 
+@example([b"12", b"34", b"5"], 5, 3)
 @given(
     st.lists(st.binary(max_size=12) | st.text(max_size=3), max_size=40),
     st.integers(1, 5),

@@ -173,6 +173,7 @@ def test_what_is_claimed_may_be_refused_and_dies_with_its_link() -> None:
     assert made.claim(2, 0)
     assert made.claim_refused(1)
     assert made.end() == 1
+    assert made.owed == 0
     assert not made.claim_done(2, 0)
     assert not made.claim_refused(2)
     assert not made.claim(2, 0)
