@@ -44,6 +44,14 @@ REVIVE_QUEUES = (
     b'_ -> alive end || Q <- rabbit_amqqueue:list(<<"/">>), '
     b"amqqueue:get_type(Q) =:= rabbit_quorum_queue].\n"
 )
+# Ra's own table of leaders: a queue is in it once it has read what it holds. Everything that AMQP and
+# management say of it before (live, a leader, no messages) is only what was known at its declaration.
+COUNT_LEADERLESS = (
+    b'length([Q || Q <- rabbit_amqqueue:list(<<"/">>), '
+    b"amqqueue:get_type(Q) =:= rabbit_quorum_queue, "
+    b"ra_leaderboard:lookup_leader(element(1, amqqueue:get_pid(Q))) =:= undefined]).\n"
+)
+COUNTED = re.compile(r"\{ok, ?(\d+)\}")
 REVIVED = re.compile(r"\{ok, ?\[((ok|alive)(, ?(ok|alive))*)?\]\}")
 # One "ok" per table; an empty list means that no table has that name any more.
 ALL_OK = re.compile(r"\{ok, ?\[ok(, ?ok)*\]\}")
@@ -108,6 +116,18 @@ class Settler:
             log.warning("queues could not be revived node=%s answer=%r", self.node_name, answer)
             return None
         return (found[1] or "").replace(" ", "").split(",").count("ok")
+
+    async def queues_without_leader(self) -> int | None:
+        """How many quorum queues cannot answer yet, after the broker's boot. None: it is not known."""
+        if not self.erl_call:
+            return None
+        answer = await _run(
+            [self.erl_call, "-n", self.node_name, "-e"], COUNT_LEADERLESS, self._environ()
+        )
+        if answer is None or not (found := COUNTED.fullmatch(answer.strip())):
+            log.warning("leaders not counted node=%s answer=%r", self.node_name, answer)
+            return None
+        return int(found[1])
 
     async def files_synced(self) -> bool:
         """Write out the file system of the data folder. False: not within SYNC_TIMEOUT_S."""

@@ -28,12 +28,13 @@ from messagebus.agent.counting import Counting
 from messagebus.agent.expiry import Expiry
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Login
+from messagebus.agent.losses import Loss
 from messagebus.agent.management import Management, ManagementUnavailable
 from messagebus.agent.metrics import Figure, Metrics
 from messagebus.agent.peers import Peers
 from messagebus.agent.store import Store
 from messagebus.agent.topology import Topology
-from messagebus.agent.upkeep import Loss, Upkeep
+from messagebus.agent.upkeep import Upkeep
 from messagebus.agent.web import Parts, application
 from messagebus.broker import Broker
 from messagebus.core.gate import Condition, Verdict, VerdictKind, verdict
@@ -227,7 +228,7 @@ class Service:
         report = self._store.load_report()
         try:
             self.upkeep.held = {str(k): int(v) for k, v in report.get("held", {}).items()}
-            self.upkeep.losses.extend(Loss(**loss) for loss in report.get("losses", []))
+            self.upkeep.losses.restore(Loss(**loss) for loss in report.get("losses", []))
         except (AttributeError, TypeError, ValueError) as fault:
             log.warning("stored report is unusable: %s", fault)
 
@@ -235,7 +236,7 @@ class Service:
         while True:
             await self._report_due.wait()
             self._report_due.clear()
-            losses = [asdict(loss) for loss in self.upkeep.losses]
+            losses = [asdict(loss) for loss in self.upkeep.losses.kept]
             report = {"held": self.upkeep.held, "losses": losses}
             try:
                 await asyncio.to_thread(self._store.save_report, report)
@@ -296,11 +297,11 @@ class Service:
             Figure("list_generation", "Of the list served.", current.generation if current else -1),
             Figure("list_faults", "Bad list files seen.", self.lists.faults, True),
             Figure("clients", "Clients that ask here.", len(self.clients.living(_now_ms()))),
-            Figure("lost", "Queues, bindings, exchanges that vanished.", upkeep.losses_total, True),
+            Figure("lost", "Queues, bindings, exchanges that vanished.", upkeep.losses.total, True),
             Figure("dials", "AMQP links dialled.", upkeep.dials, True),
             Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
             Figure("settles_slow", "Settled by waiting.", upkeep.settles_slow, True),
-            Figure("queues_revived", "Dead after a boot.", upkeep.queues_revived, True),
+            Figure("queues_revived", "Dead after a boot.", upkeep.recovery.revived, True),
             Figure("expired", "Expired subscriptions deleted.", self.expiry.deleted, True),
             Figure("changes", "Changes coordinated here.", topology.changes, True),
             Figure("changes_incomplete", "Of them.", topology.changes_incomplete, True),

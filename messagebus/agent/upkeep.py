@@ -16,16 +16,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from messagebus._io.control import Control, mismatch_text, port_refuses
 from messagebus._io.link import Credentials
 from messagebus._io.settle import SLOW_S, Settler
 from messagebus.agent.config import AgentConfig
+from messagebus.agent.deletions import AuditRounds, Deletions
+from messagebus.agent.losses import Losses
 from messagebus.agent.management import Management, ManagementUnavailable
+from messagebus.agent.mismatch import mismatch_on
 from messagebus.agent.plan import (
     Declare,
     DeleteExchange,
@@ -36,13 +37,15 @@ from messagebus.agent.plan import (
     plan,
     wanted_of,
 )
+from messagebus.agent.recovery import Recovery
+from messagebus.agent.refusals import Refusals
 from messagebus.core.gate import Condition, may_open
 from messagebus.core.register import Entry, Register
 from messagebus.core.registration import Answer, Reply
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
-from messagebus.topology import BORN, Declarations, QueueSpec, Wanted, declarations
+from messagebus.topology import Wanted, declarations
 
-__all__ = ["Loss", "Upkeep"]
+__all__ = ["Upkeep"]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -52,9 +55,6 @@ REDIAL_MIN_S = 0.1
 REDIAL_MAX_S = 1.0
 # Passive declare and bind of 100 queues: 30 to 42 ms and 4 ms of broker CPU.
 AUDIT_INTERVAL_S = 1.0
-# While events are proven to arrive, the audit looks for lost ones only: once round in so many steps.
-# With 10 entries that is 0.1 % of a core instead of 0.6 %.
-AUDIT_STEPS = 10
 # How long a registration waits here for its answer; a slow settle takes SLOW_S.
 ANSWER_TIMEOUT_S = SLOW_S + 1.5
 LINK_WAIT_S = 1.0
@@ -63,40 +63,12 @@ PROBE_TIMEOUT_S = 0.5
 # name again instead is attached to it in silence, counts its messages as seen, and gets none
 # (RabbitMQ 3.10: 1,098 waited there). They were told 0.1 s after the deletion on a loaded machine.
 CANCELLED_S = 0.3
-# An entry that the broker refused is tried again after that; the others do not wait for it.
-REFUSED_RETRY_S = 5.0
-LOSSES_KEPT = 100
 # The map may change, or a queue vanish, while it is brought about.
 BRING_ROUNDS = 3
-# Events of one deletion carry times a few milliseconds apart.
-SAME_LOSS_MS = 100
 
 
 class NotBroughtAbout(TopologyError):
     """Raised when the broker does not have the map now; it is tried again by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """A queue, binding or exchange that was there and is not any more.
-
-    how: `event`, `audit`, or `start` when it was missing as the link was opened.
-    repaired_at_ms: wall clock, 0 while it is missing.
-    """
-
-    wanted: str
-    what: str
-    name: str
-    how: str
-    noticed_at_ms: int
-    repaired_at_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    entry: Entry
-    reason: str
-    retry_at_s: float
 
 
 class Upkeep:
@@ -142,16 +114,13 @@ class Upkeep:
         self._brought_version = 0
         self._behind_since_ms: int | None = None
         self._births: dict[str, int | None] | None = None
-        self._own_deletions: set[str] = set()
-        self._declared_at_ms: dict[str, int] = {}
-        self._refused: dict[str, _Refused] = {}
-        self._audit_queue: deque[str] = deque()
+        self._deletions, self._rounds = Deletions(), AuditRounds()
+        self._refusals = Refusals()
         self.held: dict[str, int] = {}
-        self.losses: deque[Loss] = deque(maxlen=LOSSES_KEPT)
-        self.losses_total = 0
+        self.losses = Losses(config.broker, on_report)
+        self.recovery = Recovery(config.broker, settler)
         self.settles_fast = 0
         self.settles_slow = 0
-        self.queues_revived = 0
         self.dials = 0
         self.fault = ""
 
@@ -167,18 +136,13 @@ class Upkeep:
             wanted_version=self._register.version,
             brought_version=self._brought_version,
             behind_since_ms=self._behind_since_ms,
-            vanished=sum(not loss.repaired_at_ms for loss in self.losses),
+            vanished=self.losses.missing,
         )
 
     @property
     def is_settled(self) -> bool:
         """Exactly the current map is on the broker, and settled."""
         return self._linked.is_set() and self._brought_version == self._register.version
-
-    @property
-    def losses_mark(self) -> int:
-        """Another number whenever `losses` is another list."""
-        return 2 * self.losses_total - sum(not loss.repaired_at_ms for loss in self.losses)
 
     def settled_queues(self) -> dict[str, bool]:
         """AMQP name of every wanted queue -> whether it is there and settled."""
@@ -188,9 +152,6 @@ class Upkeep:
             if entry.alive
             for queue in wanted_of(entry).queues
         }
-
-    def refused_reasons(self, names: Iterable[str]) -> list[str]:
-        return [f"{name}: {self._refused[name].reason}" for name in names if name in self._refused]
 
     def wake(self) -> None:
         """The map may have changed: look at once."""
@@ -211,7 +172,7 @@ class Upkeep:
         except (LinkError, TopologyError, TimeoutError, ManagementUnavailable) as fault:
             self.wake()
             kind = Answer.LATER if await self._is_shut() else Answer.NO
-            reason = "; ".join(self.refused_reasons(names)) or str(fault) or "broker is too slow"
+            reason = "; ".join(self._refusals.reasons(names)) or str(fault) or "broker is too slow"
             return Reply(answer=kind, stored=stored, reason=reason)
 
     async def _bring_these_about(self, names: Sequence[str]) -> None:
@@ -285,23 +246,14 @@ class Upkeep:
         try:
             if control is not None and control.is_open:
                 async with asyncio.timeout(LINK_WAIT_S):
-                    told = [await self._mismatch(control, declarations(each)) for each in wanted]
+                    told = [
+                        await mismatch_on(control, self._management, declarations(each))
+                        for each in wanted
+                    ]
                 return "; ".join(text for text in told if text)
         except (LinkError, TimeoutError) as fault:
             log.info("no look broker=%s reason=%s", self._config.broker, fault)
         return ""
-
-    async def _mismatch(self, control: Control, wanted: Declarations) -> str:
-        """The broker names one argument that differs, perhaps not the one that tells most."""
-        told = await control.mismatch(wanted)
-        queue = next((queue for queue in wanted.queues if f"'{queue.name}'" in told), None)
-        if queue is None or not self._management.is_there:
-            return told
-        try:
-            exists = await self._management.arguments(queue.name)
-        except ManagementUnavailable:
-            return told
-        return f"queue '{queue.name}': {_differences(queue, exists) or told}"
 
     async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
         """Messages ready and consumers by name of the queue, None where there is none. Raises LinkError."""
@@ -361,7 +313,7 @@ class Upkeep:
         control = await self._dial()
         try:
             await self._look(control)
-            await self._revive()
+            await self.recovery.revive()
             births = await self._list_queues()
             async with self._lock:
                 self._control, self._births = control, births
@@ -388,13 +340,6 @@ class Upkeep:
             # Now, not before: who saw the port refuse, and called a change complete, did so earlier.
             self._register.life_began()
             self._on_new_life()
-
-    async def _revive(self) -> None:
-        """Before the gate opens: a queue that died at boot would hold every confirm back."""
-        revived = await self._settler.queues_revived()
-        if revived:
-            log.warning("queues revived broker=%s queues=%d", self._config.broker, revived)
-            self.queues_revived += revived
 
     async def _dial(self) -> Control:
         self.dials += 1
@@ -450,6 +395,7 @@ class Upkeep:
         self._linked.clear()
         self._brought_version = 0
         self.events_proven = False
+        self.recovery.begin_anew()
         # Shut stays shut, since only we open it; an open one may have gone with the broker.
         if self._gate_open:
             self._gate_open = None
@@ -475,6 +421,8 @@ class Upkeep:
             if self._vanished:
                 raise NotBroughtAbout("queues vanish as fast as they are made")
             if may_open(self.condition):
+                if not await self.recovery.has_leaders():
+                    raise NotBroughtAbout("queues are read from disk: they have no leader yet")
                 # Should the answer be lost, it may be open all the same.
                 self._gate_open = None
                 await control.open_gate()
@@ -485,7 +433,7 @@ class Upkeep:
 
     async def _bring_about(self, control: Control) -> None:
         version, entries = self._register.version, dict(self._register.entries)
-        tried = {name: entry for name, entry in entries.items() if not self._is_refused(entry)}
+        tried = {name: entry for name, entry in entries.items() if not self._refusals.rests(entry)}
         floor = self._register.floor if self._register.informed else 0
         if self._births is None and needs_births(tried, brought=self._brought, floor=floor):
             self._births = await self._management.births()
@@ -517,27 +465,27 @@ class Upkeep:
         if self._vanished:
             return
         if len(tried) < len(entries):
-            raise NotBroughtAbout("; ".join(self.refused_reasons(entries)))
-        self._refused.clear()
+            raise NotBroughtAbout("; ".join(self._refusals.reasons(entries)))
+        self._refusals.clear()
         self._brought_version = version
         self._behind_since_ms = None if version == self._register.version else _now_ms()
-        self._note_repairs()
+        self.losses.repaired(_now_ms())
         self._note_held(entries)
 
     async def _perform(self, control: Control, step: Step) -> bool:
         """Returns False when the broker refused a declaration again."""
         match step:
             case DeleteQueue(name):
-                self._own_deletions.add(name)
+                self._deletions.ordered(name)
                 await control.delete_queue(name)
                 if self._births is not None:
                     self._births.pop(name, None)
                 log.info("queue deleted broker=%s queue=%s", self._config.broker, name)
             case DeleteExchange(name):
-                self._own_deletions.add(name)
+                self._deletions.ordered(name)
                 await control.delete_exchange(name)
             case Declare(entry):
-                self._note_declaring(step.declarations)
+                self._deletions.declaring(step.declarations, _now_ms())
                 if not await self._declare(control, step):
                     return False
                 for queue in step.declarations.queues:
@@ -548,24 +496,18 @@ class Upkeep:
     async def _declare(self, control: Control, step: Declare) -> bool:
         """The first refusal costs the link, the next ones nothing: those return False."""
         name = step.entry.wanted
-        again = name in self._refused
+        again = name in self._refusals
         try:
             await control.declare(step.declarations, aside=again)
         except ChannelRefused as refused:
             reason = mismatch_text(refused.reason)
-            self._refused[name] = _Refused(step.entry, reason, time.monotonic() + REFUSED_RETRY_S)
+            self._refusals.refused(step.entry, reason)
             if not again:
                 log.warning("declaration refused wanted=%s reason=%s", name, reason)
                 raise
             return False
-        self._refused.pop(name, None)
+        self._refusals.taken(name)
         return True
-
-    def _is_refused(self, entry: Entry) -> bool:
-        refused = self._refused.get(entry.wanted)
-        if refused is None or refused.entry != entry:
-            return False
-        return time.monotonic() < refused.retry_at_s
 
     async def _settle(self, control: Control) -> None:
         if await self._settler.names_synced():
@@ -583,8 +525,9 @@ class Upkeep:
 
     async def _audit(self, control: Control) -> None:
         """Look for queues, and bind them; all of them, or some of them while events are proven."""
-        names = self._next_for_audit()
-        for name in names:
+        # Whether what expires is there is looked at by `Expiry`.
+        alive = (n for n, e in self._brought.items() if e.alive and not expires_s_of(e))
+        for name in self._rounds.next(alive, events_proven=self.events_proven):
             async with self._lock:
                 entry = self._brought.get(name)
                 if entry is None or not entry.alive:
@@ -594,48 +537,23 @@ class Upkeep:
                     self._note_loss(entry, "queue", missing, "audit")
                     return
 
-    def _next_for_audit(self) -> list[str]:
-        # Whether what expires is there is looked at by `Expiry`.
-        alive = sorted(n for n, e in self._brought.items() if e.alive and not expires_s_of(e))
-        if not self.events_proven:
-            return alive
-        if not self._audit_queue:
-            self._audit_queue.extend(alive)
-        count = min(-(-len(alive) // AUDIT_STEPS), len(self._audit_queue))
-        return [self._audit_queue.popleft() for _ in range(count)]
-
     def _event(self, key: str, headers: Mapping[str, Any]) -> None:
         name = str(headers.get("name") or headers.get("destination_name") or "")
         if name and name == self._awaited_event:
             self.events_proven, self._awaited_event = True, ""
             return
-        what = key.partition(".")[0]
-        is_ours = name in self._own_deletions or headers.get("vhost", "/") != "/"
-        if is_ours:
+        if self._deletions.is_ours(name, headers):
             return
-        deleted_at_ms = headers.get("timestamp_in_ms", 0)
+        what, deleted_at_ms = key.partition(".")[0], headers.get("timestamp_in_ms", 0)
         if what == "queue":
-            self._call_it_a_queue(name, deleted_at_ms)
-        if self._is_repaired_since(name, deleted_at_ms):
+            self.losses.was_a_queue(name, deleted_at_ms)
+        if self._deletions.is_undone(name, deleted_at_ms):
             return
-        for entry in list(self._brought.values()):
-            if not entry.alive or not _is_part(what, name, headers, wanted_of(entry)):
-                continue
+        for entry in Deletions.struck(list(self._brought.values()), what, name, headers):
             if expires_s_of(entry):
                 self._on_gone(entry.wanted)
             else:
                 self._note_loss(entry, what, name, "event")
-
-    def _is_repaired_since(self, name: str, deleted_at_ms: int) -> bool:
-        """The agent lives on its broker's host: one clock. Events may come after the repair."""
-        return deleted_at_ms < self._declared_at_ms.get(name, 0)
-
-    def _note_declaring(self, wanted: Declarations) -> None:
-        now_ms = _now_ms()
-        names = [*(e.name for e in wanted.exchanges), *(q.name for q in wanted.queues)]
-        for name in names:
-            self._own_deletions.discard(name)
-            self._declared_at_ms[name] = now_ms
 
     def _note_losses_at_start(self) -> None:
         """What was held before, as far as the broker can say what it has, and is not there."""
@@ -656,78 +574,14 @@ class Upkeep:
         self._brought_version = 0
         if self._births is not None:
             self._births.pop(name, None)
-        if not any(loss.name == name and not loss.repaired_at_ms for loss in self.losses):
-            self.losses.append(
-                Loss(wanted=entry.wanted, what=what, name=name, how=how, noticed_at_ms=_now_ms())
-            )
-            self.losses_total += 1
-            log.warning(
-                "%s vanished%s broker=%s name=%s noticed_by=%s",
-                what,
-                " with all that was in it" if what == "queue" else "",
-                self._config.broker,
-                name,
-                how,
-            )
-            self._on_report()
+        self.losses.noticed(entry.wanted, what, name, how=how, now_ms=_now_ms())
         self.wake()
-
-    def _call_it_a_queue(self, name: str, deleted_at_ms: int) -> None:
-        """The broker tells of a deleted queue's binding first, perhaps before the repair."""
-        for number, loss in enumerate(self.losses):
-            same = loss.name == name and loss.noticed_at_ms > deleted_at_ms - SAME_LOSS_MS
-            if same and loss.what == "binding":
-                self.losses[number] = replace(loss, what="queue")
-                self._on_report()
-
-    def _note_repairs(self) -> None:
-        if all(loss.repaired_at_ms for loss in self.losses):
-            return
-        now_ms = _now_ms()
-        for number, loss in enumerate(self.losses):
-            if not loss.repaired_at_ms:
-                self.losses[number] = replace(loss, repaired_at_ms=now_ms)
-                log.warning(
-                    "%s made again broker=%s name=%s", loss.what, self._config.broker, loss.name
-                )
-        self._on_report()
 
     def _note_held(self, entries: Mapping[str, Entry]) -> None:
         held = {name: entry.number for name, entry in entries.items() if entry.alive}
         if held != self.held:
             self.held = held
             self._on_report()
-
-
-def _differences(queue: QueueSpec, exists: Mapping[str, Any]) -> str:
-    """What is wanted and what exists, argument by argument; the broker does not compare `mb-born`."""
-    wanted = {"durable": True, **queue.arguments}
-    keys = [key for key in dict.fromkeys([*wanted, *exists]) if key != BORN]
-    # A queue that was declared without a type is a classic one.
-    exists = {"x-queue-type": "classic", **exists}
-    return ", ".join(
-        f"{key} is wanted {_shown(wanted, key)} and exists {_shown(exists, key)}"
-        for key in keys
-        if wanted.get(key) != exists.get(key)
-    )
-
-
-def _shown(arguments: Mapping[str, Any], key: str) -> str:
-    return repr(arguments[key]) if key in arguments else "none"
-
-
-def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarations) -> bool:
-    """Whether what was deleted belongs to an entry. Every queue has a binding of the broker's own."""
-    match what:
-        case "queue":
-            return any(queue.name == name for queue in wanted.queues)
-        case "exchange":
-            return any(exchange.name == name for exchange in wanted.exchanges)
-        case _:
-            source = headers.get("source_name", "")
-            bound = [(b.queue, b.exchange) for b in wanted.bindings]
-            bound += [(b.exchange, b.source) for b in wanted.exchange_bindings]
-            return (name, source) in bound
 
 
 def _now_ms() -> int:

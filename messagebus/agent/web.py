@@ -175,7 +175,7 @@ class _Web:
     async def topology(self, request: Request) -> Response:
         register, upkeep = self._parts.topology.register, self._parts.upkeep
         hour = register.current_at_ms // CURRENCY_STEP_MS
-        marks = (self._parts.started, register.version, hour, register.informed, upkeep.losses_mark)
+        marks = (self._parts.started, register.version, hour, register.informed, upkeep.losses.mark)
         headers = {"ETag": f'"{"-".join(map(str, marks))}"'}
         if request.headers.get("If-None-Match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
@@ -186,7 +186,7 @@ class _Web:
                 "informed": register.informed,
                 "version": register.version,
                 **snapshot_to_json(snapshot),
-                "lost": [asdict(loss) for loss in upkeep.losses],
+                "lost": [asdict(loss) for loss in upkeep.losses.kept],
             },
             headers=headers,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from messagebus.agent.config import AgentConfig
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import (
@@ -311,6 +313,53 @@ def test_a_killed_broker_is_down_and_its_gate_opens_again(broken: LocalCluster) 
     broken.start("mb3")
     eventually(lambda: get(broken, "mb3", "/health").status_code == 200, within_s=60)
     assert agent_answer(broken, "mb3", "/settled")["gate"]
+
+
+def ra(cluster: LocalCluster, name: str, queue: str, then: str) -> None:
+    """Have the broker's Erlang evaluate `then` with N, Ra's name for the queue."""
+    config = AgentConfig.from_file(cluster.node(name).dir / "agent.toml")
+    found = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>))'
+    done = subprocess.run(
+        [shutil.which("erl_call") or "erl_call", "-n", config.node_name, "-e"],
+        input=f"{found}, {{N, _}} = amqqueue:get_pid(Q), {then}.\n",
+        env={
+            **os.environ,
+            "HOME": str(Path(config.cookie_file).parent),
+            "ERL_EPMD_PORT": str(config.epmd_port),
+        },
+        capture_output=True,
+        text=True,
+        timeout=HTTP_TIMEOUT_S,
+        check=True,
+    )
+    assert done.stdout.startswith("{ok"), done.stdout
+
+
+def test_the_gate_stays_shut_while_a_queue_has_no_leader(broken: LocalCluster, topic: str) -> None:
+    """As after a boot with a queue of a million messages, which takes its time to be read."""
+    assert register(broken, f"queue:{topic}")["complete"]
+    queue = f"mb.queue/{topic}"
+    broken.kill("mb2", agent=True)
+    with broken.management("mb2") as management:
+        management.delete("/api/exchanges/%2F/mb.ready").raise_for_status()
+    ra(broken, "mb2", queue, "ra_leaderboard:clear(N)")
+    broken.start("mb2", agent=True, wait=False)
+    eventually(lambda: is_brought_about(broken, "mb2"), within_s=30)
+    eventually(lambda: told_in_log(broken, "mb2", "no leader yet"), within_s=30)
+    assert not agent_answer(broken, "mb2", "/settled")["gate"]
+    ra(broken, "mb2", queue, "ra_leaderboard:record(N, {N, node()}, [{N, node()}])")
+    eventually(lambda: agent_answer(broken, "mb2", "/settled")["gate"], within_s=30)
+
+
+def is_brought_about(cluster: LocalCluster, name: str) -> bool:
+    try:
+        return bool(agent_answer(cluster, name, "/settled")["settled"])
+    except httpx.HTTPError:
+        return False
+
+
+def told_in_log(cluster: LocalCluster, name: str, words: str) -> bool:
+    return words in (cluster.dir / "run" / f"{name}-agent.log").read_text()
 
 
 # -- the list

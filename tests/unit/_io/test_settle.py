@@ -59,6 +59,17 @@ async def test_dead_queues_are_counted(tmp_path: Path, answer: str, revived: int
     assert await ours.queues_revived() == revived
 
 
+@pytest.mark.parametrize(
+    ("answer", "count"), [("{ok, 0}", 0), ("{ok,12}", 12), ("{badrpc, x}", None), ("", None)]
+)
+async def test_queues_without_a_leader_are_counted(
+    tmp_path: Path, answer: str, count: int | None
+) -> None:
+    ours = settler(tmp_path, f"cat >/dev/null; echo '{answer}'")
+    assert await ours.queues_without_leader() == count
+    assert await replace(ours, erl_call="").queues_without_leader() is None
+
+
 async def test_a_program_that_fails_or_is_missing_is_no_success(tmp_path: Path) -> None:
     failing = settler(tmp_path, "cat >/dev/null; echo '{ok, [ok]}'; exit 1")
     missing = replace(failing, erl_call=str(tmp_path / "absent"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from messagebus._io.control import Control
+from messagebus.agent import refusals
 from messagebus.agent import upkeep as module
 from messagebus.agent.config import AgentConfig
 from messagebus.agent.management import ManagementUnavailable
@@ -164,6 +164,7 @@ class FakeSettler:
     files = True
     calls = 0
     dead = 0
+    leaderless = 0
 
     async def names_synced(self) -> bool:
         self.calls += 1
@@ -171,6 +172,9 @@ class FakeSettler:
 
     async def queues_revived(self) -> int | None:
         return self.dead
+
+    async def queues_without_leader(self) -> int | None:
+        return self.leaderless
 
     async def files_synced(self) -> bool:
         return self.files
@@ -312,7 +316,19 @@ async def test_queues_that_died_at_boot_are_revived(rig: Rig) -> None:
     rig.settler.dead = 2
     rig.broker.is_up = True
     await rig.until(lambda: rig.broker.gate)
-    assert rig.upkeep.queues_revived == 2
+    assert rig.upkeep.recovery.revived == 2
+
+
+async def test_the_gate_waits_for_queues_that_are_read_from_disk(rig: Rig) -> None:
+    await rig.settled()
+    await rig.until(lambda: rig.broker.gate)
+    rig.settler.leaderless = 2
+    rig.broker.kill()
+    rig.broker.is_up = True
+    await rig.until(lambda: "no leader yet" in rig.upkeep.fault)
+    assert not rig.broker.gate
+    rig.settler.leaderless = 0
+    await rig.until(lambda: rig.broker.gate)
 
 
 async def test_a_new_link_to_the_same_life_leaves_the_gate_alone(rig: Rig) -> None:
@@ -367,7 +383,7 @@ async def test_a_deleted_name_goes_from_the_broker_without_being_called_a_loss(r
     rig.want(entry("orders/a", 2, alive=False, tomb=2))
     await rig.settled()
     assert SUBSCRIPTION not in rig.broker.queues
-    assert not rig.upkeep.losses
+    assert not rig.upkeep.losses.kept
 
 
 async def test_a_queue_of_an_earlier_life_is_made_anew(rig: Rig) -> None:
@@ -397,7 +413,7 @@ async def test_a_vanished_queue_is_told_once_and_made_again(rig: Rig) -> None:
     assert rig.upkeep.condition.vanished == 1
     await rig.settled()
     assert SUBSCRIPTION in rig.broker.queues
-    (loss,) = rig.upkeep.losses
+    (loss,) = rig.upkeep.losses.kept
     assert (loss.what, loss.name, loss.how) == ("queue", SUBSCRIPTION, "event")
     assert loss.repaired_at_ms
     assert rig.upkeep.condition.vanished == 0
@@ -426,7 +442,7 @@ async def test_without_events_the_audit_finds_it(rig: Rig) -> None:
     await rig.settled()
     rig.broker.lose(SUBSCRIPTION, silently=True)
     await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
-    assert rig.upkeep.losses[0].how in ("audit", "start")
+    assert rig.upkeep.losses.kept[0].how in ("audit", "start")
 
 
 async def test_what_vanished_while_the_agent_was_away_is_told(rig: Rig) -> None:
@@ -435,8 +451,8 @@ async def test_what_vanished_while_the_agent_was_away_is_told(rig: Rig) -> None:
     rig.want(entry("orders/a"))
     rig.broker.is_up = True
     await rig.settled()
-    assert {loss.name for loss in rig.upkeep.losses} == {SUBSCRIPTION, "mb.park/orders/a"}
-    assert {loss.how for loss in rig.upkeep.losses} == {"start"}
+    assert {loss.name for loss in rig.upkeep.losses.kept} == {SUBSCRIPTION, "mb.park/orders/a"}
+    assert {loss.how for loss in rig.upkeep.losses.kept} == {"start"}
 
 
 async def test_events_of_others_are_nothing_to_us(rig: Rig) -> None:
@@ -447,7 +463,7 @@ async def test_events_of_others_are_nothing_to_us(rig: Rig) -> None:
     rig.broker.tell("binding.deleted", source_name="", destination_name="mb.queue/jobs")
     rig.broker.tell("binding.deleted", source_name="other", destination_name=SUBSCRIPTION)
     rig.broker.tell("queue.deleted", name=SUBSCRIPTION, timestamp_in_ms=1)
-    assert not rig.upkeep.losses
+    assert not rig.upkeep.losses.kept
 
 
 async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
@@ -508,17 +524,6 @@ async def test_a_gate_whose_answer_was_lost_may_be_open(
     assert rig.upkeep._gate_open is None
 
 
-def test_while_events_are_proven_the_audit_goes_round_in_steps() -> None:
-    upkeep = Upkeep.__new__(Upkeep)
-    upkeep._brought = {f"t{number:02}": entry(f"t{number:02}") for number in range(25)}
-    upkeep._audit_queue = deque()
-    upkeep.events_proven = False
-    assert len(upkeep._next_for_audit()) == 25
-    upkeep.events_proven = True
-    seen = [name for _ in range(9) for name in upkeep._next_for_audit()]
-    assert sorted(seen) == sorted(upkeep._brought)
-
-
 # -- what expires, what is classic, what exists otherwise
 
 E_QUEUE = "mb.sub/orders/e"
@@ -538,7 +543,7 @@ async def test_an_expired_queue_is_no_loss_and_not_made_again_by_itself(rig: Rig
     await rig.upkeep.bring_about()
     assert E_QUEUE not in rig.broker.queues
     assert rig.upkeep.is_settled
-    assert not rig.upkeep.losses
+    assert not rig.upkeep.losses.kept
     assert await rig.upkeep.use_of("orders/e") is None
 
 
@@ -549,7 +554,7 @@ async def test_whoever_registers_for_an_expired_queue_finds_it(rig: Rig) -> None
     answer = await rig.upkeep.answer(["orders/e"])
     assert answer.answer is Answer.HELD
     assert E_QUEUE in rig.broker.queues
-    assert not rig.upkeep.losses
+    assert not rig.upkeep.losses.kept
     assert rig.used == ["orders/e"]
 
 
@@ -560,7 +565,7 @@ async def test_what_expired_while_it_was_in_use_is_a_loss_and_made_again(rig: Ri
     await rig.upkeep.make_again("orders/e", lost=True)
     await rig.settled()
     assert E_QUEUE in rig.broker.queues
-    assert [(loss.name, loss.how) for loss in rig.upkeep.losses] == [(E_QUEUE, "expiry")]
+    assert [(loss.name, loss.how) for loss in rig.upkeep.losses.kept] == [(E_QUEUE, "expiry")]
     await rig.upkeep.make_again("orders/unknown")
 
 
@@ -587,7 +592,7 @@ async def test_classic_queues_need_no_settling(rig: Rig) -> None:
 async def test_a_second_refusal_costs_no_link_and_hinders_no_registration(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REFUSED_RETRY_S", 0.01)
+    monkeypatch.setattr(refusals, "REFUSED_RETRY_S", 0.01)
     await rig.settled()
     rig.broker.refuses = "mb.queue/bad"
     rig.want(entry("queue:bad"))

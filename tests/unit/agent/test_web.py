@@ -15,10 +15,10 @@ from messagebus.agent.clients import Clients
 from messagebus.agent.counting import Count
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Login
+from messagebus.agent.losses import Losses
 from messagebus.agent.metrics import Figure, Metrics
 from messagebus.agent.store import entry_to_json
 from messagebus.agent.topology import NoMajority
-from messagebus.agent.upkeep import Loss
 from messagebus.agent.web import Parts, application
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition, Verdict, VerdictKind
@@ -62,10 +62,11 @@ class FakeTopology:
 
 
 class FakeUpkeep:
-    losses: tuple[Loss, ...] = ()
-    losses_mark = 0
     is_settled = True
     condition = Condition(linked=True, gate_open=True)
+
+    def __init__(self) -> None:
+        self.losses = Losses("mb1:5672", lambda: None)
 
     def settled_queues(self) -> dict[str, bool]:
         return {"mb.queue/jobs": True}
@@ -219,13 +220,12 @@ async def test_queries_that_make_no_sense_are_refused(rig: Rig, query: str) -> N
 
 
 async def test_the_map_is_conditional_and_tells_losses(rig: Rig) -> None:
-    loss = Loss(wanted="orders/a", what="queue", name="q", how="event", noticed_at_ms=5)
     first = await rig.http.get("/topology")
     assert first.json()["entries"] == [entry_to_json(ENTRY)]
     assert first.json()["intact"] is True
     condition = {"If-None-Match": first.headers["ETag"]}
     assert (await rig.http.get("/topology", headers=condition)).status_code == 304
-    rig.upkeep.losses, rig.upkeep.losses_mark = (loss,), 1
+    rig.upkeep.losses.noticed("orders/a", "queue", "q", how="event", now_ms=5)
     second = await rig.http.get("/topology", headers=condition)
     assert second.json()["lost"][0]["name"] == "q"
 
