@@ -67,7 +67,7 @@ soak: install ## 15 minutes of random faults under load: nothing may be lost
 	@$(PYTHON) -m bench soak
 
 docs: install ## the API reference, into out/docs
-	@$(PYTHON) docs/reference.py
+	@$(PYTHON) -m docs.reference
 
 lock: ## write requirements.lock anew from requirements.in; needs uv
 	@uv pip compile --quiet --no-header --generate-hashes --python-version 3.11 \

@@ -6,7 +6,6 @@ Anything that pdoc warns of, such as a name that is not there, is an error.
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from pathlib import Path
 
@@ -41,4 +40,3 @@ def write(folder: Path) -> None:
 if __name__ == "__main__":
     write(FOLDER)
     print(FOLDER / "index.html")
-    sys.exit()

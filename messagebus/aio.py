@@ -21,7 +21,7 @@ from messagebus._io.handlers import (
     words_of,
 )
 from messagebus._io.hooked import HookChain, Watched, hook_chain
-from messagebus._io.loopwatch import LoopWatch
+from messagebus._io.loopwatch import watched
 from messagebus._io.publishing import PublishDriver
 from messagebus._io.tasks import Tasks
 from messagebus._io.threads import HandlerThreads
@@ -482,15 +482,15 @@ class AsyncConsumer:
             # After a stop the links give back what has no answer, and `stop` counts it.
             give_back=lambda delivery: self._status is RUNNING and self.nack(delivery),
         )
-        ticking, watch = Ticking(handling, tasks.tick), LoopWatch(tasks.describe)
+        ticking = Ticking(handling, tasks.tick)
         ticking.start()
-        watch.start()
         stopped = asyncio.create_task(self._stopped.wait())
         working = asyncio.create_task(tasks.wait())
         tasks.start(concurrency)
         try:
-            await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
-            left = await tasks.end(grace_s)
+            with watched(tasks.describe):
+                await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
+                left = await tasks.end(grace_s)
             if working.done():
                 working.result()
             return left
@@ -499,7 +499,6 @@ class AsyncConsumer:
             raise
         finally:
             ticking.stop()
-            watch.stop()
             for task in (stopped, working):
                 task.cancel()
 

@@ -312,14 +312,16 @@ class Consumer:
         self._grace_s = grace_s
         self._handlings.append(handling)
         self._on_loop(ticking.start)
+        wait_s = grace_s
         try:
             threads.start(workers)
             self._stopped.wait()
         except BaseException:
             self.stop(grace_s)
+            wait_s = 0  # that was the grace
             raise
         finally:
-            left = threads.join(grace_s)
+            left = threads.join(wait_s)
             self._on_loop(ticking.stop)
         return left
 

@@ -8,14 +8,16 @@ not, which task it is in and where. One thread for each loop, while handlers run
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["LoopWatch"]
+__all__ = ["LoopWatch", "watched"]
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -28,14 +30,33 @@ FRAMES_MAX = 3
 Describe = Callable[["asyncio.Task[object]"], str]
 
 
-class LoopWatch:
-    """Of the running loop, where it is made; `start` and `stop` are called there.
+@contextlib.contextmanager
+def watched(describe: Describe) -> Iterator[None]:
+    """Watch the running loop meanwhile; one watch serves all handlers of a loop.
 
-    describe: says what a task of that loop is doing, "" when it is none of ours.
+    describe: says what a task of that loop is doing, "" when it is none of ours; from any thread.
     """
+    loop = asyncio.get_running_loop()
+    watch = _watches.get(loop)
+    if watch is None:
+        watch = _watches[loop] = LoopWatch()
+        watch.start()
+    watch.describing.append(describe)
+    try:
+        yield
+    finally:
+        watch.describing.remove(describe)
+        if not watch.describing:
+            watch.stop()
+            del _watches[loop]
 
-    def __init__(self, describe: Describe, *, blocked_s: float = BLOCKED_S) -> None:
-        self._describe, self._blocked_s = describe, blocked_s
+
+class LoopWatch:
+    """Of the running loop, where it is made; `start` and `stop` are called there."""
+
+    def __init__(self, *, blocked_s: float = BLOCKED_S) -> None:
+        self.describing: list[Describe] = []
+        self._blocked_s = blocked_s
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._beaten_s = time.monotonic()
@@ -86,7 +107,8 @@ class LoopWatch:
             task = asyncio.current_task(self._loop)
         except RuntimeError:  # the loop is gone
             task = None
-        return (task is not None and self._describe(task)) or "handler=unknown"
+        told = (describe(task) for describe in list(self.describing)) if task is not None else ()
+        return next(filter(None, told), "handler=unknown")
 
     def _where(self) -> str:
         frame = sys._current_frames().get(self._loop_thread)
@@ -95,6 +117,10 @@ class LoopWatch:
             places.append(_place(frame))
             frame = frame.f_back
         return " > ".join(reversed(places))
+
+
+_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch]
+_watches = weakref.WeakKeyDictionary()
 
 
 def _place(frame: FrameType) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -448,3 +449,82 @@ async def test_a_handler_that_blocks_the_loop_is_named(
     (told,) = [line for line in caplog.messages if "loop blocked" in line]
     assert "computes_for_long message=" in told
     assert "test_handling.py" in told
+
+
+# ---------------------------------------------------------------------- what only asyncio has
+async def test_a_run_that_is_cancelled_gives_back_what_it_had_not_finished(bus: Bus) -> None:
+    consumer, left = await bus.consumer(), asyncio.Event()
+    if consumer.blocks:
+        return  # threads cannot be cancelled
+
+    async def handle(_delivery: Delivery) -> None:
+        await left.wait()
+
+    work = run(consumer, handle, 2)
+    await publish(bus, "a", "b", "c")
+    await counted(consumer, handling=2)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    await counted(consumer, nacked=2, handling=0, handed_out=0)
+    handler = Handler()
+    work = run(consumer, handler)
+    await counted(consumer, acked=3)
+    assert sorted(handler.runs) == [("a", 1), ("b", 1), ("c", 1)]
+    await ended(consumer, work)
+
+
+async def test_a_coroutine_that_does_not_end_when_cancelled_is_replaced(
+    bus: Bus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messagebus._io.coroutines.CANCELLED_NS", 200_000_000)
+    consumer, left = await bus.consumer(), asyncio.Event()
+    if consumer.blocks:
+        return
+
+    async def handle(delivery: Delivery) -> None:
+        while delivery.body == b"stubborn" and delivery.attempt == 1 and not left.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await left.wait()
+
+    work = run(consumer, handle, retry=SOON, time_limit_s=0.2)
+    await publish(bus, "stubborn", "next")
+    await counted(consumer, acked=2, retried=1, handling=1, overrunning=1)
+    assert [line for line in caplog.messages if "does not end when cancelled" in line]
+    left.set()
+    await counted(consumer, handling=0, overrunning=0)
+    assert await ended(consumer, work) == 0
+
+
+async def test_a_handler_that_cancels_itself_or_raises_so_has_failed(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    if consumer.blocks:
+        return
+
+    async def handle(delivery: Delivery) -> None:
+        if delivery.body == b"raises":
+            raise asyncio.CancelledError
+        if delivery.body == b"awaits":
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            task.cancel()
+            await task
+
+    work = run(consumer, handle)
+    await publish(bus, "raises", "awaits", "good")
+    await counted(consumer, acked=1, parked=2, failed=2)
+    await ended(consumer, work)
+
+
+async def test_what_a_plain_function_gives_to_await_is_awaited(bus: Bus) -> None:
+    consumer, handler = await bus.consumer(), Handler()
+    if consumer.blocks:
+        work = run(consumer, lambda delivery: handler.coroutine(delivery))
+        await publish(bus, "a")
+        await counted(consumer, failed=1, retried=1)
+        assert handler.runs == []
+    else:
+        work = run(consumer, lambda delivery: handler.coroutine(delivery))
+        await publish(bus, "a")
+        await counted(consumer, acked=1)
+        assert handler.runs == [("a", 1)]
+    await ended(consumer, work)

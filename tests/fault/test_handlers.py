@@ -111,7 +111,7 @@ def test_a_broker_lost_in_the_middle_of_copies_loses_nothing_and_ids_are_kept(
         copied = run.consumer.stats().retried
         broken.start("mb1")
         eventually(
-            lambda: sum(2 in seen for seen in run.seen.values()) == len(ids),
+            lambda: sum(2 in seen for seen in list(run.seen.values())) == len(ids),
             within_s=2 * WITHIN_S,
             what="every message has its second run",
         )
