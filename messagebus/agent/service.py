@@ -22,6 +22,7 @@ import uvicorn
 from messagebus._io.control import login_is_good
 from messagebus._io.link import Credentials
 from messagebus._io.settle import Settler
+from messagebus.agent.answering import Answering
 from messagebus.agent.clients import Clients
 from messagebus.agent.config import AgentConfig, read_secret
 from messagebus.agent.counting import Counting
@@ -84,10 +85,12 @@ class Service:
             management=self._management,
             on_new_life=lambda: self.topology.pull_soon(),
             on_report=self._report_due.set,
-            on_used=lambda name: self.expiry.used(name),
             on_gone=lambda name: self.expiry.gone(name),
         )
         self._load_report()
+        answering = Answering(
+            config.address, register, self.upkeep, on_used=lambda name: self.expiry.used(name)
+        )
         self.topology = Topology(
             me=config.address.name,
             register=register,
@@ -95,6 +98,7 @@ class Service:
             peers=self._peers,
             lists=self.lists,
             upkeep=self.upkeep,
+            answering=answering,
             token=lambda: config.token,
         )
         self.expiry = Expiry(

@@ -16,6 +16,7 @@ from itertools import islice
 
 from messagebus._io.control import port_refuses
 from messagebus.agent.agreement import resolve
+from messagebus.agent.answering import Answering
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.peers import Heard, Peers, Told
 from messagebus.agent.store import Store
@@ -58,6 +59,7 @@ class Topology:
         peers: Peers,
         lists: ListFile,
         upkeep: Upkeep,
+        answering: Answering,
         token: Callable[[], Secret],
     ) -> None:
         self._me = me
@@ -65,7 +67,7 @@ class Topology:
         self._store = store
         self._peers = peers
         self._lists = lists
-        self._upkeep = upkeep
+        self._upkeep, self._answering = upkeep, answering
         self._token = token
         self._changing = asyncio.Lock()
         self._storing = asyncio.Lock()
@@ -139,7 +141,7 @@ class Topology:
         if not self.register.told(snapshot):
             return Reply(answer=Answer.NO, reason="its map is too old, or not intact")
         await self._store_map()
-        return await self._upkeep.answer(names)
+        return await self._answering.answer(names)
 
     def entries_of(self, snapshot: Snapshot) -> list[Entry]:
         """How the map has the names of these entries now."""
@@ -220,7 +222,7 @@ class Topology:
         await self._store_map()
         self._upkeep.wake()
         mine, told = await asyncio.gather(
-            self._upkeep.answer(names if alive else ()),
+            self._answering.answer(names if alive else ()),
             self._peers.push(
                 current.listed,
                 entries,

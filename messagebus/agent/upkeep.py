@@ -16,10 +16,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from messagebus._io.control import Control, mismatch_text, port_refuses
+from messagebus._io.control import Control, mismatch_text
 from messagebus._io.link import Credentials
 from messagebus._io.settle import SLOW_S, Settler
 from messagebus.agent.config import AgentConfig
@@ -41,11 +41,10 @@ from messagebus.agent.recovery import Recovery
 from messagebus.agent.refusals import Refusals
 from messagebus.core.gate import Condition, may_open
 from messagebus.core.register import Entry, Register
-from messagebus.core.registration import Answer, Reply
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
 from messagebus.topology import Wanted, declarations
 
-__all__ = ["Upkeep"]
+__all__ = ["LINK_WAIT_S", "NotBroughtAbout", "Upkeep"]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -55,10 +54,7 @@ REDIAL_MIN_S = 0.1
 REDIAL_MAX_S = 1.0
 # Passive declare and bind of 100 queues: 30 to 42 ms and 4 ms of broker CPU.
 AUDIT_INTERVAL_S = 1.0
-# How long a registration waits here for its answer; a slow settle takes SLOW_S.
-ANSWER_TIMEOUT_S = SLOW_S + 1.5
 LINK_WAIT_S = 1.0
-PROBE_TIMEOUT_S = 0.5
 # Until the broker has told the consumers of a queue that vanished. One that finds a queue of the same
 # name again instead is attached to it in silence, counts its messages as seen, and gets none
 # (RabbitMQ 3.10: 1,098 waited there). They were told 0.1 s after the deletion on a loaded machine.
@@ -76,8 +72,8 @@ class Upkeep:
 
     on_new_life: called when the broker came up without a gate: read a majority again.
     on_report: called when `held` or `losses` changed, to store them.
-    on_used, on_gone: called with the name of an expiring subscription when a client asks for it, and
-    when its queue or a binding may be gone, which need be no loss.
+    on_gone: called with the name of an expiring subscription when its queue or a binding may be gone,
+    which need be no loss.
     """
 
     def __init__(
@@ -89,7 +85,6 @@ class Upkeep:
         management: Management,
         on_new_life: Callable[[], None],
         on_report: Callable[[], None],
-        on_used: Callable[[str], None] = lambda _name: None,
         on_gone: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._config = config
@@ -98,7 +93,7 @@ class Upkeep:
         self._management = management
         self._on_new_life = on_new_life
         self._on_report = on_report
-        self._on_used, self._on_gone = on_used, on_gone
+        self._on_gone = on_gone
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._linked = asyncio.Event()
@@ -115,7 +110,7 @@ class Upkeep:
         self._behind_since_ms: int | None = None
         self._births: dict[str, int | None] | None = None
         self._deletions, self._rounds = Deletions(), AuditRounds()
-        self._refusals = Refusals()
+        self.refusals = Refusals()
         self.held: dict[str, int] = {}
         self.losses = Losses(config.broker, on_report)
         self.recovery = Recovery(config.broker, settler)
@@ -159,40 +154,19 @@ class Upkeep:
             self._behind_since_ms = _now_ms()
         self._wake.set()
 
-    async def answer(self, names: Iterable[str]) -> Reply:
-        """What to say to whoever registers these names, after the map was stored."""
-        names, stored = list(names), self._register.intact
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                async with asyncio.timeout(await self._patience_s()):
-                    await self._linked.wait()
-                await self._renew(names)
-                await self._bring_these_about(names)
-            return Reply(answer=Answer.HELD, stored=stored)
-        except (LinkError, TopologyError, TimeoutError, ManagementUnavailable) as fault:
-            self.wake()
-            kind = Answer.LATER if await self._is_shut() else Answer.NO
-            reason = "; ".join(self._refusals.reasons(names)) or str(fault) or "broker is too slow"
-            return Reply(answer=kind, stored=stored, reason=reason)
+    async def wait_linked(self) -> None:
+        """Until there is a link to the broker."""
+        await self._linked.wait()
 
-    async def _bring_these_about(self, names: Sequence[str]) -> None:
-        """Something else that the broker refuses is not held against these names."""
-        try:
-            await self.bring_about()
-        except NotBroughtAbout:
-            entries = self._register.entries
-            if not names or any(self._brought.get(n) != entries.get(n) for n in names):
-                raise
+    async def gate_is_shut(self) -> bool:
+        """Certainly; asked behind whoever is opening it just now, for the map as it was before."""
+        async with self._lock:
+            return self._gate_open is False
 
-    async def _renew(self, names: Iterable[str]) -> None:
-        """Somebody is going to use these: one that expired is made again, without being called a loss."""
-        for name in names:
-            entry = self._register.entries.get(name)
-            if entry is None or not expires_s_of(entry):
-                continue
-            self._on_used(name)
-            if name in self._brought and await self.use_of(name) is None:
-                await self.make_again(name)
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether the broker has all of these as the map wants them."""
+        entries = self._register.entries
+        return all(self._brought.get(name) == entries.get(name) for name in names)
 
     # Expiring subscriptions.
 
@@ -270,26 +244,6 @@ class Upkeep:
         if control is None or not control.is_open:
             raise LinkLost(self._config.broker, "no link to the broker")
         return control
-
-    async def _patience_s(self) -> float:
-        """A broker that refuses connections is not waited for."""
-        if self._linked.is_set():
-            return LINK_WAIT_S
-        return 0.0 if await self._port_refuses() else LINK_WAIT_S
-
-    async def _is_shut(self) -> bool:
-        """Whether the broker can take no publish before this agent lets it."""
-        try:
-            # The gate may be opening just now, for the map as it was before.
-            async with asyncio.timeout(LINK_WAIT_S), self._lock:
-                if self._gate_open is False:
-                    return True
-        except TimeoutError:
-            return False
-        return not self._linked.is_set() and await self._port_refuses()
-
-    async def _port_refuses(self) -> bool:
-        return await port_refuses(self._config.address, timeout_s=PROBE_TIMEOUT_S)
 
     # The life of the link.
 
@@ -433,7 +387,7 @@ class Upkeep:
 
     async def _bring_about(self, control: Control) -> None:
         version, entries = self._register.version, dict(self._register.entries)
-        tried = {name: entry for name, entry in entries.items() if not self._refusals.rests(entry)}
+        tried = {name: entry for name, entry in entries.items() if not self.refusals.rests(entry)}
         floor = self._register.floor if self._register.informed else 0
         if self._births is None and needs_births(tried, brought=self._brought, floor=floor):
             self._births = await self._management.births()
@@ -465,8 +419,8 @@ class Upkeep:
         if self._vanished:
             return
         if len(tried) < len(entries):
-            raise NotBroughtAbout("; ".join(self._refusals.reasons(entries)))
-        self._refusals.clear()
+            raise NotBroughtAbout("; ".join(self.refusals.reasons(entries)))
+        self.refusals.clear()
         self._brought_version = version
         self._behind_since_ms = None if version == self._register.version else _now_ms()
         self.losses.repaired(_now_ms())
@@ -496,17 +450,17 @@ class Upkeep:
     async def _declare(self, control: Control, step: Declare) -> bool:
         """The first refusal costs the link, the next ones nothing: those return False."""
         name = step.entry.wanted
-        again = name in self._refusals
+        again = name in self.refusals
         try:
             await control.declare(step.declarations, aside=again)
         except ChannelRefused as refused:
             reason = mismatch_text(refused.reason)
-            self._refusals.refused(step.entry, reason)
+            self.refusals.refused(step.entry, reason)
             if not again:
                 log.warning("declaration refused wanted=%s reason=%s", name, reason)
                 raise
             return False
-        self._refusals.taken(name)
+        self.refusals.taken(name)
         return True
 
     async def _settle(self, control: Control) -> None:

@@ -38,6 +38,7 @@ TESTED_ELSEWHERE = {
     "messagebus/_io/control.py": "tests/integration/test_agent.py",
     "messagebus/_io/settle.py": "tests/integration/test_agent.py",
     "messagebus/agent/__init__.py": "tests/integration/test_agent.py",
+    "messagebus/agent/answering.py": "tests/unit/agent/test_upkeep.py",
     "messagebus/agent/service.py": "tests/integration/test_agent.py",
     "messagebus/agent/web.py": "tests/integration/test_agent.py",
     "messagebus/__main__.py": "tests/integration/test_command.py",

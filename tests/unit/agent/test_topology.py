@@ -141,6 +141,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str]) -> R
         peers=peers,  # type: ignore[arg-type]
         lists=lists,
         upkeep=upkeep,  # type: ignore[arg-type]
+        answering=upkeep,  # type: ignore[arg-type]
         token=lambda: Secret("t"),
     )
     topology.list_changed()

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from messagebus._io.control import Control
+from messagebus.agent import answering as answering_module
 from messagebus.agent import refusals
 from messagebus.agent import upkeep as module
+from messagebus.agent.answering import Answering
 from messagebus.agent.config import AgentConfig
 from messagebus.agent.management import ManagementUnavailable
 from messagebus.agent.upkeep import Upkeep
+from messagebus.broker import Broker
 from messagebus.core.register import Entry, Register, Snapshot
 from messagebus.core.registration import Answer
 from messagebus.destination import Queue
@@ -210,6 +213,7 @@ class Rig:
     management: FakeManagement
     register: Register
     upkeep: Upkeep
+    answering: Answering
     lives: list[int]
     used: list[str]
     gone: list[str]
@@ -240,12 +244,13 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
         return not broker.is_up
 
     monkeypatch.setattr(Control, "dial", dial)
-    monkeypatch.setattr(module, "port_refuses", port_refuses)
+    monkeypatch.setattr(answering_module, "port_refuses", port_refuses)
     monkeypatch.setattr(AgentConfig, "password", "unused")
     for name in ("REDIAL_MIN_S", "REDIAL_MAX_S", "SLOW_S"):
         monkeypatch.setattr(module, name, 0.001)
     monkeypatch.setattr(module, "AUDIT_INTERVAL_S", 0.01)
-    monkeypatch.setattr(module, "LINK_WAIT_S", 0.05)
+    for each in (module, answering_module):
+        monkeypatch.setattr(each, "LINK_WAIT_S", 0.05)
     register = Register(ME, Snapshot(intact=True, current_at_ms=1))
     register.listed([ME])
     settler, management, lives = FakeSettler(), FakeManagement(broker), list[int]()
@@ -270,11 +275,11 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
         management=management,  # type: ignore[arg-type]
         on_new_life=new_life,
         on_report=lambda: None,
-        on_used=used.append,
         on_gone=gone.append,
     )
     broker.settles = lambda: settler.calls
-    rig = Rig(broker, settler, management, register, upkeep, lives, used, gone)
+    answering = Answering(Broker.parse(ME), register, upkeep, on_used=used.append)
+    rig = Rig(broker, settler, management, register, upkeep, answering, lives, used, gone)
     rig.running = asyncio.ensure_future(upkeep.run())
     yield rig
     rig.running.cancel()
@@ -345,7 +350,7 @@ async def test_queues_that_could_not_be_synced_are_not_settled(rig: Rig) -> None
     rig.want(entry("orders/a"))
     rig.broker.is_up = True
     await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
-    assert (await rig.upkeep.answer(["orders/a"])).answer is Answer.LATER
+    assert (await rig.answering.answer(["orders/a"])).answer is Answer.LATER
     assert not rig.broker.gate
     rig.settler.files = True
     await rig.until(lambda: rig.broker.gate)
@@ -429,7 +434,7 @@ async def test_a_queue_that_vanishes_during_its_repair_is_made_again_too(rig: Ri
 
     rig.broker.on_declare = vanish_once
     rig.want(entry("orders/b", 2))
-    answer = await rig.upkeep.answer(["orders/a", "orders/b"])
+    answer = await rig.answering.answer(["orders/a", "orders/b"])
     assert answer.answer is Answer.HELD
     assert SUBSCRIPTION in rig.broker.queues
 
@@ -472,7 +477,7 @@ async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
     rig.want(entry("queue:bad"), entry("queue:good", 2))
     await rig.until(lambda: "mb.queue/good" in rig.broker.queues)
     assert not rig.upkeep.is_settled
-    answer = await rig.upkeep.answer(["queue:bad"])
+    answer = await rig.answering.answer(["queue:bad"])
     assert answer.answer is Answer.NO
     assert "406" in answer.reason
 
@@ -480,7 +485,7 @@ async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
 async def test_held_is_answered_with_the_map_on_the_broker(rig: Rig) -> None:
     await rig.settled()
     rig.want(entry("orders/a"))
-    answer = await rig.upkeep.answer(["orders/a"])
+    answer = await rig.answering.answer(["orders/a"])
     assert (answer.answer, answer.stored) == (Answer.HELD, True)
     assert SUBSCRIPTION in rig.broker.queues
 
@@ -489,7 +494,7 @@ async def test_of_a_broker_that_is_down_the_answer_is_later(rig: Rig) -> None:
     await rig.until(lambda: rig.broker.gate)
     rig.broker.kill()
     rig.want(entry("orders/a"))
-    assert (await rig.upkeep.answer(["orders/a"])).answer is Answer.LATER
+    assert (await rig.answering.answer(["orders/a"])).answer is Answer.LATER
 
 
 async def test_of_a_broker_that_accepts_and_does_not_answer_it_is_no(
@@ -503,7 +508,7 @@ async def test_of_a_broker_that_accepts_and_does_not_answer_it_is_no(
     monkeypatch.setattr(Control, "dial", hangs)
     rig.broker.links[-1].abort()
     rig.want(entry("orders/a"))
-    assert (await rig.upkeep.answer(["orders/a"])).answer is Answer.NO
+    assert (await rig.answering.answer(["orders/a"])).answer is Answer.NO
 
 
 async def test_a_gate_whose_answer_was_lost_may_be_open(
@@ -551,7 +556,7 @@ async def test_whoever_registers_for_an_expired_queue_finds_it(rig: Rig) -> None
     rig.want(expiring())
     await rig.settled()
     rig.broker.lose(E_QUEUE)
-    answer = await rig.upkeep.answer(["orders/e"])
+    answer = await rig.answering.answer(["orders/e"])
     assert answer.answer is Answer.HELD
     assert E_QUEUE in rig.broker.queues
     assert not rig.upkeep.losses.kept
@@ -600,8 +605,8 @@ async def test_a_second_refusal_costs_no_link_and_hinders_no_registration(
     assert rig.broker.refusals[:3] == [False, True, True]
     links = len(rig.broker.links)
     rig.want(entry("queue:good", 2))
-    assert (await rig.upkeep.answer(["queue:good"])).answer is Answer.HELD
-    assert (await rig.upkeep.answer(["queue:bad"])).answer is Answer.NO
+    assert (await rig.answering.answer(["queue:good"])).answer is Answer.HELD
+    assert (await rig.answering.answer(["queue:bad"])).answer is Answer.NO
     assert len(rig.broker.links) == links
     rig.broker.refuses = ""
     await rig.settled()
