@@ -21,12 +21,14 @@ from messagebus import (
     PublisherConfig,
 )
 
-__all__ = ["check", "consumer_config", "publisher_config", "run", "slices"]
+__all__ = ["RECEIVE_MANY_MAX", "check", "consumer_config", "publisher_config", "run", "slices"]
 
 START_S = 30.0
 # Of a turn: so many futures, or results of one call, are held at once.
 SUBMIT_SLICE = 10_000
 SEND_MANY_SLICE = 50_000
+# At most so many deliveries are asked for at once; what has arrived is mostly less.
+RECEIVE_MANY_MAX = 500
 
 
 def run(task: Task) -> Turn:
@@ -107,9 +109,16 @@ async def _consume(task: Task) -> Turn:
                 if len(seen) == goal:
                     return
 
-        await take(task.warm_up)
+        async def take_many(goal: int) -> None:
+            while (left := goal - len(seen)) > 0:
+                for delivery in await consumer.receive_many(min(left, RECEIVE_MANY_MAX)):
+                    seen.add(delivery.message_id)
+                    consumer.ack(delivery)
+
+        work = take_many if task.way == "receive_many" else take
+        await work(task.warm_up)
         watch = Stopwatch()
-        await take(task.warm_up + task.messages)
+        await work(task.warm_up + task.messages)
         return watch.turn(task.messages)
 
 

@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from bench.systems.ours_async import check, consumer_config, publisher_config
+from bench.systems.ours_async import RECEIVE_MANY_MAX, check, consumer_config, publisher_config
 from bench.systems.turn import Stopwatch, Task, Turn
 from messagebus import Consumer, Publisher
 
@@ -67,7 +67,17 @@ def _consume(task: Task) -> Turn:
                 seen.add(delivery.message_id)
                 consumer.ack(delivery)
 
-        take(task.warm_up)
+        def take_many(goal: int) -> None:
+            while (left := goal - len(seen)) > 0:
+                found = consumer.receive_many(min(left, RECEIVE_MANY_MAX), RECEIVE_S)
+                for delivery in found:
+                    seen.add(delivery.message_id)
+                    consumer.ack(delivery)
+                if not found:
+                    return
+
+        work = take_many if task.way == "receive_many" else take
+        work(task.warm_up)
         watch = Stopwatch()
-        take(task.warm_up + task.messages)
+        work(task.warm_up + task.messages)
         return watch.turn(task.messages)

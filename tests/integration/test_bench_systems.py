@@ -58,10 +58,20 @@ def test_it_publishes_all_and_our_consumer_finds_them(
     assert take_turn(Case("consume", "ours_async", consuming)).messages == MESSAGES
 
 
-@pytest.mark.parametrize("system", ["ours_async", "ours_blocking", "pika_async", "aio_pika_client"])
-def test_it_consumes_all(task: Task, system: str) -> None:
+@pytest.mark.parametrize(
+    ("system", "way"),
+    [
+        ("ours_async", ""),
+        ("ours_async", "receive_many"),
+        ("ours_blocking", ""),
+        ("ours_blocking", "receive_many"),
+        ("pika_async", ""),
+        ("aio_pika_client", ""),
+    ],
+)
+def test_it_consumes_all(task: Task, system: str, way: str) -> None:
     take_turn(Case("publish", "ours_async", task))
-    turn = take_turn(Case("consume", system, dataclasses.replace(task, verb="consume")))
+    turn = take_turn(Case("consume", system, dataclasses.replace(task, verb="consume", way=way)))
     assert turn.messages == MESSAGES
 
 

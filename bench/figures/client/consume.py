@@ -34,13 +34,22 @@ WINDOW = 1000
 # In the window of the publisher that fills the queue with batches.
 FILL_BATCHES = 50
 # PerfTest's is given a time: so many that the queue lasts for some seconds after its warm-up.
-MESSAGES = {"ours": 100_000, "blocking": 100_000, "pika_async": 60_000, "aio_pika": 20_000}
+MESSAGES = {
+    "ours": 100_000,
+    "many": 100_000,
+    "blocking": 100_000,
+    "blocking_many": 100_000,
+    "pika_async": 60_000,
+    "aio_pika": 20_000,
+}
 PERF_TEST_MESSAGES, PERF_TEST_S = 400_000, 6.0
 CPU_GOAL_US = 5.0
 RATIO_GOALS = {"pika_async": 2.0, "aio_pika": 5.0, "perf_test": 1.0}
 WORDS = {
     "ours": "Received and acked, 1 KB, AsyncConsumer",
+    "many": "Received and acked, 1 KB, AsyncConsumer.receive_many",
     "blocking": "Received and acked, 1 KB, blocking Consumer",
+    "blocking_many": "Received and acked, 1 KB, blocking Consumer.receive_many",
     "pika_async": "pika's asynchronous adapter by hand",
     "aio_pika": "aio-pika",
     "perf_test": "Java PerfTest",
@@ -60,17 +69,21 @@ def cases_of(task: Task, scene: Scene) -> list[Case]:
     consuming = dataclasses.replace(task, verb="consume", window=WINDOW)
     systems = {
         "ours": "ours_async",
+        "many": "ours_async",
         "blocking": "ours_blocking",
+        "blocking_many": "ours_blocking",
         "pika_async": "pika_async",
         "aio_pika": "aio_pika_client",
     }
-    loops = {"ours": best_loop(), "aio_pika": best_loop()}
+    loops = dict.fromkeys(("ours", "many", "aio_pika"), best_loop())
     found = [
         Case(
             name,
             system,
             dataclasses.replace(
-                sized(consuming, scene, MESSAGES[name]), loop=loops.get(name, "asyncio")
+                sized(consuming, scene, MESSAGES[name]),
+                loop=loops.get(name, "asyncio"),
+                way="receive_many" if name.endswith("many") else "",
             ),
         )
         for name, system in systems.items()
