@@ -158,22 +158,3 @@ def test_every_command_has_help_with_an_example(shell: Shell) -> None:
         done = shell.run(*words, "--help")
         assert done.returncode == 0
         assert b"Example" in done.stdout
-
-
-def test_the_readme_runs(shell: Shell, tmp_path: Path) -> None:
-    """The Python of the README's first screen, as it stands there, with an end to its loop."""
-    shell.run("declare", "orders/billing")
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    assert len(blocks) == 3
-    for block in blocks:
-        if "for delivery in consumer:" in block and "break" not in block:
-            block += "        break\n"
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", block],
-            capture_output=True,
-            timeout=WITHIN_S,
-            env=shell.env,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()

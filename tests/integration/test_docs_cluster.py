@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.support.eventually import eventually
 
 # Of one block; all of them together take seconds.
 WITHIN_S = 120
+README = ROOT / "README.md"
 PAGES = [page for page in pages() if any("cluster" in block.marks for block in blocks_of(page))]
 
 
@@ -46,7 +48,8 @@ def env(cluster: LocalCluster) -> Iterator[dict[str, str]]:
     bus = BusConfig.from_env(cluster.client_env())
     token = Secret(cluster.layout.secret("token").read_text().strip())
     names = sorted({each.name for each in count_subscriptions(bus).counts})
-    delete_subscriptions(bus, names, token=token)
+    if names:
+        delete_subscriptions(bus, names, token=token)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -66,10 +69,23 @@ def test_a_page_works_on_a_cluster(page: Path, env: dict[str, str], tmp_path: Pa
                 run(block, env, tmp_path)
 
 
+def test_the_readme_s_clients_work_on_a_cluster(env: dict[str, str], tmp_path: Path) -> None:
+    """Publish, consume, and both with asyncio, as one program, with an end to the loops."""
+    programs = [each.text for each in blocks_of(README) if each.language == "python"]
+    publish, consume, both = programs[:3]
+    main = textwrap.indent(f"{both}        break\n", "    ")
+    program = (
+        f"{publish}{consume}        break\n"
+        f"import asyncio\nasync def main():\n{main}\nasyncio.run(main())\n"
+    )
+    page = Block(README, 1, "python", program)
+    assert "'number': 17" in run(page, env, tmp_path)
+
+
 def run(block: Block, env: dict[str, str], folder: Path) -> str:
     """What it said."""
     if block.language == "python":
-        argv = [sys.executable, "-c", block.text]
+        argv = [sys.executable, "-W", "error", "-c", block.text]
     else:
         argv = ["bash", "-euo", "pipefail", "-c", block.text]
     ended = subprocess.run(
