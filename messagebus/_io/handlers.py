@@ -195,10 +195,10 @@ class Handling:
         level = logging.INFO if isinstance(error, RetryLater) else logging.WARNING
         if not log.isEnabledFor(level) or not self._may_tell():
             return
+        event = "run ended" if isinstance(error, RetryLater | Park | Reject) else "run failed"
         log.log(
             level,
-            "run %s handler=%s source=%s message=%s attempt=%d answer=%s error=%r at=%r",
-            "ended" if isinstance(error, RetryLater | Park | Reject) else "failed",
+            event + " handler=%s source=%s message=%s attempt=%d answer=%s error=%r at=%r",
             self.name,
             delivery.source,
             delivery.message_id,
