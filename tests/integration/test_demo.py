@@ -90,7 +90,7 @@ def test_sigterm_while_the_cluster_starts_stops_all_that_was_started(demo: Demo)
     eventually(lambda: len(demo.left()) > 3, within_s=START_S)
     demo.process.send_signal(signal.SIGTERM)
     code, _, error = demo.end()
-    assert (code, error.count("\n")) == (130, 1)
+    assert (code, error.count("\n")) == (130, 1), error
     assert demo.left() == []
 
 
