@@ -200,7 +200,7 @@ class AsyncPublisher:
                 size, count = sum(map(len, payload)), len(payload)
                 if self._waiting or not driver.outbox.has_room(size, count):
                     left_ms = await self._wait_for_room(size, timeout_ms, count)
-                many.add(driver.submit_bundle(bare, payload, left_ms, many))
+                many.add(driver.submit_bundle(bare, payload, size, left_ms, many))
                 continue
             # As `_accept`, written out: a coroutine for each message costs 0.2 of 1.3 us.
             shape, body, message = read(destination, payload, options)
@@ -236,12 +236,8 @@ class AsyncPublisher:
         waiter: Waiter | None,
     ) -> None:
         shape, body, message = outgoing
-        message, watched = hooks.publishing(shape, body, message, waiter)
-        try:
+        with hooks.accepting(shape, body, message, waiter) as (message, watched):
             await self._accept(driver, (shape, body, message), timeout_s, watched)
-        except BaseException as error:
-            watched.refused(error)
-            raise
 
     def _timeout_ms(self, timeout_s: float | None) -> int:
         return self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)

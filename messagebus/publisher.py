@@ -350,12 +350,8 @@ class Publisher:
         waiter: Waiter | None,
     ) -> None:
         shape, body, message = outgoing
-        message, watched = hooks.publishing(shape, body, message, waiter)
-        try:
+        with hooks.accepting(shape, body, message, waiter) as (message, watched):
             self._accept((shape, body, message), timeout_s, watched)
-        except BaseException as error:
-            watched.refused(error)
-            raise
 
     def _put_in(self, submitted: _Submitted) -> None:
         """Holds the lock."""

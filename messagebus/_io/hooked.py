@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -87,6 +87,18 @@ class HookChain:
         if message.message_id != first.message_id:  # the broker and the other hooks know that one
             message = with_id(message, first.message_id)
         return message, Watched(self, destination, given, waiter)
+
+    @contextmanager
+    def accepting(
+        self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
+    ) -> Iterator[tuple[Message, Watched]]:
+        """As `publishing`, around the acceptance: the hooks hear of what was not accepted too."""
+        message, watched = self.publishing(shape, body, message, waiter)
+        try:
+            yield message, watched
+        except BaseException as error:
+            watched.refused(error)
+            raise
 
     def published(self, destination: str, given: list[Message], published: Published) -> None:
         for hook, message in zip(self._hooks, given, strict=True):

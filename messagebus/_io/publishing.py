@@ -218,13 +218,13 @@ class PublishDriver:
         self._wake()
 
     def submit_bundle(
-        self, shape: Shape, bodies: list[bytes], timeout_ms: int, waiter: Many
+        self, shape: Shape, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
     ) -> Bundle:
-        """Accept what `packing_of` lets go together. As `submit`."""
+        """Accept what `packing_of` lets go together, `size` bytes in all. As `submit`."""
         if shape.lane not in self._known_lanes:
             self._open_lane(shape)
         ids = list(itertools.islice(self._ids, len(bodies)))
-        bundle = Bundle(ids, bodies, shape, now_ms() + timeout_ms, waiter)
+        bundle = Bundle(ids, bodies, size, shape, now_ms() + timeout_ms, waiter)
         self.outbox.accept_bundle(bundle)
         self._wake()
         return bundle

@@ -46,10 +46,14 @@ REVIVE_QUEUES = (
 )
 # Ra's own table of leaders: a queue is in it once it has read what it holds. Everything that AMQP and
 # management say of it before (live, a leader, no messages) is only what was known at its declaration.
-COUNT_LEADERLESS = (
-    b'length([Q || Q <- rabbit_amqqueue:list(<<"/">>), '
-    b"amqqueue:get_type(Q) =:= rabbit_quorum_queue, "
-    b"ra_leaderboard:lookup_leader(element(1, amqqueue:get_pid(Q))) =:= undefined]).\n"
+# A queue whose name was lost with a kill is begun anew as a follower that nobody ever calls to an
+# election: it would be listed and take nothing for ever. One that has read its messages is a follower
+# for a moment too; the call only hurries it.
+ELECT_LEADERS = (
+    b"length([case ets:lookup(ra_state, N) of "
+    b"[S] when element(2, S) =:= follower -> catch ra:trigger_election({N, node()}); _ -> reads end || "
+    b'Q <- rabbit_amqqueue:list(<<"/">>), amqqueue:get_type(Q) =:= rabbit_quorum_queue, '
+    b"N <- [element(1, amqqueue:get_pid(Q))], ra_leaderboard:lookup_leader(N) =:= undefined]).\n"
 )
 COUNTED = re.compile(r"\{ok, ?(\d+)\}")
 REVIVED = re.compile(r"\{ok, ?\[((ok|alive)(, ?(ok|alive))*)?\]\}")
@@ -118,11 +122,14 @@ class Settler:
         return (found[1] or "").replace(" ", "").split(",").count("ok")
 
     async def queues_without_leader(self) -> int | None:
-        """How many quorum queues cannot answer yet, after the broker's boot. None: it is not known."""
+        """How many quorum queues cannot answer yet, after the broker's boot. None: it is not known.
+
+        Those that wait for an election are called to it.
+        """
         if not self.erl_call:
             return None
         answer = await _run(
-            [self.erl_call, "-n", self.node_name, "-e"], COUNT_LEADERLESS, self._environ()
+            [self.erl_call, "-n", self.node_name, "-e"], ELECT_LEADERS, self._environ()
         )
         if answer is None or not (found := COUNTED.fullmatch(answer.strip())):
             log.warning("leaders not counted node=%s answer=%r", self.node_name, answer)

@@ -176,11 +176,17 @@ class Bundle(Ticket):
     __slots__ = ("bodies", "ids")
 
     def __init__(
-        self, ids: list[str], bodies: list[bytes], shape: Shape, deadline_ms: int, waiter: Many
+        self,
+        ids: list[str],
+        bodies: list[bytes],
+        size: int,
+        shape: Shape,
+        deadline_ms: int,
+        waiter: Many,
     ) -> None:
         super().__init__(ids[0], shape, b"", None, deadline_ms, waiter)
         self.ids, self.bodies = ids, bodies
-        self.count, self.size = len(ids), sum(map(len, bodies))
+        self.count, self.size = len(ids), size
 
     def all_published(self) -> list[Published]:
         """One for each message, in order."""

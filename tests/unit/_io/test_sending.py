@@ -109,7 +109,7 @@ def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
 def test_a_bundle_leaves_as_the_same_batch_as_its_messages_one_by_one() -> None:
     bodies, ids = [b"one", b"", b"three"], [ID[:-1] + last for last in "abc"]
     shape = ticket(b"").shape
-    bundle = Bundle(ids, bodies, shape, 1_000, Many(Future()))
+    bundle = Bundle(ids, bodies, 8, shape, 1_000, Many(Future()))
     singles = [
         Ticket(name, shape, body, None, 1_000, None) for name, body in zip(ids, bodies, strict=True)
     ]

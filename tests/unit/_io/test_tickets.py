@@ -111,7 +111,7 @@ async def test_many_of_none_are_finished_at_once() -> None:
 async def test_every_message_of_a_bundle_has_the_end_under_its_own_id() -> None:
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     many, shape = Many(finished), Shapes().of(Queue("jobs"), "text/x")
-    bundle, single = Bundle(["a", "b"], [b"1", b"22"], shape, 1_000, many), ticket(many)
+    bundle, single = Bundle(["a", "b"], [b"1", b"22"], 3, shape, 1_000, many), ticket(many)
     for each in (bundle, single):
         many.add(each)
         each.attempts, each.sent, each.end = 1, ("mb1:5672", 5), End("confirmed")
