@@ -7,19 +7,19 @@ relative to the folder of the file. Decides nothing about the cluster.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import re
 import ssl
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from lb.tables import Address, Table, nearest
 from lb.timers import Timers
-from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles
@@ -29,7 +29,9 @@ __all__ = [
     "ENV_PATH",
     "Address",
     "Balancer",
+    "Host",
     "Inventory",
+    "Mirror",
     "Node",
     "Tls",
     "load",
@@ -44,16 +46,40 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _USER = re.compile(r"[!-~]{1,128}")
+_SSH = re.compile(
+    r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,31}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(:[0-9]{1,5})?"
+)
+_IP = re.compile(r"[0-9a-fA-F.:]{2,45}")
+_DEVICE = re.compile(r"/dev/[A-Za-z0-9_./-]{1,200}")
 
 
-class Address(NamedTuple):
-    """Host and port of one TCP service."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine that is reached over SSH.
 
-    host: str
+    ssh: ``[user@]host[:port]``; keys, known hosts and anything else as ~/.ssh/config says.
+    replication: the IP address that DRBD uses there; "" where it mirrors nothing.
+    """
+
+    name: str
+    ssh: str
+    replication: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """The disk of one broker, kept alike on two hosts by DRBD; also the name of the resource.
+
+    name: of the broker. hosts: names; the first is where the broker runs when all is well.
+    device: what DRBD makes. disk: what it keeps the data on, on both hosts. mount: the broker's data.
+    """
+
+    name: str
+    hosts: tuple[str, str]
+    device: Path
+    disk: Path
+    mount: Path
     port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +87,13 @@ class Node:
     """One broker and what runs beside it.
 
     name: how operators call it, and HAProxy's name of the server.
+    host: name of the host that it runs on; "" on a local cluster, and where its address is its host.
     address: AMQP. agent: HTTP. check: the agent-check line. management: RabbitMQ's HTTP API.
     node_list_file: where this node's agent reads the consumer list.
     """
 
     name: str
+    host: str
     address: Address
     agent: Address
     check: Address
@@ -126,6 +154,7 @@ class Tls:
 class Inventory:
     """One cluster. brokers: in the order of the file, names and addresses unique; may be empty.
 
+    mirrors: at most one for each broker, a host in at most one.
     tls: None where brokers and agents speak plain TCP and HTTP.
     """
 
@@ -137,6 +166,8 @@ class Inventory:
     supervisor: Literal["local", "systemd"]
     balancer: Balancer
     brokers: tuple[Node, ...]
+    hosts: tuple[Host, ...] = ()
+    mirrors: tuple[Mirror, ...] = ()
     tls: Tls | None = None
 
     def agent_url(self, node: Node) -> str:
@@ -152,7 +183,23 @@ class Inventory:
             if name in (node.name, str(node.address)):
                 return node
         known = [node.name for node in self.brokers]
-        raise ConfigError(f"no broker {name!r} in the inventory{_nearest(name, known)}")
+        raise ConfigError(f"no broker {name!r} in the inventory{nearest(name, known)}")
+
+    def host(self, name: str) -> Host:
+        """Raises ConfigError naming the nearest."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        known = [host.name for host in self.hosts]
+        raise ConfigError(f"no host {name!r} in the inventory{nearest(name, known)}")
+
+    def mirror(self, name: str) -> Mirror:
+        """Of the broker of this name. Raises ConfigError."""
+        for mirror in self.mirrors:
+            if mirror.name == name:
+                return mirror
+        known = [mirror.name for mirror in self.mirrors]
+        raise ConfigError(f"no mirror of {name!r} in the inventory{nearest(name, known)}")
 
 
 def load(path: str | Path) -> Inventory:
@@ -179,7 +226,7 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
     Reads no file. Raises ConfigError with every fault.
     """
     faults: list[str] = []
-    top = _Table(values, "", base, faults)
+    top = Table(values, "", base, faults)
     balancer = top.table("balancer")
     inventory = Inventory(
         cluster=top.text("cluster", _CLUSTER),
@@ -190,16 +237,19 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
         supervisor="systemd" if top.choice("supervisor", "local", "systemd") else "local",
         balancer=_read_balancer(balancer),
         brokers=tuple(_read_node(each) for each in top.tables("brokers")),
+        hosts=tuple(_read_host(each) for each in top.tables("hosts")),
+        mirrors=tuple(_read_mirror(each) for each in top.tables("mirrors")),
         tls=_read_tls(top.table("tls")) if "tls" in values else None,
     )
     top.nothing_else()
     faults += _clashes(inventory.brokers)
+    faults += _wrong_names(inventory)
     if faults:
         raise ConfigError("inventory: " + "; ".join(faults))
     return inventory
 
 
-def _read_balancer(table: _Table) -> Balancer:
+def _read_balancer(table: Table) -> Balancer:
     timers = table.table("timers", required=False)
     balancer = Balancer(
         amqp=table.address("amqp"),
@@ -226,7 +276,7 @@ def _read_balancer(table: _Table) -> Balancer:
     return balancer
 
 
-def _read_tls(table: _Table) -> Tls:
+def _read_tls(table: Table) -> Tls:
     tls = Tls(
         ca_file=table.path("ca_file"),
         cert_file=table.path("cert_file"),
@@ -238,9 +288,10 @@ def _read_tls(table: _Table) -> Tls:
     return tls
 
 
-def _read_node(table: _Table) -> Node:
+def _read_node(table: Table) -> Node:
     node = Node(
         name=table.text("name", _NAME),
+        host=table.text("host", _NAME, required=False),
         address=table.address("address"),
         agent=table.address("agent"),
         check=table.address("check"),
@@ -249,6 +300,30 @@ def _read_node(table: _Table) -> Node:
     )
     table.nothing_else()
     return node
+
+
+def _read_host(table: Table) -> Host:
+    host = Host(
+        name=table.text("name", _NAME),
+        ssh=table.text("ssh", _SSH),
+        replication=table.text("replication", _IP, required=False),
+    )
+    table.nothing_else()
+    return host
+
+
+def _read_mirror(table: Table) -> Mirror:
+    first, second = table.texts("hosts", _NAME, count=2)
+    mirror = Mirror(
+        name=table.text("name", _NAME),
+        hosts=(first, second),
+        device=Path(table.text("device", _DEVICE)),
+        disk=Path(table.text("disk", _DEVICE)),
+        mount=table.path("mount"),
+        port=table.number("port", None),
+    )
+    table.nothing_else()
+    return mirror
 
 
 def _clashes(brokers: Iterable[Node]) -> list[str]:
@@ -262,96 +337,36 @@ def _clashes(brokers: Iterable[Node]) -> list[str]:
     return faults
 
 
-class _Table:
-    """One table of the file. Collects faults; returns a placeholder for what is wrong."""
-
-    def __init__(
-        self, values: Mapping[str, Any], where: str, base: Path, faults: list[str]
-    ) -> None:
-        self._values = values
-        self._where = where
-        self._base = base
-        self._faults = faults
-        self._known: set[str] = set()
-
-    def text(self, key: str, allowed: re.Pattern[str]) -> str:
-        value = self._take(key, str)
-        if value is not None and not allowed.fullmatch(value):
-            self._fault(key, f"{value!r} is not of the form {allowed.pattern}")
-        return value or ""
-
-    def choice(self, key: str, *allowed: str) -> int:
-        """Index of the value in allowed."""
-        value = self._take(key, str)
-        if value is not None and value not in allowed:
-            self._fault(key, f"{value!r}; allowed: {', '.join(allowed)}")
-        return allowed.index(value) if value in allowed else 0
-
-    def path(self, key: str) -> Path:
-        value = self._take(key, str)
-        if value is not None and (not value or any(ord(sign) < 32 for sign in value)):
-            self._fault(key, f"{value!r} is not a path")
-        return self._base / (value or ".")
-
-    def address(self, key: str) -> Address:
-        value = self._take(key, str)
-        try:
-            if value is not None and ":" not in value.rpartition("]")[2]:
-                raise ValueError(f"no port in {value!r}")
-            broker = Broker.parse(value or "none:1")
-        except ValueError as fault:
-            self._fault(key, str(fault))
-            return Address("none", 1)
-        return Address(broker.host, broker.port)
-
-    def number(self, key: str, default: int) -> int:
-        """A whole number above 0."""
-        self._known.add(key)
-        value = self._values.get(key, default)
-        if type(value) is not int or not 1 <= value <= 10_000_000:
-            self._fault(key, f"{value!r} is not a whole number from 1 to 10,000,000")
-            return default
-        return value
-
-    def table(self, key: str, *, required: bool = True) -> _Table:
-        if not required and key not in self._values:
-            self._known.add(key)
-            return self._sub({}, key)
-        return self._sub(self._take(key, dict) or {}, key)
-
-    def tables(self, key: str) -> list[_Table]:
-        """An array of tables; none when the key is missing."""
-        self._known.add(key)
-        values = self._values.get(key, [])
-        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            self._fault(key, "tables wanted")
-            return []
-        return [self._sub(value, f"{key}[{index}]") for index, value in enumerate(values)]
-
-    def nothing_else(self) -> None:
-        for key in self._values:
-            if key not in self._known:
-                self._fault(key, f"unknown key{_nearest(key, sorted(self._known))}")
-
-    def _sub(self, values: Mapping[str, Any], key: str) -> _Table:
-        return _Table(values, f"{self._where}{key}.", self._base, self._faults)
-
-    def _take(self, key: str, kind: type[Any]) -> Any:
-        self._known.add(key)
-        if key not in self._values:
-            return self._fault(key, "missing")
-        value = self._values[key]
-        if not isinstance(value, kind):
-            return self._fault(key, f"{kind.__name__} wanted, not {type(value).__name__}")
-        return value
-
-    def _fault(self, key: str, what: str) -> None:
-        self._faults.append(f"{self._where}{key}: {what}")
+def _wrong_names(inventory: Inventory) -> list[str]:
+    """Of hosts and brokers that other tables speak of, and what two of them claim."""
+    faults = []
+    hosts = [host.name for host in inventory.hosts]
+    brokers = [node.name for node in inventory.brokers]
+    for kind, names in (("host", hosts), ("ssh address", [host.ssh for host in inventory.hosts])):
+        faults += [f"{kind} {each} is there twice" for each in sorted(_twice(names))]
+    for node in inventory.brokers:
+        if node.host and node.host not in hosts:
+            faults.append(f"{node.name}: no host {node.host!r}{nearest(node.host, hosts)}")
+    for mirror in inventory.mirrors:
+        if mirror.name not in brokers:
+            faults.append(
+                f"mirror {mirror.name}: no broker of that name{nearest(mirror.name, brokers)}"
+            )
+        for name in mirror.hosts:
+            if name not in hosts:
+                faults.append(f"mirror {mirror.name}: no host {name!r}{nearest(name, hosts)}")
+            elif not inventory.host(name).replication:
+                faults.append(f"mirror {mirror.name}: host {name} has no replication address")
+    of_mirrors = [name for mirror in inventory.mirrors for name in mirror.hosts]
+    faults += [f"host {each} is in two mirrors" for each in sorted(_twice(of_mirrors))]
+    named = [mirror.name for mirror in inventory.mirrors]
+    faults += [f"broker {each} has two mirrors" for each in sorted(_twice(named))]
+    return faults
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def _twice(names: Iterable[str]) -> set[str]:
+    counted = Counter(names)
+    return {name for name, count in counted.items() if name and count > 1}
 
 
 def _digest(*files: Path) -> str:

@@ -208,3 +208,70 @@ def _toml() -> str:
     ):
         lines += [head, *(f'{key} = "{value}"' for key, value in table.items())]
     return "\n".join(lines)
+
+
+def mirrored(**changes: Any) -> dict[str, Any]:
+    values = inventory_values()
+    values["hosts"] = [
+        {"name": "a1", "ssh": "root@10.77.0.1", "replication": "10.78.0.1"},
+        {"name": "a2", "ssh": "10.77.0.2:2222", "replication": "10.78.0.2"},
+        {"name": "b1", "ssh": "b1.example"},
+    ]
+    values["brokers"][0]["host"] = "a1"
+    values["mirrors"] = [
+        {
+            "name": "mb1",
+            "hosts": ["a1", "a2"],
+            "device": "/dev/drbd0",
+            "disk": "/dev/vdb",
+            "mount": "/var/lib/rabbitmq",
+            "port": 7789,
+            **changes,
+        }
+    ]
+    return values
+
+
+def test_a_mirror_names_its_broker_and_two_hosts() -> None:
+    read = parse(mirrored(), base=BASE)
+    mirror = read.mirror("mb1")
+    assert mirror.hosts == ("a1", "a2")
+    assert read.host("a2").ssh == "10.77.0.2:2222"
+    assert (read.find("mb1").host, read.find("mb2").host) == ("a1", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"name": "mb7"}, "mirror mb7: no broker of that name; did you mean"),
+        ({"hosts": ["a1", "a9"]}, "mirror mb1: no host 'a9'"),
+        ({"hosts": ["a1", "a1"]}, "mirrors[0].hosts: ['a1', 'a1']; 2 different ones wanted"),
+        ({"hosts": ["a1"]}, "2 different ones wanted"),
+        ({"hosts": ["a1", "b1"]}, "mirror mb1: host b1 has no replication address"),
+        ({"device": "drbd0"}, "mirrors[0].device: 'drbd0' is not of the form"),
+        ({"port": 0}, "mirrors[0].port: 0 is not a whole number"),
+        ({"disks": "/dev/vdb"}, "mirrors[0].disks: unknown key; did you mean 'disk'?"),
+    ],
+)
+def test_a_wrong_mirror_is_told(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        parse(mirrored(**changes), base=BASE)
+    assert fault in str(told.value)
+
+
+def test_a_host_is_in_one_mirror_and_a_broker_has_one() -> None:
+    values = mirrored()
+    values["mirrors"].append(dict(values["mirrors"][0]))
+    with pytest.raises(
+        ConfigError, match=r"host a1 is in two mirrors; .*broker mb1 has two mirrors"
+    ):
+        parse(values, base=BASE)
+
+
+def test_two_hosts_of_one_name_or_address_are_refused() -> None:
+    values = mirrored()
+    values["hosts"].append({"name": "a1", "ssh": "b1.example"})
+    with pytest.raises(
+        ConfigError, match=r"host a1 is there twice; ssh address b1.example is there"
+    ):
+        parse(values, base=BASE)

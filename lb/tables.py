@@ -1,0 +1,133 @@
+"""Reads one table of a TOML file strictly: what is unknown, missing or wrong is a fault; all are told."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from messagebus.broker import Broker
+
+__all__ = ["Address", "Table", "nearest"]
+
+
+class Address(NamedTuple):
+    """Host and port of one TCP service."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Table:
+    """One table of the file. Collects faults; returns a placeholder for what is wrong."""
+
+    def __init__(
+        self, values: Mapping[str, Any], where: str, base: Path, faults: list[str]
+    ) -> None:
+        self._values = values
+        self._where = where
+        self._base = base
+        self._faults = faults
+        self._known: set[str] = set()
+
+    def text(self, key: str, allowed: re.Pattern[str], *, required: bool = True) -> str:
+        if not required and key not in self._values:
+            self._known.add(key)
+            return ""
+        value = self._take(key, str)
+        if value is not None and not allowed.fullmatch(value):
+            self._fault(key, f"{value!r} is not of the form {allowed.pattern}")
+        return value or ""
+
+    def choice(self, key: str, *allowed: str) -> int:
+        """Index of the value in allowed."""
+        value = self._take(key, str)
+        if value is not None and value not in allowed:
+            self._fault(key, f"{value!r}; allowed: {', '.join(allowed)}")
+        return allowed.index(value) if value in allowed else 0
+
+    def path(self, key: str) -> Path:
+        value = self._take(key, str)
+        if value is not None and (not value or any(ord(sign) < 32 for sign in value)):
+            self._fault(key, f"{value!r} is not a path")
+        return self._base / (value or ".")
+
+    def address(self, key: str) -> Address:
+        value = self._take(key, str)
+        try:
+            if value is not None and ":" not in value.rpartition("]")[2]:
+                raise ValueError(f"no port in {value!r}")
+            broker = Broker.parse(value or "none:1")
+        except ValueError as fault:
+            self._fault(key, str(fault))
+            return Address("none", 1)
+        return Address(broker.host, broker.port)
+
+    def texts(self, key: str, allowed: re.Pattern[str], *, count: int) -> tuple[str, ...]:
+        """So many different ones."""
+        values = self._take(key, list)
+        if values is None:
+            return ("",) * count
+        if len(values) != count or len(set(map(str, values))) != count:
+            self._fault(key, f"{values!r}; {count} different ones wanted")
+            return ("",) * count
+        for value in values:
+            if not isinstance(value, str) or not allowed.fullmatch(value):
+                self._fault(key, f"{value!r} is not of the form {allowed.pattern}")
+        return tuple(map(str, values))
+
+    def number(self, key: str, default: int | None) -> int:
+        """A whole number above 0. default None: it must be there."""
+        self._known.add(key)
+        if default is None and key not in self._values:
+            self._fault(key, "missing")
+        value = self._values.get(key, default or 1)
+        if type(value) is not int or not 1 <= value <= 10_000_000:
+            self._fault(key, f"{value!r} is not a whole number from 1 to 10,000,000")
+            return default or 1
+        return value
+
+    def table(self, key: str, *, required: bool = True) -> Table:
+        if not required and key not in self._values:
+            self._known.add(key)
+            return self._sub({}, key)
+        return self._sub(self._take(key, dict) or {}, key)
+
+    def tables(self, key: str) -> list[Table]:
+        """An array of tables; none when the key is missing."""
+        self._known.add(key)
+        values = self._values.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+            self._fault(key, "tables wanted")
+            return []
+        return [self._sub(value, f"{key}[{index}]") for index, value in enumerate(values)]
+
+    def nothing_else(self) -> None:
+        for key in self._values:
+            if key not in self._known:
+                self._fault(key, f"unknown key{nearest(key, sorted(self._known))}")
+
+    def _sub(self, values: Mapping[str, Any], key: str) -> Table:
+        return Table(values, f"{self._where}{key}.", self._base, self._faults)
+
+    def _take(self, key: str, kind: type[Any]) -> Any:
+        self._known.add(key)
+        if key not in self._values:
+            return self._fault(key, "missing")
+        value = self._values[key]
+        if not isinstance(value, kind):
+            return self._fault(key, f"{kind.__name__} wanted, not {type(value).__name__}")
+        return value
+
+    def _fault(self, key: str, what: str) -> None:
+        self._faults.append(f"{self._where}{key}: {what}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
