@@ -185,6 +185,10 @@ class Inventory:
         known = [node.name for node in self.brokers]
         raise ConfigError(f"no broker {name!r} in the inventory{nearest(name, known)}")
 
+    def ssh_of(self, node: Node) -> str:
+        """How the host that a broker runs on is reached."""
+        return self.host(node.host).ssh if node.host else node.address.host
+
     def host(self, name: str) -> Host:
         """Raises ConfigError naming the nearest."""
         for host in self.hosts:

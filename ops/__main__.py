@@ -9,8 +9,9 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
-from ops.cli import add, hangup, hold, inventory, remove
+from ops.cli import add, remove, replace, restart, upgrade
 from ops.local.cli import local
+from ops.pieces import hangup, hold, inventory, move
 
 __all__ = ["main"]
 
@@ -28,7 +29,10 @@ def cli() -> None:
     """
 
 
-for command in (local, add, remove, hangup, hold, inventory):
+for command in (
+    *(local, add, remove, restart, upgrade, replace),
+    *(hangup, hold, move, inventory),
+):
     cli.add_command(command)
 
 

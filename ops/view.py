@@ -7,6 +7,7 @@ NoAnswer with its name, never left out in silence.
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from ops.errors import NoAnswer
 
-__all__ = ["Queue", "View"]
+__all__ = ["Connection", "Queue", "View"]
 
 TIMEOUT_S = 3.0
 # Brokers that are asked at the same time.
@@ -35,11 +36,33 @@ VHOST = "%2F"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """messages: ready and unacknowledged; None while the broker has not counted them yet."""
+    """messages: ready and unacknowledged; None while the broker has not counted them yet.
+
+    unacked: those of them that were delivered and are not answered.
+    """
 
     name: str
     messages: int | None
     consumers: int
+    unacked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Of an application to one broker. name: the broker's. client: what it calls itself, or its address.
+
+    unacked: deliveries that it holds without an answer.
+    """
+
+    name: str
+    user: str
+    client: str
+    consumes: bool = False
+    unacked: int = 0
+
+    def __str__(self) -> str:
+        held = f", holds {self.unacked:,} deliveries" if self.unacked else ""
+        return f"{self.client} (user {self.user}{held})"
 
 
 class View:
@@ -123,12 +146,13 @@ class View:
 
         Without those that belong to one connection, as each agent has one for events.
         """
-        columns = "columns=name,messages,consumers,exclusive"
+        columns = "columns=name,messages,messages_unacknowledged,consumers,exclusive"
         return [
             Queue(
                 name=str(found["name"]),
                 messages=found.get("messages"),
                 consumers=int(found.get("consumers", 0)),
+                unacked=int(found.get("messages_unacknowledged") or 0),
             )
             for found in self._manage(name, "GET", f"/api/queues/{VHOST}?{columns}").json()
             if not found.get("exclusive")
@@ -140,19 +164,35 @@ class View:
         path = f"/api/queues/{VHOST}/{quote(queue, safe='')}/get"
         return bool(self._manage(name, "POST", path, json=wanted).json())
 
-    def client_connections(self, name: str) -> dict[str, bool]:
-        """Connections of applications to one broker, with whether they consume. Raises NoAnswer."""
+    def connections(self, name: str) -> list[Connection]:
+        """Those of applications to one broker, as its statistics have them. Raises NoAnswer."""
         inventory = self.inventory
         ours = (inventory.admin_user, inventory.balancer.probe_user)
-        columns = "columns=name,user"
-        connections = self._manage(name, "GET", f"/api/connections?{columns}").json()
+        columns = "columns=name,user,client_properties,peer_host,peer_port"
+        known = self._manage(name, "GET", f"/api/connections?{columns}").json()
         consumers = self._manage(name, "GET", "/api/consumers").json()
         consuming = {found["channel_details"].get("connection_name") for found in consumers}
-        return {
-            str(found["name"]): found["name"] in consuming
-            for found in connections
+        held = self._held(name)
+        return [
+            Connection(
+                name=str(found["name"]),
+                user=str(found.get("user", "")),
+                client=_client(found),
+                consumes=found["name"] in consuming,
+                unacked=held[str(found["name"])],
+            )
+            for found in known
             if found.get("user") not in ours
-        }
+        ]
+
+    def _held(self, name: str) -> Counter[str]:
+        """Deliveries without an answer, by connection."""
+        columns = "columns=connection_details,messages_unacknowledged"
+        held = Counter[str]()
+        for found in self._manage(name, "GET", f"/api/channels?{columns}").json():
+            details = found.get("connection_details") or {}
+            held[str(details.get("name"))] += int(found.get("messages_unacknowledged") or 0)
+        return held
 
     def counts(self, name: str) -> tuple[int, int]:
         """Messages published to and acknowledged from one broker since its start."""
@@ -183,6 +223,13 @@ class View:
             auth=(inventory.admin_user, _secret(inventory.admin_password_file)),
             fine=fine,
         )
+
+
+def _client(connection: Mapping[str, Any]) -> str:
+    properties = connection.get("client_properties") or {}
+    address = f"{connection.get('peer_host', '?')}:{connection.get('peer_port', '?')}"
+    named = properties.get("connection_name") or properties.get("product")
+    return f"{named} at {address}" if named else address
 
 
 def _raise_silent(faults: Mapping[str, str]) -> None:

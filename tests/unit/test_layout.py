@@ -44,6 +44,7 @@ TESTED_ELSEWHERE = {
     "messagebus/__main__.py": "tests/integration/test_command.py",
     "messagebus/commands/worker.py": "tests/integration/test_worker.py",
     "messagebus/directory.py": "tests/integration/test_command.py",
+    "ops/carrying.py": "tests/unit/ops/test_cli.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",
     "bench/figures/rest.py": "tests/integration/test_bench_mesh.py",
