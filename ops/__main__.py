@@ -12,6 +12,7 @@ from messagebus.errors import MessageBusError
 from ops.cli import add, remove, replace, restart, upgrade
 from ops.local.cli import local
 from ops.pieces import hangup, hold, inventory, move
+from ops.topology_cli import topology
 
 __all__ = ["main"]
 
@@ -31,7 +32,7 @@ def cli() -> None:
 
 for command in (
     *(local, add, remove, restart, upgrade, replace),
-    *(hangup, hold, move, inventory),
+    *(topology, hangup, hold, move, inventory),
 ):
     cli.add_command(command)
 

@@ -1,6 +1,6 @@
 """What a cluster says about itself: questions to agents, management APIs and HAProxy.
 
-Only reads, apart from `hang_up`. Every question has a deadline; who does not answer is told by
+Only reads, apart from `hang_up` and `merge`. Every question has a deadline; who does not answer is told by
 NoAnswer with its name, never left out in silence.
 """
 
@@ -29,6 +29,8 @@ from ops.errors import NoAnswer
 __all__ = ["Connection", "Queue", "View"]
 
 TIMEOUT_S = 3.0
+# An agent brings a change about, and settles it, before it answers.
+CHANGE_TIMEOUT_S = 30.0
 # Brokers that are asked at the same time.
 PARALLEL = 16
 VHOST = "%2F"
@@ -110,10 +112,38 @@ class View:
         return {
             name: {
                 str(entry["wanted"]): (entry["number"], entry["origin"], entry["alive"])
-                for entry in answer.json()["entries"]
+                for entry in found["entries"]
             }
-            for name, answer in self._all("/topology")
+            for name, found in self.snapshots().items()
         }
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Each agent's whole map, as it tells it. Raises NoAnswer."""
+        return {name: answer.json() for name, answer in self._all("/topology")}
+
+    def merge(self, name: str, snapshot: Mapping[str, Any]) -> None:
+        """Tell an agent another one's map: it keeps what is newer. Raises NoAnswer when it does not."""
+        answer = self._operator(name, "/topology/merge", dict(snapshot)).json()
+        if not answer["stored"] and answer["answer"] == "no":
+            raise NoAnswer(f"agent of {name}: {answer['reason']}")
+
+    def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
+        """What of these exists otherwise on its broker, in words; "" for nothing. Raises NoAnswer."""
+        answer = self._operator(name, "/topology/try", {"wanted": wanted})
+        return str(answer.json()["mismatch"])
+
+    def _operator(self, name: str, path: str, body: object) -> httpx.Response:
+        """A request with the operators' token, of which an agent may take longer to answer."""
+        inventory = self.inventory
+        return _ask(
+            f"agent of {name}",
+            "POST",
+            f"{inventory.agent_url(inventory.find(name))}{path}",
+            json=body,
+            verify=inventory.certificates(),
+            headers={"Authorization": f"Bearer {_secret(inventory.token_file).reveal()}"},
+            timeout_s=CHANGE_TIMEOUT_S,
+        )
 
     def settled(self, name: str) -> dict[str, Any]:
         answer: dict[str, Any] = self._agent(self.node(name), "/settled").json()
@@ -250,6 +280,8 @@ def _ask(
     auth: tuple[str, Secret] | None = None,
     fine: tuple[int, ...] = (200,),
     verify: ssl.SSLContext | bool = True,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> httpx.Response:
     try:
         answer = httpx.request(
@@ -257,9 +289,10 @@ def _ask(
             url,
             json=json,
             auth=(auth[0], auth[1].reveal()) if auth else None,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             trust_env=False,
             verify=verify,
+            headers=headers,
         )
     except httpx.HTTPError as fault:
         raise NoAnswer(f"{who} does not answer ({type(fault).__name__})") from fault
