@@ -95,7 +95,7 @@ def test_nobody_answers(server: Sshd, tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="SSH: "):
         shell.run_over_ssh("root@127.0.0.1:1", ["true"], timeout_s=10)
     with (
-        pytest.raises(CommandFailed, match="cat on .*: exit code 255: .*refused"),
+        pytest.raises(CommandFailed, match=r"cat on .*: exit code 255: .*refused"),
         shell.forwarded("root@127.0.0.1:1", tmp_path / "s"),
     ):
         raise AssertionError("nobody is there")
@@ -107,7 +107,7 @@ def test_a_host_with_a_strange_key_is_not_talked_to(
     with ssh_server(tmp_path / "sshd") as strange:
         monkeypatch.setenv(shell.ENV_SSH_CONFIG, str(strange.config))
         strange.change_key()
-        with pytest.raises(CommandFailed, match="SSH: .*[Hh]ost key"):
+        with pytest.raises(CommandFailed, match=r"SSH: .*[Hh]ost key"):
             shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
         (tmp_path / "sshd" / "known_hosts").write_text("")
         with pytest.raises(CommandFailed, match=r"SSH: .*not found in known_hosts"):
