@@ -43,6 +43,22 @@ def test_a_failure_says_where_and_what(server: Sshd) -> None:
     assert caught.value.exit_code == 3
 
 
+def test_a_command_that_takes_too_long_is_given_up(server: Sshd) -> None:
+    with pytest.raises(CommandFailed, match=r"sleep on .*: did not end in time"):
+        shell.run_over_ssh(server.address, ["sleep", "20"], timeout_s=0.5)
+
+
+def test_a_command_that_reads_nothing_is_no_failure(server: Sshd) -> None:
+    assert shell.run_over_ssh(server.address, ["true"], timeout_s=10, stdin="x" * 10**6) == ""
+
+
+def test_a_large_file_is_written_whole(server: Sshd, tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(100_000))
+    with shell.remote(server.address) as there:
+        there.write(tmp_path / "large", text)
+    assert (tmp_path / "large").read_text() == text
+
+
 def test_a_file_is_replaced_whole(server: Sshd, tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "list.txt"
     with shell.remote(server.address) as there:
