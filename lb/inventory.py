@@ -44,6 +44,8 @@ __all__ = [
 ENV_PATH = "MESSAGEBUS_INVENTORY"
 DEFAULT_PATH = ".local/inventory.toml"
 SESSIONS_MAX = 8_000
+BALANCER = "haproxy"
+"""Name of the one that has none of its own."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -113,13 +115,17 @@ class Node:
 class Balancer:
     """One HAProxy.
 
+    host: name of the host that it runs on; "" for this machine.
     amqp, list, stats: addresses that it binds.
     config, socket, state_file, master_pid_file: absolute paths on its host.
     probe_password: what the gate check logs in with; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
     sessions_max: connections at the same time, of all kinds together.
+    server_sessions_max: the same for one broker; who comes then waits for `connect_ms` and is refused.
     """
 
+    name: str = BALANCER
+    host: str = ""
     amqp: Address
     list: Address
     stats: Address
@@ -131,7 +137,13 @@ class Balancer:
     probe_password_file: Path
     probe_password: Secret | None
     sessions_max: int = SESSIONS_MAX
+    server_sessions_max: int = SESSIONS_MAX
     timers: Timers = dataclasses.field(default_factory=Timers)
+
+    @property
+    def lock_file(self) -> Path:
+        """On its host: of who writes configuration or state."""
+        return self.config.with_suffix(".lock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +175,7 @@ class Inventory:
     """One cluster. brokers: in the order of the file, names and addresses unique; may be empty.
 
     mirrors: at most one for each broker, a host in at most one.
+    balancer: the one at hand, or the first; more: those after it, see `balancers`.
     tls: None where brokers and agents speak plain TCP and HTTP.
     """
 
@@ -178,7 +191,25 @@ class Inventory:
     mirrors: tuple[Mirror, ...] = ()
     users: tuple[User, ...] = ()
     provision: Provision = Provision()
+    more: tuple[Balancer, ...] = ()
     tls: Tls | None = None
+
+    @property
+    def balancers(self) -> tuple[Balancer, ...]:
+        """All of them, in the order of the file; at least one."""
+        return (self.balancer, *self.more)
+
+    def at(self, balancer: Balancer) -> Inventory:
+        """The same, with one balancer alone."""
+        return dataclasses.replace(self, balancer=balancer, more=())
+
+    def find_balancer(self, name: str) -> Balancer:
+        """Raises ConfigError naming the nearest."""
+        for balancer in self.balancers:
+            if balancer.name == name:
+                return balancer
+        known = [balancer.name for balancer in self.balancers]
+        raise ConfigError(f"no balancer {name!r} in the inventory{nearest(name, known)}")
 
     def agent_url(self, node: Node) -> str:
         return f"{'https' if self.tls else 'http'}://{node.agent}"
@@ -224,12 +255,15 @@ def load(path: str | Path) -> Inventory:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
         raise ConfigError(f"{path}: {fault}") from fault
     inventory = parse(values, base=path.absolute().parent)
-    balancer = inventory.balancer
-    password = _read_secret(balancer.probe_password_file)
+    first, *more = (
+        dataclasses.replace(each, probe_password=_read_secret(each.probe_password_file))
+        for each in inventory.balancers
+    )
     tls = inventory.tls
     return dataclasses.replace(
         inventory,
-        balancer=dataclasses.replace(balancer, probe_password=password),
+        balancer=first,
+        more=tuple(more),
         tls=tls and dataclasses.replace(tls, digest=_digest(tls.ca_file, tls.check_cert_file)),
     )
 
@@ -241,7 +275,7 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
     """
     faults: list[str] = []
     top = Table(values, "", base, faults)
-    balancer = top.table("balancer")
+    first, *more = map(_read_balancer, _balancer_tables(top))
     inventory = Inventory(
         cluster=top.text("cluster", _CLUSTER),
         list_file=top.path("list_file"),
@@ -249,7 +283,8 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
         admin_user=top.text("admin_user", _USER),
         admin_password_file=top.path("admin_password_file"),
         supervisor="systemd" if top.choice("supervisor", "local", "systemd") else "local",
-        balancer=_read_balancer(balancer),
+        balancer=first,
+        more=tuple(more),
         brokers=tuple(_read_node(each) for each in top.tables("brokers")),
         hosts=tuple(_read_host(each) for each in top.tables("hosts")),
         mirrors=tuple(_read_mirror(each) for each in top.tables("mirrors")),
@@ -267,20 +302,31 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
     return inventory
 
 
+def _balancer_tables(top: Table) -> list[Table]:
+    """``[balancer]`` alone is one; beside ``[[balancers]]`` it says what they have in common."""
+    several = top.tables("balancers", common="balancer")
+    return several or [top.table("balancer")]
+
+
 def _read_balancer(table: Table) -> Balancer:
     timers = table.table("timers", required=False)
+    host = table.text("host", _NAME, required=False)
+    sessions_max = table.number("sessions_max", SESSIONS_MAX)
     balancer = Balancer(
+        name=table.text("name", _NAME, required=False) or BALANCER,
+        host=host,
         amqp=table.address("amqp"),
         list=table.address("list"),
         stats=table.address("stats"),
-        config=table.path("config"),
-        socket=table.path("socket"),
-        state_file=table.path("state_file"),
-        master_pid_file=table.path("master_pid_file"),
+        config=table.path("config", absolute=bool(host)),
+        socket=table.path("socket", absolute=bool(host)),
+        state_file=table.path("state_file", absolute=bool(host)),
+        master_pid_file=table.path("master_pid_file", absolute=bool(host)),
         probe_user=table.text("probe_user", _USER),
         probe_password_file=table.path("probe_password_file"),
         probe_password=None,
-        sessions_max=table.number("sessions_max", SESSIONS_MAX),
+        sessions_max=sessions_max,
+        server_sessions_max=table.number("server_sessions_max", sessions_max),
         timers=Timers(
             **{
                 field.name: timers.number(field.name, field.default)
@@ -388,10 +434,30 @@ def _wrong_names(inventory: Inventory) -> list[str]:
                 faults.append(f"mirror {mirror.name}: no host {name!r}{nearest(name, hosts)}")
             elif not inventory.host(name).replication:
                 faults.append(f"mirror {mirror.name}: host {name} has no replication address")
+    faults += _wrong_balancers(inventory.balancers, hosts)
     of_mirrors = [name for mirror in inventory.mirrors for name in mirror.hosts]
     faults += [f"host {each} is in two mirrors" for each in sorted(_twice(of_mirrors))]
     named = [mirror.name for mirror in inventory.mirrors]
     faults += [f"broker {each} has two mirrors" for each in sorted(_twice(named))]
+    return faults
+
+
+def _wrong_balancers(balancers: tuple[Balancer, ...], hosts: list[str]) -> list[str]:
+    """Names, files of one host, and the addresses of all."""
+    faults = [
+        f"balancer {each.name}: no host {each.host!r}{nearest(each.host, hosts)}"
+        for each in balancers
+        if each.host and each.host not in hosts
+    ]
+    for kind, names in (
+        ("balancer", [each.name for each in balancers]),
+        ("balancer address", [str(each.amqp) for each in balancers]),
+        ("admin socket", [f"{each.host}:{each.socket}" for each in balancers]),
+        ("configuration", [f"{each.host}:{each.config}" for each in balancers]),
+        ("state file", [f"{each.host}:{each.state_file}" for each in balancers]),
+        ("pid file", [f"{each.host}:{each.master_pid_file}" for each in balancers]),
+    ):
+        faults += [f"{kind} {each.lstrip(':')} is there twice" for each in sorted(_twice(names))]
     return faults
 
 

@@ -43,6 +43,22 @@ def test_a_failure_says_where_and_what(server: Sshd) -> None:
     assert caught.value.exit_code == 3
 
 
+def test_a_command_that_takes_too_long_is_given_up(server: Sshd) -> None:
+    with pytest.raises(CommandFailed, match=r"sleep on .*: did not end in time"):
+        shell.run_over_ssh(server.address, ["sleep", "20"], timeout_s=0.5)
+
+
+def test_a_command_that_reads_nothing_is_no_failure(server: Sshd) -> None:
+    assert shell.run_over_ssh(server.address, ["true"], timeout_s=10, stdin="x" * 10**6) == ""
+
+
+def test_a_large_file_is_written_whole(server: Sshd, tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(100_000))
+    with shell.remote(server.address) as there:
+        there.write(tmp_path / "large", text)
+    assert (tmp_path / "large").read_text() == text
+
+
 def test_a_file_is_replaced_whole(server: Sshd, tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "list.txt"
     with shell.remote(server.address) as there:
@@ -95,7 +111,7 @@ def test_nobody_answers(server: Sshd, tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="SSH: "):
         shell.run_over_ssh("root@127.0.0.1:1", ["true"], timeout_s=10)
     with (
-        pytest.raises(CommandFailed, match="cat on .*: exit code 255: .*refused"),
+        pytest.raises(CommandFailed, match=r"cat on .*: exit code 255: .*refused"),
         shell.forwarded("root@127.0.0.1:1", tmp_path / "s"),
     ):
         raise AssertionError("nobody is there")
@@ -107,7 +123,7 @@ def test_a_host_with_a_strange_key_is_not_talked_to(
     with ssh_server(tmp_path / "sshd") as strange:
         monkeypatch.setenv(shell.ENV_SSH_CONFIG, str(strange.config))
         strange.change_key()
-        with pytest.raises(CommandFailed, match="SSH: .*[Hh]ost key"):
+        with pytest.raises(CommandFailed, match=r"SSH: .*[Hh]ost key"):
             shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
         (tmp_path / "sshd" / "known_hosts").write_text("")
         with pytest.raises(CommandFailed, match=r"SSH: .*not found in known_hosts"):

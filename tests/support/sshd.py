@@ -80,7 +80,13 @@ def ssh_server(folder: Path) -> Iterator[Sshd]:
 
 
 def _command(folder: Path) -> list[str]:
-    argv = [program("sshd", package="openssh-server"), "-D", "-e", "-f", str(folder / "sshd_config")]
+    argv = [
+        program("sshd", package="openssh-server"),
+        "-D",
+        "-e",
+        "-f",
+        str(folder / "sshd_config"),
+    ]
     if os.geteuid() != 0:
         return argv
     # In a view of its own on two files, so that nothing of the system is changed.
