@@ -190,7 +190,7 @@ class Inventory:
     hosts: tuple[Host, ...] = ()
     mirrors: tuple[Mirror, ...] = ()
     users: tuple[User, ...] = ()
-    provision: Provision = Provision()
+    provision: Provision = dataclasses.field(default_factory=Provision)
     more: tuple[Balancer, ...] = ()
     tls: Tls | None = None
 

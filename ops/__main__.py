@@ -9,9 +9,11 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
+from ops.checkup_cli import check
 from ops.cli import add, remove, replace, restart, upgrade
 from ops.local.cli import local
 from ops.pieces import hangup, hold, inventory, move
+from ops.provision.cli import provision
 from ops.topology_cli import topology
 
 __all__ = ["main"]
@@ -32,7 +34,7 @@ def cli() -> None:
 
 for command in (
     *(local, add, remove, restart, upgrade, replace),
-    *(topology, hangup, hold, move, inventory),
+    *(check, provision, topology, hangup, hold, move, inventory),
 ):
     cli.add_command(command)
 

@@ -20,7 +20,7 @@ import httpx
 import consumer_lists.cluster
 import lb.inventory
 from consumer_lists import nodes
-from consumer_lists.nodes import Client
+from consumer_lists.nodes import Client, Served
 from lb.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
@@ -95,9 +95,13 @@ class View:
 
     # Agents.
 
+    def served(self) -> list[Served]:
+        """What each agent serves, or why it does not."""
+        return nodes.served(self._cluster.nodes)
+
     def generations(self) -> dict[str, int]:
         """Which generation each agent serves, by name of the node. Raises NoAnswer."""
-        served = nodes.served(self._cluster.nodes)
+        served = self.served()
         _raise_silent({one.node: one.fault for one in served if one.served is None})
         return {one.node: one.generation for one in served}
 
@@ -224,9 +228,19 @@ class View:
             held[str(details.get("name"))] += int(found.get("messages_unacknowledged") or 0)
         return held
 
+    def overview(self, name: str) -> dict[str, Any]:
+        """Of one broker: its version, its own name. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", "/api/overview").json()
+        return answer
+
+    def resources(self, name: str) -> dict[str, Any]:
+        """Of one broker: memory, disk, and their alarms. Raises NoAnswer."""
+        found = self._manage(name, "GET", "/api/nodes").json()
+        return dict(found[0]) if found else {}
+
     def counts(self, name: str) -> tuple[int, int]:
         """Messages published to and acknowledged from one broker since its start."""
-        stats = self._manage(name, "GET", "/api/overview").json().get("message_stats", {})
+        stats = self.overview(name).get("message_stats", {})
         return int(stats.get("publish", 0)), int(stats.get("ack", 0))
 
     def hang_up(self, name: str, connection: str) -> None:

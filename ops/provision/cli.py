@@ -20,7 +20,7 @@ from ops.provision.hosts import Root, look, make
 from ops.provision.program import pack
 from ops.provision.wanted import secret_files, wanted_host
 
-__all__ = ["provision", "root_of"]
+__all__ = ["provision", "read_secrets", "root_of"]
 
 
 @click.command()
@@ -44,7 +44,7 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
     hosts = [inventory.host(name) for name in names] or list(inventory.hosts)
     if not hosts:
         raise ConfigError("the inventory has no [[hosts]]")
-    secrets, program = _secrets(inventory), pack()
+    secrets, program = read_secrets(inventory), pack()
     for host in hosts:
         wanted = wanted_host(inventory, host.name, secrets, program.digest)
         with root_of(inventory, host.name) as root:
@@ -76,7 +76,7 @@ def root_of(inventory: Inventory, name: str) -> Iterator[Root]:
         yield Root(remote, host=host.name, sudo=host.sudo)
 
 
-def _secrets(inventory: Inventory) -> dict[Path, Secret]:
+def read_secrets(inventory: Inventory) -> dict[Path, Secret]:
     """Raises ConfigError naming every file that cannot be read."""
     read, faults = {}, []
     for path in secret_files(inventory, inventory.brokers):

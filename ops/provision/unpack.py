@@ -10,20 +10,24 @@ import os
 import shutil
 import sys
 import tarfile
+from pathlib import Path
 
-folder, digest = sys.argv[1:3]
-target = os.path.join(folder, digest)
-part, link = target + ".part", os.path.join(folder, "current")
-if not os.path.isdir(target):
-    shutil.rmtree(part, ignore_errors=True)
-    os.makedirs(part)
-    archive = io.BytesIO(base64.b64decode(sys.stdin.read()))
-    with tarfile.open(fileobj=archive) as tar:
-        tar.extractall(part)
-    compileall.compile_dir(part, quiet=2)
-    os.rename(part, target)
-if os.path.lexists(link + ".part"):
-    os.unlink(link + ".part")
-os.symlink(digest, link + ".part")
-os.replace(link + ".part", link)
-os.sync()
+
+def unpack(folder: Path, digest: str, text: str) -> None:
+    target, part = folder / digest, folder / f"{digest}.part"
+    if not target.is_dir():
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(text))) as tar:
+            tar.extractall(part)
+        compileall.compile_dir(str(part), quiet=2)
+        part.rename(target)
+    link = folder / "current.part"
+    link.unlink(missing_ok=True)
+    link.symlink_to(digest)
+    link.replace(folder / "current")
+    os.sync()
+
+
+if __name__ == "__main__":
+    unpack(Path(sys.argv[1]), sys.argv[2], sys.stdin.read())
