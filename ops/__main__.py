@@ -10,7 +10,7 @@ from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
 from ops.checkup_cli import check
-from ops.cli import add, remove, replace, restart, upgrade
+from ops.cli import add, found, remove, replace, restart, upgrade
 from ops.local.cli import local
 from ops.pieces import hangup, hold, inventory, move
 from ops.provision.cli import provision
@@ -34,7 +34,7 @@ def cli() -> None:
 
 for command in (
     *(local, add, remove, restart, upgrade, replace),
-    *(check, provision, topology, hangup, hold, move, inventory),
+    *(check, provision, found, topology, hangup, hold, move, inventory),
 ):
     cli.add_command(command)
 

@@ -16,6 +16,7 @@ from ops.view import Connection, Queue, View
 
 __all__ = [
     "agents_serve_the_list",
+    "all_welcome",
     "answers",
     "applied_and_attached",
     "behind",
@@ -23,8 +24,10 @@ __all__ = [
     "holds_back",
     "is_dead",
     "knows_the_topology",
+    "lists_all",
     "left_by_clients",
     "left_by_publishers",
+    "nobody_answers",
     "nobody_is_connected",
     "publishes_arrive",
     "topology_is_there",
@@ -169,6 +172,35 @@ def is_dead(view: View, name: str) -> Check:
                     " or stop it first"
                 )
         return ""
+
+    return check
+
+
+def nobody_answers(view: View) -> Check:
+    """There is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
+
+    def check() -> str:
+        for node in view.nodes:
+            with suppress(NoAnswer):
+                view.health(node.name)
+                raise Blocked(f"the agent of {node.name} answers: this cluster is there already")
+        return ""
+
+    return check
+
+
+def lists_all(view: View) -> str:
+    """Whether the operators' list names every broker of the inventory, as a check."""
+    missing = {str(node.address) for node in view.nodes} - view.listed.names
+    return f"it does not name {some(sorted(missing))}" if missing else ""
+
+
+def all_welcome(view: View) -> Check:
+    """As `welcomes`, of every broker."""
+
+    def check() -> str:
+        said = {node.name: welcomes(view, node.name)() for node in view.nodes}
+        return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
 
     return check
 

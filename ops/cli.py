@@ -14,6 +14,7 @@ from ops.errors import NoAnswer, OpsError
 from ops.journal import Journal
 from ops.local.cluster import LocalCluster
 from ops.playbooks import add as add_playbook
+from ops.playbooks import found as found_playbook
 from ops.playbooks import remove as remove_playbook
 from ops.playbooks import replace as replace_playbook
 from ops.playbooks import restart as restart_playbook
@@ -23,7 +24,7 @@ from ops.playbooks.target import Target
 from ops.runner import HostRunner
 from ops.view import View
 
-__all__ = ["add", "remove", "replace", "restart", "upgrade"]
+__all__ = ["add", "found", "remove", "replace", "restart", "upgrade"]
 
 # How far RabbitMQ's counts lag: its statistics interval and its quorum queues' tick, 5 s each unless
 # set otherwise, which `ops local` does.
@@ -174,6 +175,25 @@ def replace(name: str, lose_messages: bool, go: Go) -> None:
     carry(plan, journal, go, target.facts)
 
 
+@click.command()
+@go_options
+def found(go: Go) -> None:
+    """Start a new cluster for the first time, on hosts that `ops provision` has set up.
+
+    \b
+    Example:
+      python -m ops provision --yes && python -m ops found --yes
+    """
+    view, journal = View(go.file), journal_of(go.file, "found cluster")
+    inventory = view.inventory
+    if inventory.supervisor == "local":
+        raise ConfigError("`python -m ops local up` starts a local cluster")
+    names = [node.name for node in inventory.brokers]
+    hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
+    plan = found_playbook.plan(names, go.file, view, _systemd(view), balancers=hosts)
+    carry(plan, journal, go, {"names": names})
+
+
 def _fail_over(name: str, go: Go) -> None:
     command = replace_playbook.mirrored(name, go.file, yes=go.yes)
     click.echo(" ".join(command.argv))
@@ -222,4 +242,14 @@ def _nodes(file: Path, view: View) -> Supervisor:
     inventory = view.inventory
     if inventory.supervisor == "local":
         return LocalNodes(file.parent)
-    return SystemdNodes({node.name: inventory.ssh_of(node) for node in inventory.brokers})
+    return _systemd(view)
+
+
+def _systemd(view: View) -> SystemdNodes:
+    inventory = view.inventory
+    return SystemdNodes(
+        {node.name: inventory.ssh_of(node) for node in inventory.brokers},
+        frozenset(
+            node.name for node in inventory.brokers if node.host and inventory.host(node.host).sudo
+        ),
+    )

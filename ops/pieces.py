@@ -10,6 +10,7 @@ import click
 import lb.inventory
 from lb.agents import set_draining
 from lb.inventory import Inventory
+from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.moving import MessagesMoved, MovingProgress, move_messages
 from ops.carrying import inventory_option
@@ -175,6 +176,27 @@ def put(kept: Path, file: Path) -> None:
       python -m ops inventory put mb2.toml
     """
     _write(file, with_broker(file.read_text(), kept.read_text()))
+
+
+@inventory.command("first-list")
+@inventory_option
+def first_list(file: Path) -> None:
+    """Write the consumer list of a new cluster, with every broker of the inventory; never over another.
+
+    \b
+    Example:
+      python -m ops inventory first-list
+    """
+    inventory = lb.inventory.load(file)
+    if inventory.list_file.exists():
+        click.echo(f"{inventory.list_file} is there")
+        return
+    listed = tuple(
+        ListedBroker(broker=Broker.parse(str(node.address)), agent_port=node.agent.port)
+        for node in inventory.brokers
+    )
+    made = BrokerList(cluster=inventory.cluster, generation=1, listed=listed)
+    _write(inventory.list_file, made.render())
 
 
 def _write(file: Path, text: str) -> None:

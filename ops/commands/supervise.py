@@ -23,6 +23,9 @@ APT = (
     *("apt-get", "--yes", "--allow-downgrades", "-o", "Dpkg::Options::=--force-confold"),
 )
 INSTALL_WITHIN_S = 900.0
+AGENT_USER = "messagebus"
+PROGRAM = "/opt/messagebus/current"
+BALANCER_UNIT = "haproxy"
 
 
 class Supervisor(Protocol):
@@ -71,9 +74,13 @@ class LocalNodes:
 
 @dataclass(frozen=True, slots=True)
 class SystemdNodes:
-    """hosts: name of the node to its host. The host is installed before, and wiped after, by hand."""
+    """hosts: name of the node to its host, which is installed before, and wiped after, by hand.
+
+    sudo: nodes where who logs in is not root.
+    """
 
     hosts: dict[str, str]
+    sudo: frozenset[str] = frozenset()
 
     def provision(self, name: str) -> tuple[Command, ...]:
         return ()
@@ -95,12 +102,26 @@ class SystemdNodes:
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
         """Broker and agent are stopped. The package's own user and folders stay, what is in them goes."""
-        host = self.hosts[name]
+        host, root = self.hosts[name], self._root(name)
         package = f"rabbitmq-server={version}" if version else "rabbitmq-server"
         return (
-            *(Command(("find", each, "-mindepth", "1", "-delete"), host) for each in STATES),
-            Command((*APT, "install", package), host, within_s=INSTALL_WITHIN_S),
+            *(Command((*root, "find", each, "-mindepth", "1", "-delete"), host) for each in STATES),
+            Command((*root, *APT, "install", package), host, within_s=INSTALL_WITHIN_S),
         )
 
+    def genesis(self, name: str) -> tuple[Command, ...]:
+        """The agent's first start, in the life of a cluster that has none."""
+        script = f"from messagebus.agent import genesis; genesis({STATES[1]!r})"
+        program = ("env", f"PYTHONPATH={PROGRAM}", "python3", "-P", "-c", script)
+        argv = ("runuser", "-u", AGENT_USER, "--", *program)
+        return (Command((*self._root(name), *argv), self.hosts[name]),)
+
+    def start_balancer(self, host: str) -> Command:
+        """host: how it is reached. Anew, where it runs: it reads its files."""
+        return Command(("systemctl", "restart", BALANCER_UNIT), host)
+
     def _systemctl(self, word: str, unit: str, name: str) -> tuple[Command, ...]:
-        return (Command(("systemctl", word, unit), self.hosts[name]),)
+        return (Command((*self._root(name), "systemctl", word, unit), self.hosts[name]),)
+
+    def _root(self, name: str) -> tuple[str, ...]:
+        return ("sudo", "-n", "--") if name in self.sudo else ()
