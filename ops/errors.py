@@ -5,6 +5,7 @@ OpsError
     CommandFailed  a command ended with another exit code than 0, or did not end in time
         HostUnreachable  there is no SSH to a host: down, another address, another host key, no login
         SudoRefused      who logs in there may not become root without a password
+    NoRoom         a host's disk has too little room to be changed
     PlanFailed     a step of a playbook failed; what was done before it is in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
     LockHeld       somebody else is changing this cluster
@@ -22,6 +23,7 @@ __all__ = [
     "LocalFault",
     "LockHeld",
     "NoAnswer",
+    "NoRoom",
     "OpsError",
     "PlanFailed",
     "SudoRefused",
@@ -69,6 +71,15 @@ class SudoRefused(CommandFailed):
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(("sudo",), 1, reason, host)
         self.args = (f"{host}: sudo refused: {tail(reason)}; it must need no password",)
+
+
+class NoRoom(OpsError):
+    """Raised when a host's disk has too little room for what is to be written; nothing was changed there."""
+
+    def __init__(self, host: str, free_mb: int, wanted_mb: int) -> None:
+        super().__init__(
+            f"{host}: no room: {free_mb} MB are free on its disk, {wanted_mb} are wanted"
+        )
 
 
 class PlanFailed(OpsError):

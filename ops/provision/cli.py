@@ -16,7 +16,7 @@ from ops import lock, shell
 from ops.carrying import LOCK, inventory_option
 from ops.errors import OpsError
 from ops.provision.changes import changes, restart_wanted
-from ops.provision.hosts import Root, look, make
+from ops.provision.hosts import Root, look, make, see_room
 from ops.provision.program import pack
 from ops.provision.wanted import secret_files, wanted_host
 
@@ -59,6 +59,7 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
                 continue
             if not (yes or click.confirm(f"change {host.name}?", err=True)):
                 raise OpsError("not confirmed; --yes does not ask")
+            see_room(root, host=host.name)
             with lock.held(file.parent / LOCK, f"provision {host.name}"):
                 make(wants, root, program, say=lambda what: click.echo(f"  {what}", err=True))
             click.echo(f"{host.name}: {len(wants)} changes made")

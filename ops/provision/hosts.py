@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ops import shell
-from ops.errors import CommandFailed, HostUnreachable, SudoRefused
+from ops.errors import CommandFailed, HostUnreachable, NoRoom, SudoRefused
 from ops.provision.changes import COOKIE_COPY, Change
 from ops.provision.observed import Observed, observe
 from ops.provision.program import Program, unpack_command
 from ops.provision.wanted import WantedFile, WantedHost
 from ops.shell import Remote
 
-__all__ = ["ASK_WITHIN_S", "Root", "look", "make"]
+__all__ = ["ASK_WITHIN_S", "Root", "look", "make", "see_room"]
 
 ASK_WITHIN_S = 60.0
 UNPACK_WITHIN_S = 300.0
+# Packages unpacked, files twice while they are replaced, and what a package's own script writes.
+FREE_MB_MIN = 100
 NEW_SUFFIX = ".messagebus-new"
 
 
@@ -62,6 +64,14 @@ def look(wanted: WantedHost, root: Root) -> Observed:
     """Raises HostUnreachable, SudoRefused."""
     root.run(("true",))
     return observe(wanted, root.ask, cookie_copy=COOKIE_COPY)
+
+
+def see_room(root: Root, *, host: str) -> None:
+    """Raises NoRoom, before anything is written by halves."""
+    said = root.run(("df", "--output=avail", "-B1", "/")).split()
+    free_mb = int(said[-1]) // 1_000_000
+    if free_mb < FREE_MB_MIN:
+        raise NoRoom(host, free_mb, FREE_MB_MIN)
 
 
 def make(

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from ops.errors import CommandFailed, HostUnreachable, SudoRefused
+from ops.errors import CommandFailed, HostUnreachable, NoRoom, SudoRefused
 from ops.provision.changes import Change
-from ops.provision.hosts import Root, look, make
+from ops.provision.hosts import Root, look, make, see_room
 from ops.provision.program import Program
 from ops.provision.wanted import WantedFile, WantedHost
 from ops.shell import Remote
@@ -83,6 +83,16 @@ def test_what_stands_in_the_way_has_its_own_error(
     with pytest.raises(kind, match=told) as caught:
         far.root(sudo=True).run(("true",))
     assert type(caught.value) is kind
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written() -> None:
+    class Full(Far):
+        def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str:
+            super().run(argv, timeout_s=timeout_s, stdin=stdin)
+            return "     Avail\n4096\n"
+
+    with pytest.raises(NoRoom, match="h1: no room: 0 MB are free"):
+        see_room(Full().root(), host="h1")
 
 
 def test_nothing_is_asked_of_a_host_that_refuses_sudo() -> None:
