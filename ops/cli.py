@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -65,7 +66,7 @@ def add(name: str, go: Go) -> None:
     target = _resumed(journal, name) or _new_target(go.file, view, name)
     if not journal.is_resumed and target.address in view.listed.names:
         raise ConfigError(f"{name} is on the list already")
-    plan = add_playbook.plan(target, go.file, view, _nodes(go.file, view))
+    plan = add_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]))
     carry(plan, journal, go, target.facts)
 
 
@@ -87,7 +88,7 @@ def remove(name: str, moves: bool, held_within_s: float, go: Go) -> None:
     view, journal = View(go.file), journal_of(go.file, f"remove {name}")
     target = _resumed(journal, name) or _known_target(view, name)
     how = _drain(view, name, moves=moves, held_within_s=held_within_s)
-    plan = remove_playbook.plan(target, go.file, view, _nodes(go.file, view), how)
+    plan = remove_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), how)
     if not journal.is_resumed and view.listed.names == {target.address}:
         raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
     carry(plan, journal, go, target.facts)
@@ -116,7 +117,7 @@ def restart(names: tuple[str, ...], rolling: bool, held_within_s: float, go: Go)
     if not journal.is_resumed and len(view.listed.names) < 2:
         raise ConfigError("a single broker has no other that takes over meanwhile")
     how = _drain(view, "", moves=False, held_within_s=held_within_s)
-    nodes, named = _nodes(go.file, view), f"restart {' '.join(names) or 'all'}"
+    nodes, named = _nodes(go.file, view, targets), f"restart {' '.join(names) or 'all'}"
     plan = restart_playbook.plan(targets, go.file, view, nodes, how, name=named)
     carry(plan, journal, go, {"names": wanted})
 
@@ -140,7 +141,7 @@ def upgrade(name: str, version: str, moves: bool, held_within_s: float, go: Go) 
     if not journal.is_resumed and view.listed.names == {target.address}:
         raise ConfigError(f"{name} is the last broker; add another one before")
     how = _drain(view, name, moves=moves, held_within_s=held_within_s)
-    nodes = _nodes(go.file, view)
+    nodes = _nodes(go.file, view, [target])
     plan = upgrade_playbook.plan(target, go.file, view, nodes, how, version=version)
     carry(plan, journal, go, target.facts)
 
@@ -167,7 +168,7 @@ def replace(name: str, lose_messages: bool, go: Go) -> None:
     if view.listed.names == {target.address}:
         raise ConfigError(f"{name} is the last broker: the list must name another one")
     kept = go.file.parent / "journal" / f"replaced-{name}.toml"
-    plan = replace_playbook.plan(target, go.file, view, _nodes(go.file, view), kept=kept)
+    plan = replace_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), kept=kept)
     if not (go.dry_run or lose_messages or journal.is_resumed):
         raise OpsError(
             f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
@@ -190,7 +191,9 @@ def found(go: Go) -> None:
         raise ConfigError("`python -m ops local up` starts a local cluster")
     names = [node.name for node in inventory.brokers]
     hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
-    plan = found_playbook.plan(names, go.file, view, _systemd(view), balancers=hosts)
+    plan = found_playbook.plan(
+        names, go.file, view, _systemd(_known_target(view, name) for name in names), balancers=hosts
+    )
     carry(plan, journal, go, {"names": names})
 
 
@@ -208,7 +211,15 @@ def _resumed(journal: Journal, name: str) -> Target | None:
 
 def _known_target(view: View, name: str) -> Target:
     node = view.node(name)
-    return Target(name=node.name, address=str(node.address), agent_port=node.agent.port)
+    inventory = view.inventory
+    is_local = inventory.supervisor == "local"
+    return Target(
+        name=node.name,
+        address=str(node.address),
+        agent_port=node.agent.port,
+        ssh="" if is_local else inventory.ssh_of(node),
+        sudo=bool(node.host) and inventory.host(node.host).sudo,
+    )
 
 
 def _new_target(file: Path, view: View, name: str) -> Target:
@@ -238,18 +249,13 @@ def _delayed(view: View, name: str) -> tuple[int, float]:
         return 0, 0.0
 
 
-def _nodes(file: Path, view: View) -> Supervisor:
-    inventory = view.inventory
-    if inventory.supervisor == "local":
-        return LocalNodes(file.parent)
-    return _systemd(view)
+def _nodes(file: Path, view: View, targets: Iterable[Target]) -> Supervisor:
+    return LocalNodes(file.parent) if view.inventory.supervisor == "local" else _systemd(targets)
 
 
-def _systemd(view: View) -> SystemdNodes:
-    inventory = view.inventory
+def _systemd(targets: Iterable[Target]) -> SystemdNodes:
+    targets = list(targets)
     return SystemdNodes(
-        {node.name: inventory.ssh_of(node) for node in inventory.brokers},
-        frozenset(
-            node.name for node in inventory.brokers if node.host and inventory.host(node.host).sudo
-        ),
+        {target.name: target.ssh for target in targets},
+        frozenset(target.name for target in targets if target.sudo),
     )
