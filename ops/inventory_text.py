@@ -11,12 +11,12 @@ from ops.errors import OpsError
 __all__ = ["broker_table", "with_broker", "without_broker"]
 
 _TABLE = re.compile(r"^\s*\[", re.MULTILINE)
-_BROKER = re.compile(r"^\s*\[\[\s*brokers\s*\]\]", re.MULTILINE)
+_KINDS = ("mirrors", "brokers")
 
 
 def broker_table(text: str, name: str) -> str:
     """The text of the ``[[brokers]]`` table of this name, "" when there is none."""
-    for begin, end in _tables(text):
+    for begin, end in _tables(text, "brokers"):
         table = text[begin:end]
         if tomllib.loads(table)["brokers"][0].get("name") == name:
             return table
@@ -38,25 +38,31 @@ def with_broker(text: str, table: str) -> str:
 
 
 def without_broker(text: str, name: str) -> str:
-    """The same text without the ``[[brokers]]`` table of this name.
+    """The same text without the ``[[brokers]]`` table of this name, and without its mirror's.
 
     Unchanged when there is none. Raises OpsError when the rest would not say the same as before.
     """
+    for kind in _KINDS:
+        text = _without(text, kind, name)
+    return text
+
+
+def _without(text: str, kind: str, name: str) -> str:
     before = tomllib.loads(text)
-    wanted = [broker for broker in before.get("brokers", []) if broker.get("name") != name]
-    if wanted == before.get("brokers", []):
+    wanted = [each for each in before.get(kind, []) if each.get("name") != name]
+    if wanted == before.get(kind, []):
         return text
-    for begin, end in _tables(text):
+    for begin, end in _tables(text, kind):
         edited = text[:begin] + text[end:]
-        if tomllib.loads(edited) == {**before, "brokers": wanted}:
+        if tomllib.loads(edited) == {**before, kind: wanted}:
             return edited
-        if not wanted and tomllib.loads(edited).get("brokers") is None:
+        if not wanted and tomllib.loads(edited).get(kind) is None:
             return edited
     raise OpsError(f"cannot take {name} out of the inventory by itself; edit the file")
 
 
-def _tables(text: str) -> Iterator[tuple[int, int]]:
-    """Where each table of a broker begins and ends."""
-    for table in _BROKER.finditer(text):
+def _tables(text: str, kind: str) -> Iterator[tuple[int, int]]:
+    """Where each table of this kind begins and ends."""
+    for table in re.finditer(rf"^\s*\[\[\s*{kind}\s*\]\]", text, re.MULTILINE):
         follows = _TABLE.search(text, table.end())
         yield table.start(), follows.start() if follows else len(text)

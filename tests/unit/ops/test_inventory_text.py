@@ -76,3 +76,10 @@ def test_putting_back_twice_changes_nothing() -> None:
 def test_what_is_no_table_of_a_broker_is_refused(table: str) -> None:
     with pytest.raises(OpsError, match="not one"):
         with_broker(TEXT, table)
+
+
+def test_a_broker_goes_with_its_mirror() -> None:
+    mirror = '\n[[mirrors]]\nname = "mb2"\nport = 7788\n\n[[mirrors]]\nname = "mb3"\n'
+    left = tomllib.loads(without_broker(TEXT + mirror, "mb2"))
+    assert left["mirrors"] == [{"name": "mb3"}]
+    assert [each["name"] for each in left["brokers"]] == ["mb1", "mb3"]
