@@ -7,8 +7,9 @@ import base64
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 
@@ -18,7 +19,7 @@ from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually, eventually_async
-from tests.support.faults import direct
+from tests.support.faults import delete_queue, direct, operators_drain
 from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, ops
 
 RECEIVED_FIRST = 100
@@ -282,3 +283,47 @@ def test_delayed_messages_are_told_and_waited_for(
             consumer.ack(delivery)
             assert removing.result().returncode == 0, removing.result().stderr
     assert ops(cluster, "add", last, "--yes").returncode == 0
+
+
+def test_what_differs_is_told_and_nothing_is_changed(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    """By `ops check` and `ops topology diff`."""
+    name, other = cluster.names[:2]
+    declare(bus, [f"{topic}/{SUBSCRIPTION}"])
+    for words in (["check"], ["topology", "diff"], ["topology", "sync"]):
+        fine = ops(cluster, *words)
+        assert fine.returncode == 0, fine.stdout + fine.stderr
+    queue, stranger = f"mb.sub/{topic}/{SUBSCRIPTION}", f"mb.sub/{topic}/old"
+    quorum = {"x-queue-type": "quorum"}
+    put_queue(cluster, name, stranger, quorum)
+    cluster.kill(other, agent=True)
+    delete_queue(cluster, other, queue)
+    put_queue(cluster, other, queue, {**quorum, "x-delivery-limit": 5})
+    told = ops(cluster, "check")
+    assert told.returncode == 1
+    assert f"{other}: nobody listens on its agent" in told.stdout
+    cluster.start(other, agent=True)
+    operators_drain(cluster, name, True)
+    eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=20)
+    told = ops(cluster, "topology", "diff")
+    assert told.returncode == 1
+    assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in told.stdout
+    assert f"{other}: {queue} is not there, or not settled" in told.stdout
+    told = ops(cluster, "check")
+    assert f"{name}: takes no new publishers: drain" in told.stdout
+
+    operators_drain(cluster, name, False)
+    delete_queue(cluster, name, stranger)
+    delete_queue(cluster, other, queue)
+    cluster.wait_ready()
+    eventually(lambda: ops(cluster, "check").returncode == 0, within_s=20)
+
+
+def put_queue(
+    cluster: LocalCluster, name: str, queue: str, arguments: Mapping[str, str | int]
+) -> None:
+    body = {"durable": True, "arguments": dict(arguments)}
+    with cluster.management(name) as management:
+        path = f"/api/queues/%2F/{quote(queue, safe='')}"
+        management.put(path, json=body).raise_for_status()
