@@ -20,6 +20,8 @@ __all__ = ["MOVES_AT_ONCE", "MessagesMoved", "MovingProgress", "move_messages"]
 
 MOVES_AT_ONCE = WINDOW
 """So many messages at most are on both brokers after a move that was killed."""
+# Taken ahead and in memory, of one queue.
+AHEAD_BYTES_MAX = 64 * 1024 * 1024
 # Of many brokers each queue goes to some, the next queue to others: fewer links.
 TARGETS_MAX = 8
 
@@ -51,37 +53,45 @@ def move_messages(
     *,
     source: str,
     targets: Sequence[str],
+    message_bytes: Mapping[str, int] | None = None,
     on_progress: Callable[[MovingProgress], None] = lambda progress: None,
 ) -> MessagesMoved:
     """Move all that is ready in these queues of `source` to the queues of the same names elsewhere.
 
     bus: how to log in; its own broker is not looked at. queues: AMQP's names, ``mb.sub/orders/billing``.
-    source, targets: brokers, ``host:port``. Messages of one key stay in their order, others are spread.
+    source, targets: brokers, ``host:port``. message_bytes: how large a message of a queue is, about: of
+    large ones fewer are taken ahead. Messages of one key stay in their order, others are spread.
     What was delayed waits for the rest of its time, rounded up to the next step; what expires
     has its whole time again. Interrupted or killed, it loses nothing: at most MOVES_AT_ONCE messages
     are there twice, under their ids. Raises ConfigError without targets.
     """
     if not targets:
         raise ConfigError("no other broker to move to")
-    return asyncio.run(_move(bus, list(queues), source, list(targets), on_progress))
+    sizes = message_bytes or {}
+    windows = {
+        queue: min(WINDOW, max(1, AHEAD_BYTES_MAX // max(1, sizes.get(queue, 1))))
+        for queue in queues
+    }
+    return asyncio.run(_move(bus, windows, source, list(targets), on_progress))
 
 
 async def _move(
     bus: BusConfig,
-    queues: Sequence[str],
+    windows: Mapping[str, int],
     source: str,
     targets: list[str],
     on_progress: Callable[[MovingProgress], None],
 ) -> MessagesMoved:
     done, faults = Counter[tuple[str, str]](), dict[str, str]()
-    for number, queue in enumerate(queues):
+    for number, (queue, window) in enumerate(windows.items()):
 
         def moved(broker: str, count: int, queue: str = queue) -> None:
             done[queue, broker] += count
             on_progress(MovingProgress(queue=queue, total=done.total()))
 
         try:
-            await Mover(bus, source, _some(targets, number)).move(queue, on_moved=moved)
+            mover = Mover(bus, source, _some(targets, number))
+            await mover.move(queue, on_moved=moved, window=window)
         except (LinkError, TopologyError) as fault:
             faults[queue] = str(fault)
     return MessagesMoved(dict(done), faults)

@@ -80,16 +80,20 @@ def move(name: str, file: Path) -> None:
     """
     view = View(file.absolute())
     inventory, address = view.inventory, str(view.node(name).address)
-    held = {queue.name: queue.messages for queue in view.queues(name) if queue.messages != 0}
+    held = {queue.name: queue for queue in view.queues(name) if queue.messages != 0}
     known = {str(node.address) for node in inventory.brokers}
     targets = sorted(
         entry.broker.name
         for entry in view.listed
         if not entry.draining and entry.broker.name in known - {address}
     )
-    telling = _Telling(sum(count or 0 for count in held.values()))
     moved = move_messages(
-        _operator(inventory), held, source=address, targets=targets, on_progress=telling
+        _operator(inventory),
+        held,
+        source=address,
+        targets=targets,
+        message_bytes={one.name: one.body_bytes // (one.messages or 1) for one in held.values()},
+        on_progress=_Telling(sum(queue.messages or 0 for queue in held.values())),
     )
     _tell_queues(moved)
     for queue, fault in moved.faults.items():

@@ -40,13 +40,14 @@ VHOST = "%2F"
 class Queue:
     """messages: ready and unacknowledged; None while the broker has not counted them yet.
 
-    unacked: those of them that were delivered and are not answered.
+    unacked: those of them that were delivered and are not answered. body_bytes: of all together.
     """
 
     name: str
     messages: int | None
     consumers: int
     unacked: int = 0
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +181,14 @@ class View:
 
         Without those that belong to one connection, as each agent has one for events.
         """
-        columns = "columns=name,messages,messages_unacknowledged,consumers,exclusive"
+        columns = "columns=name,messages,messages_unacknowledged,message_bytes,consumers,exclusive"
         return [
             Queue(
                 name=str(found["name"]),
                 messages=found.get("messages"),
                 consumers=int(found.get("consumers", 0)),
                 unacked=int(found.get("messages_unacknowledged") or 0),
+                body_bytes=int(found.get("message_bytes") or 0),
             )
             for found in self._manage(name, "GET", f"/api/queues/{VHOST}?{columns}").json()
             if not found.get("exclusive")

@@ -72,10 +72,12 @@ class Mover:
         self._bus, self._source, self._targets = bus, source, targets
         self._is_named = is_named
 
-    async def move(self, queue: str, *, on_moved: Callable[[str, int], None]) -> Counter[str]:
+    async def move(
+        self, queue: str, *, on_moved: Callable[[str, int], None], window: int = WINDOW
+    ) -> Counter[str]:
         """All that is ready in this queue; how many went where.
 
-        on_moved: told target and count, as they are confirmed. Raises TopologyError when a target does
+        window: so many are under way at the same time. on_moved: told target and count, as they are confirmed. Raises TopologyError when a target does
         not have the queue or takes no more, LinkError; what was confirmed until then was moved.
         """
         async with AsyncExitStack() as open_links:
@@ -88,7 +90,7 @@ class Mover:
             puttings = [_Putting(link, queue) for link in links]
             for putting in puttings:
                 await putting.begin()
-            return await _Pass(source, queue, puttings, on_moved).run()
+            return await _Pass(source, queue, puttings, on_moved, window).run()
 
     @asynccontextmanager
     async def _link(self, broker: str) -> AsyncIterator[Link]:
@@ -112,8 +114,10 @@ class _Pass:
         queue: str,
         puttings: Sequence[_Putting],
         on_moved: Callable[[str, int], None],
+        window: int,
     ) -> None:
         self._source, self._queue, self._puttings = source, queue, puttings
+        self._window = window
         self._spread = Spread(len(puttings))
         self._on_moved = on_moved
         self._waiting = deque[_Taken]()
@@ -195,7 +199,7 @@ class _Pass:
 
     async def _settle(self) -> None:
         """Return when the broker has received all answers: a round trip behind them."""
-        await _within(self._source.call("basic_qos", prefetch_count=WINDOW), self._source)
+        await _within(self._source.call("basic_qos", prefetch_count=self._window), self._source)
 
     @property
     def _open(self) -> int:
