@@ -77,8 +77,9 @@ class Mover:
     ) -> Counter[str]:
         """All that is ready in this queue; how many went where.
 
-        window: so many are under way at the same time. on_moved: told target and count, as they are confirmed. Raises TopologyError when a target does
-        not have the queue or takes no more, LinkError; what was confirmed until then was moved.
+        window: so many are under way at the same time. on_moved: told target and count, as they are
+        confirmed. Raises TopologyError when a target does not have the queue or takes no more,
+        LinkError; what was confirmed until then was moved.
         """
         async with AsyncExitStack() as open_links:
             source = await open_links.enter_async_context(self._link(self._source))
