@@ -10,7 +10,9 @@ from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
 from ops.cli import add, hangup, hold, inventory, remove
+from ops.drbd_cli import drbd
 from ops.local.cli import local
+from ops.storage_cli import storage
 
 __all__ = ["main"]
 
@@ -28,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (local, add, remove, hangup, hold, inventory):
+for command in (local, add, remove, hangup, hold, inventory, drbd, storage):
     cli.add_command(command)
 
 

@@ -19,6 +19,7 @@ from enum import Enum, auto
 from ops.errors import OpsError
 
 __all__ = [
+    "COMPARING",
     "Bad",
     "Generations",
     "No",
@@ -157,10 +158,14 @@ class Status:
         return self.link != DOWN
 
     @property
+    def is_connected(self) -> bool:
+        return self.link in CONNECTED
+
+    @property
     def is_whole(self) -> bool:
         """Two good copies, and every write reaches both."""
         both = self.disk == self.peer_disk == "UpToDate"
-        return both and self.link in CONNECTED and not self.frozen
+        return both and self.is_connected and not self.frozen
 
     @property
     def done_percent(self) -> float:

@@ -6,6 +6,7 @@ end of SSH happens in this file.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import sh
 
 from ops.errors import CommandFailed
 
-__all__ = ["fabric_task", "run", "run_over_ssh"]
+__all__ = ["fabric_task", "run", "run_over_ssh", "write_over_ssh"]
 
 TIMED_OUT = -1
 NOT_FOUND = 127
@@ -65,6 +66,29 @@ def run_over_ssh(host: str, argv: Sequence[str], *, timeout_s: float) -> str:
     if not ended.ok:
         raise CommandFailed(argv, ended.exited, ended.stdout + ended.stderr, host)
     return str(ended.stdout)
+
+
+def write_over_ssh(host: str, path: str, text: str, *, mode: str, timeout_s: float) -> None:
+    """Write a whole file on another host, its folder too; its text is in no command line.
+
+    mode: octal digits. Raises CommandFailed.
+    """
+    from fabric import Connection
+
+    argv = ("install", "-D", "-m", mode, "/dev/stdin", path)
+    try:
+        with Connection(host, connect_timeout=SSH_CONNECT_WITHIN_S) as connection:
+            ended = connection.run(
+                shlex.join(argv),
+                hide=True,
+                warn=True,
+                timeout=timeout_s,
+                in_stream=io.StringIO(text),
+            )
+    except OSError as fault:
+        raise CommandFailed(argv, NOT_FOUND, f"SSH: {fault}", host) from fault
+    if not ended.ok:
+        raise CommandFailed(argv, ended.exited, ended.stdout + ended.stderr, host)
 
 
 def fabric_task(function: Callable[..., Any]) -> Any:

@@ -26,6 +26,7 @@ from ops.drbd import (
     parse_link,
     relation,
 )
+from tests.support.mirrors import recorded_outputs
 
 OUTPUTS = Path(__file__).with_name("drbd_outputs")
 EVENTS = "drbdsetup events2 --now r0"
@@ -34,16 +35,7 @@ RECORDED = sorted(path for path in OUTPUTS.glob("*.txt") if path.name[0].isdigit
 
 def said(file: Path) -> dict[str, str]:
     """Command -> its standard output, of one recorded state."""
-    blocks = re.split(r"^\$ ", file.read_text(), flags=re.MULTILINE)[1:]
-    parts = (block.partition("\n") for block in blocks)
-    return {
-        command: "".join(
-            line
-            for line in rest.splitlines(keepends=True)
-            if not line.startswith(("! ", "= ")) and line.strip()
-        )
-        for command, _, rest in parts
-    }
+    return {command: written for command, (_, written) in recorded_outputs(file).items()}
 
 
 def recorded(name: str) -> Status:
