@@ -162,6 +162,11 @@ class Status:
         return self.link in CONNECTED
 
     @property
+    def is_passing(self) -> bool:
+        """On the way from one state to another, by itself."""
+        return self.is_up and self.link not in CONNECTED | APART
+
+    @property
     def is_whole(self) -> bool:
         """Two good copies, and every write reaches both."""
         both = self.disk == self.peer_disk == "UpToDate"
@@ -297,7 +302,7 @@ def may_promote(
         return Yes()
     if there and there.role == "Primary":
         return No(f"{peer} is primary; demote it first")
-    if here.link not in CONNECTED | APART:
+    if here.is_passing:
         return No(f"the connection is {here.link}, which passes; look again")
     if here.link in CONNECTED:
         return _with_a_peer(here, peer)

@@ -116,8 +116,11 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
         raise here
     if dead and isinstance(there, Status):
         raise OpsError(f"{other.name} is not dead: it answers, and says {there}")
-    is_silent = isinstance(there, NoAnswer)
-    power = is_silent and bool(other.power) and not dead
+    power = isinstance(there, NoAnswer) and bool(other.power) and not dead
+    force = bool(give_up) and here.disk != "UpToDate"
+    how = {"is_dead": bool(dead), "power": power, "given_up": bool(give_up), "force": force}
+    if here.is_connected and (dead or power):
+        return how  # it has not noticed yet; the playbook waits for that, and looks again
     verdict = may_promote(
         here,
         None if isinstance(there, NoAnswer) else there,
@@ -127,8 +130,7 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
     )
     if isinstance(verdict, No):
         raise OpsError(f"{host.name} is not promoted: {verdict.reason}")
-    force = bool(give_up) and here.disk != "UpToDate"
-    return {"is_dead": bool(dead), "power": power, "force": force}
+    return how
 
 
 def begun(file: Path, name: str) -> dict[str, Any]:

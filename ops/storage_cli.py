@@ -112,6 +112,52 @@ def failback(
     run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
 
 
+@storage.command()
+@click.argument("name")
+@click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
+@_consume_only
+@plan_options
+def start(
+    name: str, where: str, consume_only: bool, file: Path, dry_run: bool, yes: bool, undo: bool
+) -> None:
+    """Start the broker NAME on a host of its mirror: it is new, or both hosts were switched off.
+
+    \b
+    Example:
+      python -m ops storage start mb1 --dry-run
+    """
+    file = file.absolute()
+    view = MirrorView(file, name)
+    facts = begun(file, f"storage start {name}")
+    if not facts:
+        host = of_mirror(view, where) if where else _where(view)
+        permitted(view, host, dead="", give_up="")
+        facts = {"consume_only": consume_only, "agent": agents(view, host), "host": host.name}
+    how = {key: value for key, value in facts.items() if key != "host"}
+    plan = playbooks.start(view, file, view.inventory.host(facts["host"]), **how)
+    run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
+
+
+@storage.command()
+@click.argument("name")
+@plan_options
+def stop(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+    """Stop the broker NAME and let go of its disk, so that its host may be switched off.
+
+    \b
+    Example:
+      python -m ops storage stop mb1 --dry-run
+    """
+    file = file.absolute()
+    view = MirrorView(file, name)
+    facts = begun(file, f"storage stop {name}")
+    if not facts:
+        host = _where(view)
+        facts = {"agent": agents(view, host), "host": host.name}
+    plan = playbooks.stop(view, view.inventory.host(facts["host"]), agent=facts["agent"])
+    run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
+
+
 def _where(view: MirrorView) -> Host:
     """The host that the broker runs on, by the inventory."""
     return of_mirror(view, view.node.host or view.mirror.hosts[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from lb.inventory import Host
 from ops.commands import drbd, hosts
 from ops.commands.paths import kit
-from ops.drbd import COMPARING, Status
+from ops.drbd import COMPARING, No, Status, may_promote
 from ops.errors import NoAnswer
 from ops.mirror_files import partner, proof_of_death
 from ops.mirrors import MirrorView
@@ -37,6 +37,8 @@ PROMOTE_WITHIN_S = 60.0
 # 10 TB at 100 MB/s take 28 hours.
 COPY_WITHIN_S = 48 * 3600.0
 POWER_WITHIN_S = 120.0
+# The settings of the connection say lost after 4 s.
+NOTICE_WITHIN_S = 30.0
 
 
 def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host]) -> Plan:
@@ -139,12 +141,12 @@ def _copied_from(view: MirrorView, home: Host) -> tuple[Step, ...]:
 
 
 def promotion(
-    view: MirrorView, host: Host, *, is_dead: bool, power: bool, force: bool
+    view: MirrorView, host: Host, *, is_dead: bool, power: bool, given_up: bool, force: bool
 ) -> tuple[Step, ...]:
     """Steps that make a host primary; a part of other playbooks.
 
     is_dead: the other one is, by an operator's word. power: it has a power controller, which is asked.
-    force: what only the other has was given up, and the data here are marked as outdated.
+    given_up: what only the other has may be lost. force: and the data here are marked as outdated.
     """
     other = partner(view.inventory, view.mirror, host)
     proof = proof_of_death(view.name, other.name)
@@ -169,6 +171,16 @@ def promotion(
         )
     steps.append(
         Step(
+            name=f"see that {host.name} may be promoted",
+            until="it has noticed that it is alone, and loses nothing"
+            if power or is_dead
+            else "so",
+            check=_may_promote(view, host, is_dead=power or is_dead, given_up=given_up),
+            within_s=NOTICE_WITHIN_S,
+        )
+    )
+    steps.append(
+        Step(
             name=f"promote {host.name}",
             commands=_on([host], (drbd.promote_first if force else drbd.promote)(view.name)),
             done=lambda: view.status(host).role == "Primary",
@@ -181,9 +193,11 @@ def promotion(
     return tuple(steps)
 
 
-def promote(view: MirrorView, host: Host, *, is_dead: bool, power: bool, force: bool) -> Plan:
+def promote(
+    view: MirrorView, host: Host, *, is_dead: bool, power: bool, given_up: bool, force: bool
+) -> Plan:
     """Steps that make one host primary; see `promotion`."""
-    steps = promotion(view, host, is_dead=is_dead, power=power, force=force)
+    steps = promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force)
     return Plan(name=f"drbd promote {view.name}", steps=steps)
 
 
@@ -356,6 +370,31 @@ def _whole_or_split(view: MirrorView) -> Check:
         statuses = [side for side in sides.values() if isinstance(side, Status)]
         late = [str(status) for status in statuses if not status.is_whole]
         return "; ".join([*faults, *late])
+
+    return check
+
+
+def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool) -> Check:
+    """Looked at again after the proof, and after an operator thought about it."""
+    peer = partner(view.inventory, view.mirror, host).name
+
+    def check() -> str:
+        sides = view.sides()
+        here, there = sides[host.name], sides[peer]
+        if isinstance(here, NoAnswer):
+            return str(here)
+        if is_dead and here.role != "Primary" and here.is_connected:
+            return f"{host.name} is still connected to {peer}: {here}"
+        verdict = may_promote(
+            here,
+            None if isinstance(there, NoAnswer) else there,
+            peer=peer,
+            peer_is_dead=is_dead,
+            given_up=peer if given_up else "",
+        )
+        if isinstance(verdict, No) and not here.is_passing:
+            raise Blocked(verdict.reason)
+        return verdict.reason if isinstance(verdict, No) else ""
 
     return check
 

@@ -26,7 +26,7 @@ from ops.plan import Plan
 from ops.playbooks.mirror import leaving, promotion
 from ops.step import Command, Step
 
-__all__ = ["failback", "failover"]
+__all__ = ["failback", "failover", "start", "stop"]
 
 BROKER_WITHIN_S = 300.0
 
@@ -38,6 +38,7 @@ def failover(
     *,
     is_dead: bool,
     power: bool,
+    given_up: bool,
     force: bool,
     consume_only: bool,
     agent: bool,
@@ -50,7 +51,7 @@ def failover(
     return Plan(
         name=f"storage failover {view.name}",
         steps=(
-            *promotion(view, host, is_dead=is_dead, power=power, force=force),
+            *promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force),
             *_arriving(view, file, host, consume_only=consume_only, agent=agent),
             Step(
                 name="forget the proof",
@@ -58,6 +59,23 @@ def failover(
             ),
         ),
     )
+
+
+def start(view: MirrorView, file: Path, host: Host, *, consume_only: bool, agent: bool) -> Plan:
+    """Steps that bring the broker up on `host`: the mirror is new, or all was switched off."""
+    alone = {"is_dead": False, "power": False, "given_up": False, "force": False}
+    return Plan(
+        name=f"storage start {view.name}",
+        steps=(
+            *promotion(view, host, **alone),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent),
+        ),
+    )
+
+
+def stop(view: MirrorView, host: Host, *, agent: bool) -> Plan:
+    """Steps that stop the broker and let go of its disk, so that the host may be switched off."""
+    return Plan(name=f"storage stop {view.name}", steps=leaving(view, host, agent=agent))
 
 
 def failback(view: MirrorView, file: Path, host: Host, *, consume_only: bool, agent: bool) -> Plan:

@@ -50,7 +50,7 @@ def test_a_silent_host_is_not_taken_for_dead(file: Path) -> None:
 def test_an_operators_word_is_a_proof(file: Path) -> None:
     seen = view(file, "", "07 B")
     how = permitted(seen, seen.hosts[1], dead="db1", give_up="")
-    assert how == {"is_dead": True, "power": False, "force": False}
+    assert how == {"is_dead": True, "power": False, "given_up": False, "force": False}
 
 
 def test_a_host_that_answers_is_not_dead_whatever_an_operator_says(file: Path) -> None:
@@ -64,6 +64,13 @@ def test_a_power_controller_is_a_proof_and_is_asked_first(file: Path) -> None:
     seen = view(file, "", "07 B")
     assert permitted(seen, seen.hosts[1], dead="", give_up="")["power"]
     assert not permitted(seen, seen.hosts[1], dead="db1", give_up="")["power"]
+
+
+def test_a_host_that_has_not_noticed_yet_is_waited_for_by_the_playbook(file: Path) -> None:
+    seen = view(file, "", "06 B")
+    assert permitted(seen, seen.hosts[1], dead="db1", give_up="")["is_dead"]
+    with pytest.raises(OpsError, match="db1 is primary"):
+        permitted(seen, seen.hosts[1], dead="", give_up="")
 
 
 def test_outdated_data_are_promoted_by_force_and_only_when_the_newer_are_given_up(

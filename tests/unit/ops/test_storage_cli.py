@@ -58,7 +58,7 @@ def test_the_inventory_is_told_where_a_broker_is(file: Path) -> None:
     assert main([*words[:3], "db9", *words[4:]]) == 1
 
 
-@pytest.mark.parametrize("words", [[], ["failover"], ["failback"]])
+@pytest.mark.parametrize("words", [[], ["failover"], ["failback"], ["start"], ["stop"]])
 def test_every_command_has_help_with_an_example(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def failover(view: MirrorView, file: Path, *, agent: bool, consume_only: bool = 
         view.hosts[1],
         is_dead=True,
         power=False,
+        given_up=False,
         force=False,
         consume_only=consume_only,
         agent=agent,
@@ -107,3 +108,12 @@ def test_a_failback_can_be_taken_back_until_it_is_written_down(file: Path) -> No
     *before, last = plan.steps
     assert all(step.undo for step in before)
     assert last.is_final
+
+
+def test_a_start_and_a_stop_are_halves_of_a_failback(file: Path) -> None:
+    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).run)
+    home, standby = seen.hosts
+    whole = ran(storage.failback(seen, file, home, consume_only=False, agent=True))
+    stop = ran(storage.stop(seen, standby, agent=True))
+    start = ran(storage.start(seen, file, home, consume_only=False, agent=True))
+    assert stop + start == whole
