@@ -123,20 +123,23 @@ def create(
     """
     file = file.absolute()
     view = MirrorView(file, name)
-    erase = _to_be_erased(view, phrases)
-    plan = playbooks.create(view, file, skip_sync=skip_sync, erase=erase)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
-
-
-def _to_be_erased(view: MirrorView, phrases: tuple[str, ...]) -> list[Host]:
-    """Hosts whose disk holds what the operator gave up. Raises OpsError before anything is changed."""
-    found, refused = [], []
     for host in view.hosts:
         called = view.tells(host, ("uname", "-n")).strip()
         if called != host.name:
             raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
+    erase = _to_be_erased(view, phrases, view.hosts)
+    plan = playbooks.create(view, file, skip_sync=skip_sync, erase=erase)
+    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
+
+
+def _to_be_erased(
+    view: MirrorView, phrases: tuple[str, ...], among: tuple[Host, ...]
+) -> list[Host]:
+    """Hosts whose disk holds what the operator gave up. Raises OpsError before anything is changed."""
+    found, refused = [], []
+    for host in among:
         holds = view.tells(host, argv.signatures(view.mirror.disk)).split()
-        if not holds or set(holds) == {"drbd"} or view.status(host).is_up:
+        if not holds or set(holds) == {"drbd"} or _is_ours(view.status(host)):
             continue  # blank, or ours from an earlier run of the same plan
         phrase = f"destroy {' and '.join(holds)} on {host.name}:{view.mirror.disk}"
         if phrase in phrases:
@@ -146,6 +149,73 @@ def _to_be_erased(view: MirrorView, phrases: tuple[str, ...]) -> list[Host]:
     if refused:
         raise OpsError(f"a disk is not blank; if nobody needs what it holds: {' '.join(refused)}")
     return found
+
+
+def _is_ours(side: Status) -> bool:
+    """DRBD holds the disk already."""
+    return side.is_up and side.disk != "Diskless"
+
+
+@drbd.command()
+@click.argument("name")
+@click.argument("host")
+@click.option(
+    "--overwrite",
+    "phrases",
+    metavar="PHRASE",
+    multiple=True,
+    help="What the refusal says, exactly, for a disk that holds something.",
+)
+@plan_options
+def disk(
+    name: str,
+    host: str,
+    file: Path,
+    phrases: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    undo: bool,
+) -> None:
+    """HOST has a new disk for the mirror NAME: everything is copied to it from the other host.
+
+    \b
+    Example:
+      python -m ops drbd disk mb1 db2 --dry-run
+    """
+    file = file.absolute()
+    view = MirrorView(file, name)
+    wanted = of_mirror(view, host)
+    side = view.status(wanted)
+    if side.disk not in ("Diskless", "DUnknown"):
+        raise OpsError(f"{host} has its disk: {side}")
+    erase = bool(_to_be_erased(view, phrases, (wanted,)))
+    plan = playbooks.new_disk(view, wanted, erase=erase)
+    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
+
+
+@drbd.command()
+@click.argument("name")
+@click.option(
+    "--dead",
+    metavar="HOST",
+    required=True,
+    help="You have seen that this host is off, and it will not come back by itself.",
+)
+@plan_options
+def thaw(name: str, dead: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+    """The frozen writes of the mirror NAME go on, because the other host is dead.
+
+    \b
+    Example:
+      python -m ops drbd thaw mb1 --dead db2
+    """
+    file = file.absolute()
+    view = MirrorView(file, name)
+    gone = of_mirror(view, dead)
+    if isinstance(answer := view.sides()[gone.name], Status):
+        raise OpsError(f"{dead} is not dead: it answers, and says {answer}")
+    plan = playbooks.thaw(view, partner(view.inventory, view.mirror, gone))
+    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
 
 
 @drbd.command()

@@ -24,6 +24,7 @@ __all__ = [
     "promote_first",
     "set_rate",
     "signatures",
+    "thaw",
     "up",
     "verify",
 ]
@@ -42,7 +43,7 @@ def signatures(disk: Path) -> Argv:
 
 def create_metadata(mirror: str) -> Argv:
     """Overwrites what is at the end of the disk, without asking: look at its signatures before."""
-    return _adm("create-md", mirror, "--force")
+    return _adm("create-md", "--force", mirror)
 
 
 def up(mirror: str) -> Argv:
@@ -99,6 +100,11 @@ def disconnect(mirror: str) -> Argv:
 def outdate(mirror: str) -> Argv:
     """Says 0 and does nothing while this host believes that it is connected: read the state back."""
     return _adm("outdate", mirror)
+
+
+def thaw(mirror: str) -> Argv:
+    """Writes go on, whatever is known of the peer: it must be dead."""
+    return _adm("resume-io", mirror)
 
 
 def clear_bitmap(mirror: str) -> Argv:

@@ -16,6 +16,7 @@ __all__ = [
     "disable",
     "erase",
     "forget_death",
+    "has_file_system",
     "make_file_system",
     "mount",
     "power",
@@ -35,6 +36,11 @@ Argv = tuple[str, ...]
 def erase(disk: Path) -> Argv:
     """Make a disk blank, as far as its signatures say; there is no way back."""
     return ("wipefs", "--all", "--quiet", str(disk))
+
+
+def has_file_system(device: Path) -> Argv:
+    """Ends with 0 when it has one, or anything else that blkid knows."""
+    return ("blkid", "-p", str(device))
 
 
 def make_file_system(device: Path) -> Argv:

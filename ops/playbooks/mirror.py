@@ -25,10 +25,12 @@ __all__ = [
     "demote",
     "disconnect",
     "leaving",
+    "new_disk",
     "promote",
     "promotion",
     "rate",
     "resolve",
+    "thaw",
     "verify",
 ]
 
@@ -39,6 +41,8 @@ COPY_WITHIN_S = 48 * 3600.0
 POWER_WITHIN_S = 120.0
 # The settings of the connection say lost after 4 s.
 NOTICE_WITHIN_S = 30.0
+# It asks once a second, and for an answer by SSH up to 20 s.
+HANDLER_WITHIN_S = 25.0
 
 
 def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host]) -> Plan:
@@ -90,7 +94,7 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
         Step(
             name=f"make a file system on {mirror.device}",
             commands=_on([home], hosts.make_file_system(mirror.device)),
-            done=_succeeds(view, home, hosts.check_disk(mirror.device)),
+            done=_succeeds(view, home, hosts.has_file_system(mirror.device)),
         ),
         Step(
             name=f"mount it on {home.name}",
@@ -250,6 +254,58 @@ def verify(view: MirrorView, host: Host) -> Plan:
             ),
         ),
     )
+
+
+def thaw(view: MirrorView, host: Host) -> Plan:
+    """Writes of the primary go on: its partner is dead, by an operator's word."""
+    other = partner(view.inventory, view.mirror, host)
+    return Plan(
+        name=f"drbd thaw {view.name}",
+        steps=(
+            Step(
+                name=f"tell {host.name} that {other.name} is dead",
+                commands=_on([host], hosts.say_dead(proof_of_death(view.name, other.name))),
+                until="its fencing handler has asked",
+                check=view.has_role(host, "Primary"),
+                within_s=HANDLER_WITHIN_S,
+                may_fail=True,
+            ),
+            Step(
+                name=f"let the writes of {host.name} go on",
+                commands=_on([host], drbd.thaw(view.name)),
+                done=lambda: not view.status(host).frozen,
+                until="they do",
+                check=view.has_role(host, "Primary"),
+            ),
+        ),
+    )
+
+
+def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
+    """A new disk instead of a failed one, on the host that is not primary.
+
+    erase: it holds something that the operator gave up by the exact phrase.
+    """
+    mirror = view.mirror
+    steps = (
+        Step(
+            name=f"erase what is on {host.name}:{mirror.disk}",
+            commands=_on([host], hosts.erase(mirror.disk)) if erase else (),
+        ),
+        Step(
+            name=f"make DRBD's metadata on {host.name}",
+            commands=_on([host], drbd.create_metadata(mirror.name)),
+            done=_has_metadata(view, host),
+        ),
+        Step(
+            name="copy everything to it",
+            commands=_on([host], drbd.adjust(mirror.name)),
+            until="both copies are good",
+            check=view.is_whole(host),
+            within_s=COPY_WITHIN_S,
+        ),
+    )
+    return Plan(name=f"drbd disk {mirror.name}", steps=steps)
 
 
 def rate(view: MirrorView, value: str) -> Plan:

@@ -103,6 +103,8 @@ def test_a_host_of_another_name_is_refused_because_drbd_would(
         ("06 A", "06 B", "promote mb1 db2", "db1 is primary; demote it first"),
         ("06 A", "06 B", "disconnect mb1 db1", "db1 is primary; disconnect its partner"),
         ("07 A", "07 B", "verify mb1", "only a whole mirror is verified"),
+        ("06 A", "06 B", "disk mb1 db2", "db2 has its disk: Connected"),
+        ("23 A", "23 B", "thaw mb1 --dead db2", "db2 is not dead: it answers"),
         ("06 A", "06 B", "rate mb1 fast", "'fast' is no rate"),
         ("06 A", "06 B", "demote mb7 db1", "no mirror of 'mb7'"),
     ],
@@ -140,7 +142,7 @@ def test_what_each_side_of_a_split_brain_has_is_shown_before_one_is_given_up(
     "words",
     [
         *("", "install", "create", "status", "promote", "demote", "connect", "disconnect"),
-        *("verify", "rate", "resolve"),
+        *("verify", "rate", "resolve", "thaw", "disk"),
     ],
 )
 def test_every_command_has_help_with_an_example(
@@ -148,3 +150,21 @@ def test_every_command_has_help_with_an_example(
 ) -> None:
     assert main(["drbd", *words.split(), "--help"]) == 0
     assert "Example:" in capsys.readouterr().out
+
+
+def test_a_new_disk_gets_metadata_and_everything_is_copied_to_it(
+    drbd: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert drbd("15 A", "15 B", "disk mb1 db2 --dry-run", answers()) == 0
+    assert "ssh db2 'drbdadm create-md --force mb1'" in capsys.readouterr().out
+    assert drbd("15 A", "15 B", "disk mb1 db2 --dry-run", answers("xfs")) == 1
+    assert '--overwrite "destroy xfs on db2:/dev/vdb"' in capsys.readouterr().err
+
+
+def test_frozen_writes_go_on_by_an_operators_word(
+    drbd: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert drbd("24 A", "", "thaw mb1 --dead db2 --dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "install -D -m 600 /dev/null /run/messagebus/dead/mb1.db2" in shown
+    assert "drbdadm resume-io mb1" in shown

@@ -13,7 +13,7 @@ from ops.commands import drbd
     ("argv", "typed"),
     [
         (drbd.load_module(), "modprobe drbd"),
-        (drbd.create_metadata("mb1"), "drbdadm create-md mb1 --force"),
+        (drbd.create_metadata("mb1"), "drbdadm create-md --force mb1"),
         (drbd.up("mb1"), "drbdadm up mb1"),
         (drbd.down("mb1"), "drbdadm down mb1"),
         (drbd.adjust("mb1"), "drbdadm adjust mb1"),
@@ -27,6 +27,7 @@ from ops.commands import drbd
         (drbd.connect("mb1", discard_my_data=True), "drbdadm connect --discard-my-data mb1"),
         (drbd.disconnect("mb1"), "drbdadm disconnect mb1"),
         (drbd.outdate("mb1"), "drbdadm outdate mb1"),
+        (drbd.thaw("mb1"), "drbdadm resume-io mb1"),
         (drbd.clear_bitmap("mb1"), "drbdadm new-current-uuid --clear-bitmap mb1/0"),
         (drbd.verify("mb1"), "drbdadm verify mb1"),
         (drbd.set_rate("mb1", "40M"), "drbdadm disk-options --resync-rate=40M mb1"),

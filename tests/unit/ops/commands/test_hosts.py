@@ -14,6 +14,7 @@ DEVICE = Path("/dev/drbd0")
     ("argv", "typed"),
     [
         (hosts.erase(Path("/dev/sdb")), "wipefs --all --quiet /dev/sdb"),
+        (hosts.has_file_system(DEVICE), "blkid -p /dev/drbd0"),
         (hosts.make_file_system(DEVICE), "mkfs.ext4 -q /dev/drbd0"),
         (hosts.check_disk(DEVICE), "/usr/local/lib/messagebus/check-disk /dev/drbd0"),
         (hosts.mount(DEVICE, FOLDER), "mount /dev/drbd0 /var/lib/rabbitmq"),
