@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import click
 from lb.inventory import Host
 from messagebus.errors import ConfigError
 from ops import shell
+from ops.carrying import Go, go_options, inventory_option
 from ops.commands import drbd as argv
 from ops.commands import hosts
 from ops.drbd import Status, is_split
@@ -18,21 +21,20 @@ from ops.mirror_cli import (
     agents,
     begun,
     both_answer,
-    inventory_option,
     of_mirror,
     permitted,
-    plan_options,
     proof_options,
     run,
 )
 from ops.mirror_files import FENCE_KEY, KNOWN_PEERS, authorized_line, files, partner
 from ops.mirrors import MirrorView
 from ops.playbooks import mirror as playbooks
+from ops.provision.hosts import Root
+from ops.provision.wanted import WantedFile
 
 __all__ = ["drbd"]
 
-WRITE_WITHIN_S = 30.0
-AUTHORIZED_KEYS = "/root/.ssh/authorized_keys"
+AUTHORIZED_KEYS = Path("/root/.ssh/authorized_keys")
 HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
 
 
@@ -60,34 +62,43 @@ def install(name: str, file: Path) -> None:
       python -m ops drbd install mb1
     """
     view = MirrorView(file.absolute(), name)
+    keys = {host.name: _furnish(view, host) for host in view.hosts}
     for host in view.hosts:
+        peer = partner(view.inventory, view.mirror, host)
+        with as_root(host) as root:
+            _acquaint(root, peer, *keys[peer.name])
+
+
+@contextmanager
+def as_root(host: Host) -> Iterator[Root]:
+    with shell.remote(host.ssh) as remote:
+        yield Root(remote, host=host.name, sudo=host.sudo)
+
+
+def _furnish(view: MirrorView, host: Host) -> tuple[str, str]:
+    """Write the host's files. Returns its host key, and the key of its fencing handler; public both."""
+    with as_root(host) as root:
         for each in files(view.inventory, view.mirror, host):
-            shell.write_over_ssh(
-                host.ssh, each.path, each.text, mode=each.mode, timeout_s=WRITE_WITHIN_S
-            )
-        if not view.succeeds(host, ("test", "-s", FENCE_KEY)):
-            view.tells(host, ("install", "-d", "-m", "700", str(Path(FENCE_KEY).parent)))
-            view.tells(host, ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", FENCE_KEY))
-    for host in view.hosts:
-        _acquaint(view, host, partner(view.inventory, view.mirror, host))
+            root.write(each)
+        if not root.ask(("cat", f"{FENCE_KEY}.pub")).startswith("ssh-"):
+            root.run(("install", "-d", "-m", "700", str(Path(FENCE_KEY).parent)))
+            root.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", FENCE_KEY))
+        return root.run(("cat", HOST_KEY)), root.run(("cat", f"{FENCE_KEY}.pub"))
 
 
-def _acquaint(view: MirrorView, host: Host, peer: Host) -> None:
-    """host knows the peer's host key, and lets the peer's fencing handler in, for that alone."""
-    kind, key = view.tells(peer, ("cat", HOST_KEY)).split()[:2]
+def _acquaint(root: Root, peer: Host, host_key: str, fence_key: str) -> None:
+    """The host knows its peer, and lets the peer's fencing handler in, for that alone."""
+    kind, key = host_key.split()[:2]
     known = f"{peer.name} {kind} {key}\n"
-    shell.write_over_ssh(host.ssh, KNOWN_PEERS, known, mode="600", timeout_s=WRITE_WITHIN_S)
-    line = authorized_line(peer, view.tells(peer, ("cat", f"{FENCE_KEY}.pub")))
-    mark = line.split()[-1]
-    has = view.tells(host, ("cat", AUTHORIZED_KEYS)) if _has_keys(view, host) else ""
-    kept = [each for each in has.splitlines() if not each.endswith(f" {mark}")]
-    text = "\n".join([*kept, line]) + "\n"
-    if text != has:
-        shell.write_over_ssh(host.ssh, AUTHORIZED_KEYS, text, mode="600", timeout_s=WRITE_WITHIN_S)
-
-
-def _has_keys(view: MirrorView, host: Host) -> bool:
-    return view.succeeds(host, ("test", "-s", AUTHORIZED_KEYS))
+    root.write(WantedFile(path=Path(KNOWN_PEERS), text=known, mode=0o600))
+    line = authorized_line(peer, fence_key)
+    root.run(("install", "-d", "-m", "700", str(AUTHORIZED_KEYS.parent)))
+    root.run(("touch", str(AUTHORIZED_KEYS)))
+    has = root.run(("cat", str(AUTHORIZED_KEYS))).splitlines()
+    kept = [each for each in has if not each.endswith(f" {line.split()[-1]}")]
+    if has != [*kept, line]:
+        text = "\n".join([*kept, line]) + "\n"
+        root.write(WantedFile(path=AUTHORIZED_KEYS, text=text, mode=0o600))
 
 
 @drbd.command()
@@ -104,15 +115,12 @@ def _has_keys(view: MirrorView, host: Host) -> bool:
     multiple=True,
     help="What the refusal says, exactly, for a disk that holds something.",
 )
-@plan_options
+@go_options
 def create(
+    go: Go,
     name: str,
-    file: Path,
     skip_sync: bool,
     phrases: tuple[str, ...],
-    dry_run: bool,
-    yes: bool,
-    undo: bool,
 ) -> None:
     """Make the mirror NAME on two blank disks, with a file system, mounted on its first host.
 
@@ -121,15 +129,14 @@ def create(
       python -m ops drbd create mb1 --dry-run
       python -m ops drbd create mb1 --skip-sync
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
+    view = MirrorView(go.file, name)
     for host in view.hosts:
         called = view.tells(host, ("uname", "-n")).strip()
         if called != host.name:
             raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
     erase = _to_be_erased(view, phrases, view.hosts)
-    plan = playbooks.create(view, file, skip_sync=skip_sync, erase=erase)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
+    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase)
+    run(plan, go)
 
 
 def _to_be_erased(
@@ -166,15 +173,12 @@ def _is_ours(side: Status) -> bool:
     multiple=True,
     help="What the refusal says, exactly, for a disk that holds something.",
 )
-@plan_options
+@go_options
 def disk(
+    go: Go,
     name: str,
     host: str,
-    file: Path,
     phrases: tuple[str, ...],
-    dry_run: bool,
-    yes: bool,
-    undo: bool,
 ) -> None:
     """HOST has a new disk for the mirror NAME: everything is copied to it from the other host.
 
@@ -182,15 +186,14 @@ def disk(
     Example:
       python -m ops drbd disk mb1 db2 --dry-run
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
+    view = MirrorView(go.file, name)
     wanted = of_mirror(view, host)
     side = view.status(wanted)
     if side.disk not in ("Diskless", "DUnknown"):
         raise OpsError(f"{host} has its disk: {side}")
     erase = bool(_to_be_erased(view, phrases, (wanted,)))
     plan = playbooks.new_disk(view, wanted, erase=erase)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
+    run(plan, go)
 
 
 @drbd.command()
@@ -201,21 +204,24 @@ def disk(
     required=True,
     help="You have seen that this host is off, and it will not come back by itself.",
 )
-@plan_options
-def thaw(name: str, dead: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@go_options
+def thaw(
+    go: Go,
+    name: str,
+    dead: str,
+) -> None:
     """The frozen writes of the mirror NAME go on, because the other host is dead.
 
     \b
     Example:
       python -m ops drbd thaw mb1 --dead db2
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
+    view = MirrorView(go.file, name)
     gone = of_mirror(view, dead)
     if isinstance(answer := view.sides()[gone.name], Status):
         raise OpsError(f"{dead} is not dead: it answers, and says {answer}")
     plan = playbooks.thaw(view, partner(view.inventory, view.mirror, gone))
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
+    run(plan, go)
 
 
 @drbd.command()
@@ -254,9 +260,13 @@ def _show(view: MirrorView) -> bool:
 @click.argument("name")
 @click.argument("host")
 @proof_options
-@plan_options
+@go_options
 def promote(
-    name: str, host: str, file: Path, dead: str, give_up: str, dry_run: bool, yes: bool, undo: bool
+    go: Go,
+    name: str,
+    host: str,
+    dead: str,
+    give_up: str,
 ) -> None:
     """Let HOST write to the mirror NAME; refused where that could lose a confirmed message.
 
@@ -266,82 +276,91 @@ def promote(
     Example:
       python -m ops drbd promote mb1 db2 --dry-run
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
+    view = MirrorView(go.file, name)
     wanted = of_mirror(view, host)
     how = permitted(view, wanted, dead=dead, give_up=give_up)
-    run(playbooks.promote(view, wanted, **how), file, dry_run=dry_run, yes=yes, undo=undo)
+    run(playbooks.promote(view, wanted, **how), go)
 
 
 @drbd.command()
 @click.argument("name")
 @click.argument("host")
-@plan_options
-def demote(name: str, host: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@go_options
+def demote(
+    go: Go,
+    name: str,
+    host: str,
+) -> None:
     """HOST does not write to the mirror NAME any more; its disk must be unmounted.
 
     \b
     Example:
       python -m ops drbd demote mb1 db1
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
+    view = MirrorView(go.file, name)
     plan = playbooks.demote(view, of_mirror(view, host))
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
+    run(plan, go)
 
 
 @drbd.command()
 @click.argument("name")
-@plan_options
-def connect(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@go_options
+def connect(
+    go: Go,
+    name: str,
+) -> None:
     """Bring both sides of the mirror NAME up and together; waits until both disks are alike.
 
     \b
     Example:
       python -m ops drbd connect mb1
     """
-    file = file.absolute()
-    run(playbooks.connect(MirrorView(file, name)), file, dry_run=dry_run, yes=yes, undo=undo)
+    run(playbooks.connect(MirrorView(go.file, name)), go)
 
 
 @drbd.command()
 @click.argument("name")
 @click.argument("host")
-@plan_options
-def disconnect(name: str, host: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@go_options
+def disconnect(
+    go: Go,
+    name: str,
+    host: str,
+) -> None:
     """HOST lets go of the mirror NAME, to be worked on; its partner goes on with a single copy.
 
     \b
     Example:
       python -m ops drbd disconnect mb1 db2
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
+    view = MirrorView(go.file, name)
     wanted = of_mirror(view, host)
     if view.status(wanted).role == "Primary":
         raise OpsError(f"{host} is primary; disconnect its partner")
     plan = playbooks.disconnect(view, wanted)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo)
+    run(plan, go)
 
 
 @drbd.command()
 @click.argument("name")
-@plan_options
-def verify(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> int:
+@go_options
+def verify(
+    go: Go,
+    name: str,
+) -> int:
     """Compare the disks of the mirror NAME while everything runs. Exit code 1 where they differ.
 
     \b
     Example:
       python -m ops drbd verify mb1
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
+    view = MirrorView(go.file, name)
     for host, side in both_answer(view).items():
         if not side.is_whole:
             raise OpsError(f"only a whole mirror is verified; {host} says {side}")
     home = view.hosts[0]
-    run(playbooks.verify(view, home), file, dry_run=dry_run, yes=yes, undo=undo)
-    if dry_run:
+    run(playbooks.verify(view, home), go)
+    if go.dry_run:
         return 0
     after = view.status(home)
     if after.out_of_sync_kib:
@@ -357,25 +376,32 @@ def verify(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> int:
 @drbd.command()
 @click.argument("name")
 @click.argument("value")
-@plan_options
-def rate(name: str, value: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@go_options
+def rate(
+    go: Go,
+    name: str,
+    value: str,
+) -> None:
     """Copy and compare the mirror NAME with VALUE bytes a second, as 40M, until it is set up anew.
 
     \b
     Example:
       python -m ops drbd rate mb1 40M
     """
-    file = file.absolute()
     if not value.rstrip("KMG").isdigit():
         raise ConfigError(f"{value!r} is no rate; 40M is 40 MiB a second")
-    run(playbooks.rate(MirrorView(file, name), value), file, dry_run=dry_run, yes=yes, undo=undo)
+    run(playbooks.rate(MirrorView(go.file, name), value), go)
 
 
 @drbd.command()
 @click.argument("name")
 @click.option("--victim", metavar="HOST", default="", help="Whose data are given up.")
-@plan_options
-def resolve(name: str, victim: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@go_options
+def resolve(
+    go: Go,
+    name: str,
+    victim: str,
+) -> None:
     """End a split brain of the mirror NAME: show what each side has, and give one of them up.
 
     Without --victim its name is asked for, and must be typed.
@@ -384,12 +410,11 @@ def resolve(name: str, victim: str, file: Path, dry_run: bool, yes: bool, undo: 
     Example:
       python -m ops drbd resolve mb1 --dry-run --victim db2
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
-    facts = begun(file, f"drbd resolve {name}") or _chosen(view, victim)
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"drbd resolve {name}") or _chosen(view, victim)
     how = {key: value for key, value in facts.items() if key != "victim"}
     plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
+    run(plan, go, facts)
 
 
 def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:

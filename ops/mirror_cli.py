@@ -2,61 +2,30 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
-from rich.console import Console
 
-import lb.inventory
 from lb.inventory import Host
 from messagebus.errors import ConfigError
-from ops import lock
+from ops.carrying import Go, carry, journal_of
 from ops.commands import hosts
 from ops.drbd import No, Status, may_promote
 from ops.errors import NoAnswer, OpsError
-from ops.journal import Journal
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
 from ops.plan import Plan
-from ops.runner import HostRunner, carry_out
-from ops.runner import undo as take_back
 
 __all__ = [
     "agents",
     "begun",
     "both_answer",
-    "inventory_option",
     "of_mirror",
     "permitted",
-    "plan_options",
     "proof_options",
     "run",
 ]
-
-
-def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    option = click.option(
-        "--inventory",
-        "file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        default=lambda: Path(os.environ.get(lb.inventory.ENV_PATH) or lb.inventory.DEFAULT_PATH),
-        help=f"Default ${lb.inventory.ENV_PATH}, else {lb.inventory.DEFAULT_PATH}.",
-    )
-    return option(command)
-
-
-def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Print exactly what would run."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--undo", is_flag=True, help="Take back an unfinished run."),
-        inventory_option,
-    ):
-        command = option(command)
-    return command
 
 
 def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,51 +102,14 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
     return how
 
 
-def begun(file: Path, name: str) -> dict[str, Any]:
+def begun(go: Go, name: str) -> dict[str, Any]:
     """What an unfinished run of the plan of this name began with; empty where there is none.
 
     A run that is resumed goes on with what was decided before it, which it may have changed itself.
     """
-    return Journal(file.parent / "journal", name).facts
+    return journal_of(go.file, name).facts
 
 
-def run(
-    plan: Plan,
-    file: Path,
-    *,
-    dry_run: bool,
-    yes: bool,
-    undo: bool,
-    facts: dict[str, Any] | None = None,
-) -> None:
-    """Print the plan, ask, and carry it out under the cluster's lock; resumes what was interrupted.
-
-    facts: what the plan was made from, for `begun`.
-    """
-    journal = Journal(file.parent / "journal", plan.name)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for line in plan.lines():
-        click.echo(line)
-    if dry_run:
-        return
-    if undo and not journal.is_resumed:
-        raise OpsError(f"no unfinished run of {plan.name!r} to take back")
-    if journal.is_resumed:
-        console.print(f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps")
-    if not yes and not _confirmed():
-        raise OpsError("not confirmed; nothing was done. --yes does not ask")
-    with lock.held(file.parent / "ops.lock", plan.name), console.status(plan.name) as shown:
-        if undo:
-            take_back(plan, HostRunner(), journal, say=console.print)
-            return
-        if not journal.is_resumed:
-            journal.begin(facts or {})
-        carry_out(plan, HostRunner(), journal, say=console.print, show=shown.update)
-
-
-def _confirmed() -> bool:
-    try:
-        return click.confirm("go on?", err=True)
-    except click.Abort:
-        click.echo(err=True)
-        return False
+def run(plan: Plan, go: Go, facts: Mapping[str, Any] | None = None) -> None:
+    """Print the plan, ask, and carry it out; facts: what it was made from, for `begun`."""
+    carry(plan, journal_of(go.file, plan.name), go, facts or {})

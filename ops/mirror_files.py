@@ -6,18 +6,17 @@ Nothing here is secret: the key of the fencing handler is made on its host and n
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from lb.inventory import Host, Inventory, Mirror
+from ops.provision.wanted import WantedFile
 
 __all__ = [
     "FENCE_KEY",
     "KNOWN_PEERS",
     "PROGRAMS",
-    "HostFile",
     "authorized_line",
     "files",
     "partner",
@@ -30,15 +29,6 @@ FENCE_KEY = "/etc/messagebus/fence/id_ed25519"
 KNOWN_PEERS = "/etc/messagebus/fence/known_hosts"
 _SOURCES = Path(__file__).with_name("on_host")
 _NAMES = ("check-disk", "fence-peer", "move-address", "outdate-mirror", "settle")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFile:
-    """mode: octal digits."""
-
-    path: str
-    text: str
-    mode: str
 
 
 def _endpoint(address: str, port: int) -> str:
@@ -63,7 +53,7 @@ def partner(inventory: Inventory, mirror: Mirror, host: Host) -> Host:
     return inventory.host(next(name for name in mirror.hosts if name != host.name))
 
 
-def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[HostFile, ...]:
+def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[WantedFile, ...]:
     """All that this host needs for the mirror, in the order in which it is written."""
     names = {
         "mirror": mirror,
@@ -73,21 +63,19 @@ def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[HostFile, .
         "fence_peer": f"{PROGRAMS}/fence-peer",
     }
     programs = (
-        HostFile(path=f"{PROGRAMS}/{name}", text=(_SOURCES / name).read_text(), mode="755")
+        WantedFile(path=Path(PROGRAMS, name), text=(_SOURCES / name).read_text(), mode=0o755)
         for name in _NAMES
     )
     return (
         *programs,
-        HostFile(path="/etc/modules-load.d/messagebus-drbd.conf", text="drbd\n", mode="644"),
-        HostFile(
-            path=f"/etc/messagebus/mirrors/{mirror.name}.fence",
+        WantedFile(path=Path("/etc/modules-load.d/messagebus-drbd.conf"), text="drbd\n"),
+        WantedFile(
+            path=Path(f"/etc/messagebus/mirrors/{mirror.name}.fence"),
             text=_TEMPLATES.get_template("mirror.fence.j2").render(names),
-            mode="644",
         ),
-        HostFile(
-            path=f"/etc/drbd.d/{mirror.name}.res",
+        WantedFile(
+            path=Path(f"/etc/drbd.d/{mirror.name}.res"),
             text=_TEMPLATES.get_template("mirror.res.j2").render(names),
-            mode="644",
         ),
     )
 

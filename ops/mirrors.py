@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import lb.inventory
 from lb.inventory import Host, Inventory, Mirror, Node
 from ops import shell
 from ops.commands import drbd as argv
-from ops.commands.hosts import power
+from ops.commands.hosts import as_root, power
 from ops.drbd import Bad, Status, is_split, parse_events, parse_generations
 from ops.errors import CommandFailed, NoAnswer
 from ops.step import Check
@@ -25,16 +27,25 @@ AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 _NOT_THERE = (1, 10)
 
 
+class There(Protocol):
+    """A connection to a host."""
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> str: ...
+
+
+Connect = Callable[[str], AbstractContextManager[There]]
+
+
 class MirrorView:
     """Asks the hosts of one mirror; the inventory is read anew for every question.
 
-    run: ``run(ssh address, argv, timeout_s=...)``; `ops.shell.run_over_ssh` unless told otherwise.
+    connect: as `ops.shell.remote`, which it is unless told otherwise.
     """
 
-    def __init__(self, file: Path, name: str, run: Callable[..., str] | None = None) -> None:
+    def __init__(self, file: Path, name: str, connect: Connect | None = None) -> None:
         self.name = name
         self._file = file
-        self._run = run or shell.run_over_ssh
+        self._connect = connect or shell.remote
 
     @property
     def inventory(self) -> Inventory:
@@ -56,8 +67,9 @@ class MirrorView:
 
     def status(self, host: Host) -> Status:
         """What one host says. Raises NoAnswer where it cannot be reached."""
-        events = self._ask(host, argv.events(self.name))
-        generations = self._ask(host, argv.generations(self.name))
+        with self._connect(host.ssh) as there:
+            events = _said(there, host, argv.events(self.name))
+            generations = _said(there, host, argv.generations(self.name))
         try:
             return parse_events(events, parse_generations(generations))
         except Bad as fault:
@@ -76,7 +88,8 @@ class MirrorView:
     def succeeds(self, host: Host, command: tuple[str, ...]) -> bool:
         """Whether a command that changes nothing ends with 0 there. Raises NoAnswer."""
         try:
-            self._run(host.ssh, command, timeout_s=ASK_WITHIN_S)
+            with self._connect(host.ssh) as there:
+                there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
         except CommandFailed as fault:
             if _is_unreached(fault):
                 raise NoAnswer(f"{host.name}: {fault}") from fault
@@ -86,7 +99,8 @@ class MirrorView:
     def tells(self, host: Host, command: tuple[str, ...]) -> str:
         """What such a command writes. Raises NoAnswer, also where it fails."""
         try:
-            return self._run(host.ssh, command, timeout_s=ASK_WITHIN_S)
+            with self._connect(host.ssh) as there:
+                return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
         except CommandFailed as fault:
             raise NoAnswer(f"{host.name}: {fault}") from fault
 
@@ -99,14 +113,6 @@ class MirrorView:
             return self.status(host)
         except NoAnswer as fault:
             return fault
-
-    def _ask(self, host: Host, command: tuple[str, ...]) -> str:
-        try:
-            return self._run(host.ssh, command, timeout_s=ASK_WITHIN_S)
-        except CommandFailed as fault:
-            if fault.exit_code in _NOT_THERE and not _is_unreached(fault):
-                return ""
-            raise NoAnswer(f"{host.name}: {fault}") from fault
 
     # Checks of steps.
 
@@ -127,6 +133,16 @@ class MirrorView:
             return "" if status.is_whole else str(status)
 
         return check
+
+
+def _said(there: There, host: Host, command: tuple[str, ...]) -> str:
+    """ "" where the mirror is not there. Raises NoAnswer."""
+    try:
+        return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
+    except CommandFailed as fault:
+        if fault.exit_code in _NOT_THERE and not _is_unreached(fault):
+            return ""
+        raise NoAnswer(f"{host.name}: {fault}") from fault
 
 
 def _is_unreached(fault: CommandFailed) -> bool:

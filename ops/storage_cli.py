@@ -7,22 +7,21 @@ from pathlib import Path
 import click
 
 from lb.inventory import Host
-from ops.cli import inventory
+from ops.carrying import Go, go_options, inventory_option
 from ops.errors import OpsError
 from ops.inventory_text import with_host
 from ops.mirror_cli import (
     agents,
     begun,
     both_answer,
-    inventory_option,
     of_mirror,
     permitted,
-    plan_options,
     proof_options,
     run,
 )
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
+from ops.pieces import inventory
 from ops.playbooks import storage as playbooks
 
 __all__ = ["storage"]
@@ -49,17 +48,14 @@ def storage() -> None:
 @click.option("--to", metavar="HOST", default="", help="Default: the one it does not run on.")
 @_consume_only
 @proof_options
-@plan_options
+@go_options
 def failover(
+    go: Go,
     name: str,
     to: str,
     consume_only: bool,
-    file: Path,
     dead: str,
     give_up: str,
-    dry_run: bool,
-    yes: bool,
-    undo: bool,
 ) -> None:
     """The host of the broker NAME is dead: start the broker on its mirror, under the same name.
 
@@ -69,9 +65,8 @@ def failover(
     Example:
       python -m ops storage failover mb1 --dead db1 --dry-run
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
-    facts = begun(file, f"storage failover {name}")
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage failover {name}")
     if not facts:
         host = of_mirror(view, to) if to else partner(view.inventory, view.mirror, _where(view))
         facts = {
@@ -81,16 +76,18 @@ def failover(
             "host": host.name,
         }
     how = {key: value for key, value in facts.items() if key != "host"}
-    plan = playbooks.failover(view, file, view.inventory.host(facts["host"]), **how)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
+    plan = playbooks.failover(view, go.file, view.inventory.host(facts["host"]), **how)
+    run(plan, go, facts)
 
 
 @storage.command()
 @click.argument("name")
 @_consume_only
-@plan_options
+@go_options
 def failback(
-    name: str, consume_only: bool, file: Path, dry_run: bool, yes: bool, undo: bool
+    go: Go,
+    name: str,
+    consume_only: bool,
 ) -> None:
     """Move the broker NAME to the other host of its mirror, both alive and alike.
 
@@ -98,9 +95,8 @@ def failback(
     Example:
       python -m ops storage failback mb1 --dry-run
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
-    facts = begun(file, f"storage failback {name}")
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage failback {name}")
     if not facts:
         for each, side in both_answer(view).items():
             if not side.is_whole:
@@ -108,17 +104,20 @@ def failback(
         host = partner(view.inventory, view.mirror, _where(view))
         facts = {"consume_only": consume_only, "agent": agents(view, host), "host": host.name}
     how = {key: value for key, value in facts.items() if key != "host"}
-    plan = playbooks.failback(view, file, view.inventory.host(facts["host"]), **how)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
+    plan = playbooks.failback(view, go.file, view.inventory.host(facts["host"]), **how)
+    run(plan, go, facts)
 
 
 @storage.command()
 @click.argument("name")
 @click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
 @_consume_only
-@plan_options
+@go_options
 def start(
-    name: str, where: str, consume_only: bool, file: Path, dry_run: bool, yes: bool, undo: bool
+    go: Go,
+    name: str,
+    where: str,
+    consume_only: bool,
 ) -> None:
     """Start the broker NAME on a host of its mirror: it is new, or both hosts were switched off.
 
@@ -126,36 +125,37 @@ def start(
     Example:
       python -m ops storage start mb1 --dry-run
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
-    facts = begun(file, f"storage start {name}")
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage start {name}")
     if not facts:
         host = of_mirror(view, where) if where else _where(view)
         permitted(view, host, dead="", give_up="")
         facts = {"consume_only": consume_only, "agent": agents(view, host), "host": host.name}
     how = {key: value for key, value in facts.items() if key != "host"}
-    plan = playbooks.start(view, file, view.inventory.host(facts["host"]), **how)
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
+    plan = playbooks.start(view, go.file, view.inventory.host(facts["host"]), **how)
+    run(plan, go, facts)
 
 
 @storage.command()
 @click.argument("name")
-@plan_options
-def stop(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@go_options
+def stop(
+    go: Go,
+    name: str,
+) -> None:
     """Stop the broker NAME and let go of its disk, so that its host may be switched off.
 
     \b
     Example:
       python -m ops storage stop mb1 --dry-run
     """
-    file = file.absolute()
-    view = MirrorView(file, name)
-    facts = begun(file, f"storage stop {name}")
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage stop {name}")
     if not facts:
         host = _where(view)
         facts = {"agent": agents(view, host), "host": host.name}
     plan = playbooks.stop(view, view.inventory.host(facts["host"]), agent=facts["agent"])
-    run(plan, file, dry_run=dry_run, yes=yes, undo=undo, facts=facts)
+    run(plan, go, facts)
 
 
 def _where(view: MirrorView) -> Host:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from lb.inventory import Host
 from ops.mirror_files import PROGRAMS
+from ops.step import Command
 
 __all__ = [
     "AGENT_UNIT",
     "BROKER_UNIT",
     "address",
+    "as_root",
     "broker_folder",
     "check_disk",
     "close_mount_point",
@@ -19,6 +23,7 @@ __all__ = [
     "has_file_system",
     "make_file_system",
     "mount",
+    "on",
     "power",
     "say_dead",
     "service",
@@ -31,6 +36,16 @@ BROKER_UNIT = "rabbitmq-server"
 AGENT_UNIT = "messagebus-agent"
 
 Argv = tuple[str, ...]
+
+
+def as_root(host: Host, argv: Argv) -> Argv:
+    """The same, by who logs in there."""
+    return ("sudo", "-n", "--", *argv) if host.sudo else argv
+
+
+def on(where: Sequence[Host], *argvs: Argv) -> tuple[Command, ...]:
+    """On each of these hosts in turn, all of these."""
+    return tuple(Command(as_root(host, argv), host.ssh) for host in where for argv in argvs)
 
 
 def erase(disk: Path) -> Argv:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lb.inventory import Host
 from ops.commands import drbd, hosts
+from ops.commands.hosts import on
 from ops.commands.paths import kit
 from ops.drbd import COMPARING, No, Status, may_promote
 from ops.errors import NoAnswer
@@ -57,12 +58,12 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
         Step(name=f"set up the hosts of {name}", commands=_kit(file, "install", name)),
         Step(
             name="load DRBD",
-            commands=_on(both, drbd.load_module()),
+            commands=on(both, drbd.load_module()),
         ),
         *(
             Step(
                 name=f"erase what is on {host.name}:{mirror.disk}",
-                commands=_on([host], hosts.erase(mirror.disk)),
+                commands=on([host], hosts.erase(mirror.disk)),
                 is_final=True,
             )
             for host in erase
@@ -70,14 +71,14 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
         Step(
             name="let no broker start by itself, or without its disk",
             commands=(
-                *_on(both, hosts.disable(hosts.BROKER_UNIT)),
-                *_on(both, hosts.close_mount_point(mirror.mount)),
+                *on(both, hosts.disable(hosts.BROKER_UNIT)),
+                *on(both, hosts.close_mount_point(mirror.mount)),
             ),
         ),
         *(
             Step(
                 name=f"make DRBD's metadata on {host.name}",
-                commands=_on([host], drbd.create_metadata(name)),
+                commands=on([host], drbd.create_metadata(name)),
                 done=_has_metadata(view, host),
                 is_final=True,
             )
@@ -85,7 +86,7 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
         ),
         Step(
             name="connect the two",
-            commands=_on(both, drbd.adjust(name)),
+            commands=on(both, drbd.adjust(name)),
             until="both are connected",
             check=_is_connected(view, home),
             within_s=CONNECT_WITHIN_S,
@@ -93,14 +94,14 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
         *(_declared_alike(view, home) if skip_sync else _copied_from(view, home)),
         Step(
             name=f"make a file system on {mirror.device}",
-            commands=_on([home], hosts.make_file_system(mirror.device)),
+            commands=on([home], hosts.make_file_system(mirror.device)),
             done=_succeeds(view, home, hosts.has_file_system(mirror.device)),
         ),
         Step(
             name=f"mount it on {home.name}",
             commands=(
-                *_on([home], hosts.mount(mirror.device, mirror.mount)),
-                *_on([home], hosts.broker_folder(mirror.mount)),
+                *on([home], hosts.mount(mirror.device, mirror.mount)),
+                *on([home], hosts.broker_folder(mirror.mount)),
             ),
             done=_succeeds(view, home, ("mountpoint", "-q", str(mirror.mount))),
         ),
@@ -118,14 +119,14 @@ def _declared_alike(view: MirrorView, home: Host) -> tuple[Step, ...]:
     return (
         Step(
             name="declare both disks alike, without copying",
-            commands=_on([home], drbd.clear_bitmap(view.name)),
+            commands=on([home], drbd.clear_bitmap(view.name)),
             done=lambda: view.status(home).is_whole,
             until="both copies are good",
             check=view.is_whole(home),
         ),
         Step(
             name=f"promote {home.name}",
-            commands=_on([home], drbd.promote(view.name)),
+            commands=on([home], drbd.promote(view.name)),
             until="it is primary",
             check=view.has_role(home, "Primary"),
         ),
@@ -136,7 +137,7 @@ def _copied_from(view: MirrorView, home: Host) -> tuple[Step, ...]:
     return (
         Step(
             name=f"promote {home.name}, and begin to copy its disk",
-            commands=_on([home], drbd.promote_first(view.name)),
+            commands=on([home], drbd.promote_first(view.name)),
             done=lambda: view.status(home).disk == "UpToDate",
             until="it is primary",
             check=view.has_role(home, "Primary"),
@@ -169,8 +170,8 @@ def promotion(
         steps.append(
             Step(
                 name=f"tell {host.name} that {other.name} is dead",
-                commands=_on([host], hosts.say_dead(proof)),
-                undo=_on([host], hosts.forget_death(proof)),
+                commands=on([host], hosts.say_dead(proof)),
+                undo=on([host], hosts.forget_death(proof)),
             )
         )
     steps.append(
@@ -186,7 +187,7 @@ def promotion(
     steps.append(
         Step(
             name=f"promote {host.name}",
-            commands=_on([host], (drbd.promote_first if force else drbd.promote)(view.name)),
+            commands=on([host], (drbd.promote_first if force else drbd.promote)(view.name)),
             done=lambda: view.status(host).role == "Primary",
             until="it is primary, and its writes are not frozen",
             check=view.has_role(host, "Primary"),
@@ -209,7 +210,7 @@ def demote(view: MirrorView, host: Host) -> Plan:
     """A host that has its disk mounted refuses, and nothing is changed."""
     step = Step(
         name=f"demote {host.name}",
-        commands=_on([host], drbd.demote(view.name)),
+        commands=on([host], drbd.demote(view.name)),
         until="it is secondary",
         check=view.has_role(host, "Secondary"),
     )
@@ -221,7 +222,7 @@ def connect(view: MirrorView) -> Plan:
     home, standby = view.hosts
     step = Step(
         name="connect the two",
-        commands=_on([home, standby], drbd.adjust(view.name)),
+        commands=on([home, standby], drbd.adjust(view.name)),
         until="both copies are good",
         check=_whole_or_split(view),
         within_s=COPY_WITHIN_S,
@@ -233,7 +234,7 @@ def disconnect(view: MirrorView, host: Host) -> Plan:
     """The host that is not primary lets go, and knows from then on that its data are outdated."""
     step = Step(
         name=f"disconnect {host.name}",
-        commands=_on([host], drbd.disconnect(view.name)),
+        commands=on([host], drbd.disconnect(view.name)),
         until="it is alone",
         check=_has_link(view, host, "StandAlone"),
     )
@@ -247,7 +248,7 @@ def verify(view: MirrorView, host: Host) -> Plan:
         steps=(
             Step(
                 name="compare the two disks",
-                commands=_on([host], drbd.verify(view.name)),
+                commands=on([host], drbd.verify(view.name)),
                 until="every block is compared",
                 check=_is_compared(view, host),
                 within_s=COPY_WITHIN_S,
@@ -264,7 +265,7 @@ def thaw(view: MirrorView, host: Host) -> Plan:
         steps=(
             Step(
                 name=f"tell {host.name} that {other.name} is dead",
-                commands=_on([host], hosts.say_dead(proof_of_death(view.name, other.name))),
+                commands=on([host], hosts.say_dead(proof_of_death(view.name, other.name))),
                 until="its fencing handler has asked",
                 check=view.has_role(host, "Primary"),
                 within_s=HANDLER_WITHIN_S,
@@ -272,7 +273,7 @@ def thaw(view: MirrorView, host: Host) -> Plan:
             ),
             Step(
                 name=f"let the writes of {host.name} go on",
-                commands=_on([host], drbd.thaw(view.name)),
+                commands=on([host], drbd.thaw(view.name)),
                 done=lambda: not view.status(host).frozen,
                 until="they do",
                 check=view.has_role(host, "Primary"),
@@ -290,16 +291,16 @@ def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
     steps = (
         Step(
             name=f"erase what is on {host.name}:{mirror.disk}",
-            commands=_on([host], hosts.erase(mirror.disk)) if erase else (),
+            commands=on([host], hosts.erase(mirror.disk)) if erase else (),
         ),
         Step(
             name=f"make DRBD's metadata on {host.name}",
-            commands=_on([host], drbd.create_metadata(mirror.name)),
+            commands=on([host], drbd.create_metadata(mirror.name)),
             done=_has_metadata(view, host),
         ),
         Step(
             name="copy everything to it",
-            commands=_on([host], drbd.adjust(mirror.name)),
+            commands=on([host], drbd.adjust(mirror.name)),
             until="both copies are good",
             check=view.is_whole(host),
             within_s=COPY_WITHIN_S,
@@ -312,7 +313,7 @@ def rate(view: MirrorView, value: str) -> Plan:
     """Until the next `adjust`; the inventory's is for ever."""
     step = Step(
         name=f"copy and compare with {value} bytes a second",
-        commands=_on(view.hosts, drbd.set_rate(view.name, value)),
+        commands=on(view.hosts, drbd.set_rate(view.name, value)),
     )
     return Plan(name=f"drbd rate {view.name}", steps=(step,))
 
@@ -329,7 +330,7 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
             *(leaving(view, victim, agent=agent) if is_primary else ()),
             Step(
                 name=f"give up what only {victim.name} has",
-                commands=_on(
+                commands=on(
                     [victim],
                     drbd.disconnect(view.name),
                     drbd.connect(view.name, discard_my_data=True),
@@ -339,7 +340,7 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
             ),
             Step(
                 name=f"connect {survivor.name}, and copy from it",
-                commands=_on([survivor], drbd.adjust(view.name)),
+                commands=on([survivor], drbd.adjust(view.name)),
                 until="both copies are good",
                 check=view.is_whole(survivor),
                 within_s=COPY_WITHIN_S,
@@ -360,35 +361,31 @@ def leaving(view: MirrorView, host: Host, *, agent: bool) -> tuple[Step, ...]:
     return (
         Step(
             name=f"stop the broker on {host.name}",
-            commands=_on([host], *(hosts.service("stop", unit) for unit in units)),
-            undo=_on([host], *(hosts.service("start", unit) for unit in reversed(units))),
+            commands=on([host], *(hosts.service("stop", unit) for unit in units)),
+            undo=on([host], *(hosts.service("start", unit) for unit in reversed(units))),
         ),
         Step(
             name=f"take {moved or 'nothing else'} from {host.name}",
-            commands=_on([host], hosts.address("drop", moved)) if moved else (),
-            undo=_on([host], hosts.address("take", moved)) if moved else (),
+            commands=on([host], hosts.address("drop", moved)) if moved else (),
+            undo=on([host], hosts.address("take", moved)) if moved else (),
         ),
         Step(
             name=f"unmount the disk on {host.name}",
-            commands=_on([host], hosts.unmount(mirror.mount)),
+            commands=on([host], hosts.unmount(mirror.mount)),
             done=lambda: not is_mounted(),
-            undo=_on([host], hosts.mount(mirror.device, mirror.mount)),
+            undo=on([host], hosts.mount(mirror.device, mirror.mount)),
         ),
         Step(
             name=f"demote {host.name}",
-            commands=_on([host], drbd.demote(mirror.name)),
+            commands=on([host], drbd.demote(mirror.name)),
             until="it is secondary",
             check=view.has_role(host, "Secondary"),
-            undo=_on([host], drbd.promote(mirror.name)),
+            undo=on([host], drbd.promote(mirror.name)),
         ),
     )
 
 
 # --------------------------------------------------------------------------- commands, checks
-def _on(where: Sequence[Host], *argvs: tuple[str, ...]) -> tuple[Command, ...]:
-    return tuple(Command(argv, host.ssh) for host in where for argv in argvs)
-
-
 def _kit(file: Path, *words: str) -> tuple[Command, ...]:
     return (kit("ops", "drbd", *words, "--inventory", str(file)),)
 

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from lb.inventory import Host
 from ops.commands import balancer, drbd, hosts
+from ops.commands.hosts import on
 from ops.commands.paths import kit
 from ops.mirror_files import partner, proof_of_death
 from ops.mirrors import MirrorView, amqp_answers
 from ops.plan import Plan
 from ops.playbooks.mirror import leaving, promotion
-from ops.step import Command, Step
+from ops.step import Step
 
 __all__ = ["failback", "failover", "start", "stop"]
 
@@ -55,7 +56,7 @@ def failover(
             *_arriving(view, file, host, consume_only=consume_only, agent=agent),
             Step(
                 name="forget the proof",
-                commands=_on(host, hosts.forget_death(proof)),
+                commands=on([host], hosts.forget_death(proof)),
             ),
         ),
     )
@@ -87,11 +88,11 @@ def failback(view: MirrorView, file: Path, host: Host, *, consume_only: bool, ag
             *leaving(view, here, agent=agent),
             Step(
                 name=f"promote {host.name}",
-                commands=_on(host, drbd.promote(view.name)),
+                commands=on([host], drbd.promote(view.name)),
                 done=lambda: view.status(host).role == "Primary",
                 until="it is primary, and its writes are not frozen",
                 check=view.has_role(host, "Primary"),
-                undo=_on(host, drbd.demote(view.name)),
+                undo=on([host], drbd.demote(view.name)),
             ),
             *_arriving(view, file, host, consume_only=consume_only, agent=agent),
         ),
@@ -106,26 +107,26 @@ def _arriving(
     steps = [
         Step(
             name=f"check the file system, and mount it on {host.name}",
-            commands=_on(
-                host,
+            commands=on(
+                [host],
                 hosts.check_disk(mirror.device),
                 hosts.mount(mirror.device, mirror.mount),
             ),
             done=lambda: view.succeeds(host, mounted),
-            undo=_on(host, hosts.unmount(mirror.mount)),
+            undo=on([host], hosts.unmount(mirror.mount)),
         ),
         Step(
             name=f"bring {mirror.address or 'no address'} to {host.name}",
-            commands=_on(host, hosts.address("take", mirror.address)) if mirror.address else (),
-            undo=_on(host, hosts.address("drop", mirror.address)) if mirror.address else (),
+            commands=on([host], hosts.address("take", mirror.address)) if mirror.address else (),
+            undo=on([host], hosts.address("drop", mirror.address)) if mirror.address else (),
         ),
         Step(
             name=f"start broker {name} on {host.name}",
-            commands=_on(host, hosts.service("start", hosts.BROKER_UNIT)),
+            commands=on([host], hosts.service("start", hosts.BROKER_UNIT)),
             until="it speaks AMQP",
             check=amqp_answers(view),
             within_s=BROKER_WITHIN_S,
-            undo=_on(host, hosts.service("stop", hosts.BROKER_UNIT)),
+            undo=on([host], hosts.service("stop", hosts.BROKER_UNIT)),
         ),
         Step(
             name=f"write down that {name} runs on {host.name}",
@@ -137,7 +138,7 @@ def _arriving(
         steps.append(
             Step(
                 name=f"start the agent of {name} on {host.name}",
-                commands=_on(host, hosts.service("start", hosts.AGENT_UNIT)),
+                commands=on([host], hosts.service("start", hosts.AGENT_UNIT)),
             )
         )
         order = balancer.hold if consume_only else balancer.ready
@@ -148,7 +149,3 @@ def _arriving(
             )
         )
     return tuple(steps)
-
-
-def _on(host: Host, *argvs: tuple[str, ...]) -> tuple[Command, ...]:
-    return tuple(Command(argv, host.ssh) for argv in argvs)

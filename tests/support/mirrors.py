@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ops.errors import CommandFailed
@@ -108,8 +111,12 @@ class FakeHosts:
         self.answers = answers or {}
         self.ran: list[tuple[str, str]] = []
 
-    def run(self, host: str, argv: tuple[str, ...], *, timeout_s: float) -> str:
-        assert timeout_s > 0
+    @contextmanager
+    def connect(self, host: str) -> Iterator[FakeHost]:
+        """As `ops.shell.remote`."""
+        yield FakeHost(self, host)
+
+    def run(self, host: str, argv: Sequence[str]) -> str:
         typed = " ".join(argv)
         self.ran.append((host, typed))
         if not self.states[host]:
@@ -121,7 +128,7 @@ class FakeHosts:
             return answer
         return self._recorded(host, argv)
 
-    def _recorded(self, host: str, argv: tuple[str, ...]) -> str:
+    def _recorded(self, host: str, argv: Sequence[str]) -> str:
         number, at = self.states[host].split()
         (file,) = OUTPUTS.glob(f"{number}_*.{at}.txt")
         command = " ".join((*argv[:-1], MIRROR)).replace(" --statistics", "")
@@ -129,3 +136,15 @@ class FakeHosts:
         if code:
             raise CommandFailed(argv, code, written, host)
         return written
+
+
+@dataclass
+class FakeHost:
+    """A connection to one of them."""
+
+    hosts: FakeHosts
+    name: str
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> str:
+        assert timeout_s > 0
+        return self.hosts.run(self.name, argv)

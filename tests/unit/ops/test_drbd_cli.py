@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ class Asked:
         self, one: str, two: str, words: str, answers: dict[str, str | None] | None = None
     ) -> int:
         hosts = FakeHosts({"db1": one, "db2": two}, answers)
-        self._monkeypatch.setattr(shell, "run_over_ssh", hosts.run)
+        self._monkeypatch.setattr(shell, "remote", hosts.connect)
         return main(["drbd", *words.split(), "--inventory", str(self._file)])
 
 
@@ -64,13 +65,11 @@ def test_a_disk_that_holds_something_is_named_and_nothing_is_done(
     drbd: Asked, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Named(FakeHosts):
-        def run(self, host: str, argv: tuple[str, ...], *, timeout_s: float) -> str:
-            if argv[0] == "uname":
-                return host
-            return super().run(host, argv, timeout_s=timeout_s)
+        def run(self, host: str, argv: Sequence[str]) -> str:
+            return host if argv[0] == "uname" else super().run(host, argv)
 
     hosts = Named({"db1": "01 A", "db2": "01 A"}, {SIGNATURES: "ext4\n"})
-    monkeypatch.setattr(shell, "run_over_ssh", hosts.run)
+    monkeypatch.setattr(shell, "remote", hosts.connect)
     words = ["drbd", "create", "mb1", "--inventory", str(file), "--yes", "--dry-run"]
     assert main(words) == 1
     error = capsys.readouterr().err

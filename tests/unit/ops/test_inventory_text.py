@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from ops.errors import OpsError
-from ops.inventory_text import with_host, without_broker
+from ops.inventory_text import broker_table, with_broker, with_host, without_broker
 
 TEXT = """\
 cluster = "local"  # ours
@@ -68,3 +68,30 @@ def test_a_broker_is_moved_and_nothing_else_is_touched() -> None:
 def test_a_broker_that_is_written_in_another_way_is_not_guessed_at() -> None:
     with pytest.raises(OpsError, match="edit the file"):
         with_host('brokers = [{name = "mb1"}]', "mb1", "db2")
+
+
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+def test_what_was_taken_out_is_put_back(name: str) -> None:
+    table = broker_table(TEXT, name)
+    again = tomllib.loads(with_broker(without_broker(TEXT, name), table))
+    assert sorted(map(str, again["brokers"])) == sorted(map(str, tomllib.loads(TEXT)["brokers"]))
+
+
+def test_putting_back_twice_changes_nothing() -> None:
+    assert with_broker(TEXT, broker_table(TEXT, "mb2")) == TEXT
+    assert broker_table(TEXT, "mb9") == ""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "[[brokers]]\n",
+        "brokers = 1",
+        "[[brokers]",
+        "[[brokers]]\nname='a'\n[[brokers]]\nname='b'",
+    ],
+)
+def test_what_is_no_table_of_a_broker_is_refused(table: str) -> None:
+    with pytest.raises(OpsError, match="not one"):
+        with_broker(TEXT, table)

@@ -19,7 +19,7 @@ def inventory(**settings: str) -> Inventory:
 
 def written(host: str, read: Inventory | None = None) -> dict[str, str]:
     read = read or inventory()
-    return {each.path: each.text for each in files(read, read.mirror("mb1"), read.host(host))}
+    return {str(each.path): each.text for each in files(read, read.mirror("mb1"), read.host(host))}
 
 
 def settings(resource: str) -> dict[str, str]:
@@ -77,11 +77,11 @@ def test_each_host_fences_the_other_by_the_second_network() -> None:
 def test_programs_are_there_and_may_be_run() -> None:
     read = inventory()
     found = files(read, read.mirror("mb1"), read.host("db1"))
-    programs = [each for each in found if each.path.startswith(PROGRAMS)]
-    assert {each.path.rsplit("/", 1)[1] for each in programs} == {
+    programs = [each for each in found if str(each.path).startswith(PROGRAMS)]
+    assert {each.path.name for each in programs} == {
         path.name for path in (Path(__file__).parents[3] / "ops" / "on_host").iterdir()
     }
-    assert {each.mode for each in programs} == {"755"}
+    assert {each.mode for each in programs} == {0o755}
     assert all(each.text.startswith("#!/bin/sh\n") for each in programs)
 
 

@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def view(file: Path, states: dict[str, str], **answers: str | None) -> MirrorView:
-    return MirrorView(file, "mb1", FakeHosts(states, answers).run)
+    return MirrorView(file, "mb1", FakeHosts(states, answers).connect)
 
 
 def test_both_hosts_are_asked_and_one_that_is_silent_is_told_as_such(file: Path) -> None:
@@ -60,7 +60,9 @@ def test_whole_is_both_copies(file: Path) -> None:
 
 
 def test_a_command_that_fails_is_no_and_one_that_cannot_be_run_is_no_answer(file: Path) -> None:
-    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 A", "db2": ""}, {"test -e /x": None}).run)
+    seen = MirrorView(
+        file, "mb1", FakeHosts({"db1": "06 A", "db2": ""}, {"test -e /x": None}).connect
+    )
     here, silent = seen.hosts
     assert not seen.succeeds(here, ("test", "-e", "/x"))
     with pytest.raises(NoAnswer):

@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 
 def storage(file: Path, monkeypatch: pytest.MonkeyPatch, one: str, two: str, *words: str) -> int:
     hosts = FakeHosts({"db1": one, "db2": two}, NO_AGENT)
-    monkeypatch.setattr(shell, "run_over_ssh", hosts.run)
+    monkeypatch.setattr(shell, "remote", hosts.connect)
     return main(["storage", *words, "--inventory", str(file)])
 
 

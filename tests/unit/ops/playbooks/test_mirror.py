@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def view(file: Path, one: str = "06 A", two: str = "06 B") -> MirrorView:
-    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).run)
+    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).connect)
 
 
 def ran(plan: Plan) -> list[str]:

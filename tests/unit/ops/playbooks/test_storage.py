@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def view(file: Path) -> MirrorView:
-    return MirrorView(file, "mb1", FakeHosts({"db1": "", "db2": "07 B"}).run)
+    return MirrorView(file, "mb1", FakeHosts({"db1": "", "db2": "07 B"}).connect)
 
 
 def ran(plan: Plan) -> list[str]:
@@ -86,7 +86,7 @@ def test_there_is_no_way_back_from_a_promotion_but_forward(view: MirrorView, fil
 
 
 def test_a_failback_leaves_in_good_order_and_then_arrives(file: Path) -> None:
-    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).run)
+    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).connect)
     plan = storage.failback(seen, file, seen.hosts[0], consume_only=False, agent=False)
     assert ran(plan) == [
         "db2: systemctl stop rabbitmq-server",
@@ -103,7 +103,7 @@ def test_a_failback_leaves_in_good_order_and_then_arrives(file: Path) -> None:
 
 
 def test_a_failback_can_be_taken_back_until_it_is_written_down(file: Path) -> None:
-    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).run)
+    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).connect)
     plan = storage.failback(seen, file, seen.hosts[0], consume_only=False, agent=False)
     *before, last = plan.steps
     assert all(step.undo for step in before)
@@ -111,7 +111,7 @@ def test_a_failback_can_be_taken_back_until_it_is_written_down(file: Path) -> No
 
 
 def test_a_start_and_a_stop_are_halves_of_a_failback(file: Path) -> None:
-    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).run)
+    seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).connect)
     home, standby = seen.hosts
     whole = ran(storage.failback(seen, file, home, consume_only=False, agent=True))
     stop = ran(storage.stop(seen, standby, agent=True))
