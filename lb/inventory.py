@@ -44,6 +44,7 @@ __all__ = [
 ENV_PATH = "MESSAGEBUS_INVENTORY"
 DEFAULT_PATH = ".local/inventory.toml"
 SESSIONS_MAX = 8_000
+RESYNC_RATE = "100M"
 BALANCER = "haproxy"
 """Name of the one that has none of its own."""
 
@@ -57,6 +58,9 @@ _SSH = re.compile(
 _IP = re.compile(r"[0-9a-fA-F.:]{2,45}")
 _VERSION = re.compile(r"[A-Za-z0-9.+:~-]{1,100}")
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_./-]{1,200}")
+_PROGRAM = re.compile(r"/[A-Za-z0-9_./-]{1,200}")
+_ON_NETWORK = re.compile(r"[0-9a-fA-F.:]{2,45}/[0-9]{1,3}")
+_RATE = re.compile(r"[1-9][0-9]{0,5}[KMG]?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +70,17 @@ class Host:
     ssh: ``[user@]host[:port]``; keys, known hosts and anything else as ~/.ssh/config says.
     sudo: who logs in is not root and may become it without a password.
     replication: the IP address that DRBD uses there; "" where it mirrors nothing.
+    management: the IP address at which the other host of its mirror fences it: of another network.
+    power: a program on the other host, and here, called as ``PROGRAM off NAME`` and ``PROGRAM status
+        NAME``, which prints ``on`` or ``off``; "" where only a person can tell.
     """
 
     name: str
     ssh: str
     sudo: bool = False
     replication: str = ""
+    management: str = ""
+    power: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +89,8 @@ class Mirror:
 
     name: of the broker. hosts: names; the first is where the broker runs when all is well.
     device: what DRBD makes. disk: what it keeps the data on, on both hosts. mount: the broker's data.
+    address: ``IP/PREFIX`` that goes where the broker goes; "" where its name is moved by other means.
+    resync_rate: bytes per second of resync and verify, as ``100M``.
     """
 
     name: str
@@ -88,6 +99,8 @@ class Mirror:
     disk: Path
     mount: Path
     port: int
+    address: str = ""
+    resync_rate: str = RESYNC_RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +386,8 @@ def _read_host(table: Table) -> Host:
         ssh=table.text("ssh", _SSH),
         sudo=table.choice("sudo", "no", "yes", required=False) == 1,
         replication=table.text("replication", _IP, required=False),
+        management=table.text("management", _IP, required=False),
+        power=table.text("power", _PROGRAM, required=False),
     )
     table.nothing_else()
     return host
@@ -387,6 +402,8 @@ def _read_mirror(table: Table) -> Mirror:
         disk=Path(table.text("disk", _DEVICE)),
         mount=table.path("mount"),
         port=table.number("port", None),
+        address=table.text("address", _ON_NETWORK, required=False),
+        resync_rate=table.text("resync_rate", _RATE, required=False) or RESYNC_RATE,
     )
     table.nothing_else()
     return mirror
@@ -432,14 +449,26 @@ def _wrong_names(inventory: Inventory) -> list[str]:
         for name in mirror.hosts:
             if name not in hosts:
                 faults.append(f"mirror {mirror.name}: no host {name!r}{nearest(name, hosts)}")
-            elif not inventory.host(name).replication:
-                faults.append(f"mirror {mirror.name}: host {name} has no replication address")
+            else:
+                faults += _not_for_mirrors(mirror, inventory.host(name))
     faults += _wrong_balancers(inventory.balancers, hosts)
     of_mirrors = [name for mirror in inventory.mirrors for name in mirror.hosts]
     faults += [f"host {each} is in two mirrors" for each in sorted(_twice(of_mirrors))]
     named = [mirror.name for mirror in inventory.mirrors]
     faults += [f"broker {each} has two mirrors" for each in sorted(_twice(named))]
     return faults
+
+
+def _not_for_mirrors(mirror: Mirror, host: Host) -> list[str]:
+    """Fencing that goes the way of what it is to guard fails with it."""
+    where = f"mirror {mirror.name}: host {host.name}"
+    if not host.replication:
+        return [f"{where} has no replication address"]
+    if not host.management:
+        return [f"{where} has no management address, by which it is fenced"]
+    if host.management == host.replication:
+        return [f"{where} has {host.management} for management and replication, one network"]
+    return []
 
 
 def _wrong_balancers(balancers: tuple[Balancer, ...], hosts: list[str]) -> list[str]:

@@ -11,9 +11,11 @@ from lb.errors import LbError
 from messagebus.errors import MessageBusError
 from ops.checkup_cli import check
 from ops.cli import add, found, remove, replace, restart, upgrade
+from ops.drbd_cli import drbd
 from ops.local.cli import local
 from ops.pieces import hangup, hold, inventory, move
 from ops.provision.cli import provision
+from ops.storage_cli import storage
 from ops.topology_cli import topology
 
 __all__ = ["main"]
@@ -35,6 +37,7 @@ def cli() -> None:
 for command in (
     *(local, add, remove, restart, upgrade, replace),
     *(check, provision, found, topology, hangup, hold, move, inventory),
+    *(drbd, storage),
 ):
     cli.add_command(command)
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 from ops.errors import OpsError
 
-__all__ = ["broker_table", "with_broker", "without_broker"]
+__all__ = ["broker_table", "with_broker", "with_host", "without_broker"]
 
 _TABLE = re.compile(r"^\s*\[", re.MULTILINE)
 _KINDS = ("mirrors", "brokers")
+_HOST = re.compile(r"^\s*host\s*=.*$", re.MULTILINE)
 
 
 def broker_table(text: str, name: str) -> str:
@@ -59,6 +60,31 @@ def _without(text: str, kind: str, name: str) -> str:
         if not wanted and tomllib.loads(edited).get(kind) is None:
             return edited
     raise OpsError(f"cannot take {name} out of the inventory by itself; edit the file")
+
+
+def with_host(text: str, name: str, host: str) -> str:
+    """The same text, with the broker of this name on this host.
+
+    Raises OpsError when the rest would not say the same as before.
+    """
+    before = tomllib.loads(text)
+    wanted = [
+        {**broker, "host": host} if broker.get("name") == name else broker
+        for broker in before.get("brokers", [])
+    ]
+    if wanted == before.get("brokers", []):
+        return text
+    line = f'host = "{host}"'
+    for begin, end in _tables(text, "brokers"):
+        table = text[begin:end]
+        if _HOST.search(table):
+            table = _HOST.sub(line, table, count=1)
+        else:
+            table = table.replace("]]", f"]]\n{line}", 1)
+        edited = text[:begin] + table + text[end:]
+        if tomllib.loads(edited) == {**before, "brokers": wanted}:
+            return edited
+    raise OpsError(f"cannot write down that {name} is on {host} by itself; edit the file")
 
 
 def _tables(text: str, kind: str) -> Iterator[tuple[int, int]]:

@@ -213,9 +213,26 @@ def _toml() -> str:
 def mirrored(**changes: Any) -> dict[str, Any]:
     values = inventory_values()
     values["hosts"] = [
-        {"name": "a1", "ssh": "root@10.77.0.1", "replication": "10.78.0.1"},
-        {"name": "a2", "ssh": "10.77.0.2:2222", "replication": "10.78.0.2"},
+        {
+            "name": "a1",
+            "ssh": "root@10.77.0.1",
+            "replication": "10.78.0.1",
+            "management": "10.77.0.1",
+        },
+        {
+            "name": "a2",
+            "ssh": "10.77.0.2:2222",
+            "replication": "10.78.0.2",
+            "management": "10.77.0.2",
+        },
         {"name": "b1", "ssh": "b1.example"},
+        {"name": "b2", "ssh": "b2.example", "replication": "10.78.0.4"},
+        {
+            "name": "b3",
+            "ssh": "b3.example",
+            "replication": "10.78.0.5",
+            "management": "10.78.0.5",
+        },
     ]
     values["brokers"][0]["host"] = "a1"
     values["mirrors"] = [
@@ -236,6 +253,7 @@ def test_a_mirror_names_its_broker_and_two_hosts() -> None:
     read = parse(mirrored(), base=BASE)
     mirror = read.mirror("mb1")
     assert mirror.hosts == ("a1", "a2")
+    assert (mirror.address, mirror.resync_rate) == ("", "100M")
     assert read.host("a2").ssh == "10.77.0.2:2222"
     assert (read.find("mb1").host, read.find("mb2").host) == ("a1", "")
 
@@ -248,6 +266,10 @@ def test_a_mirror_names_its_broker_and_two_hosts() -> None:
         ({"hosts": ["a1", "a1"]}, "mirrors[0].hosts: ['a1', 'a1']; 2 different ones wanted"),
         ({"hosts": ["a1"]}, "2 different ones wanted"),
         ({"hosts": ["a1", "b1"]}, "mirror mb1: host b1 has no replication address"),
+        ({"hosts": ["a1", "b2"]}, "mirror mb1: host b2 has no management address"),
+        ({"hosts": ["a1", "b3"]}, "host b3 has 10.78.0.5 for management and replication"),
+        ({"address": "10.77.0.9"}, "mirrors[0].address: '10.77.0.9' is not of the form"),
+        ({"resync_rate": "fast"}, "mirrors[0].resync_rate: 'fast' is not of the form"),
         ({"device": "drbd0"}, "mirrors[0].device: 'drbd0' is not of the form"),
         ({"port": 0}, "mirrors[0].port: 0 is not a whole number"),
         ({"disks": "/dev/vdb"}, "mirrors[0].disks: unknown key; did you mean 'disk'?"),

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from ops.errors import OpsError
-from ops.inventory_text import broker_table, with_broker, without_broker
+from ops.inventory_text import broker_table, with_broker, with_host, without_broker
 
 TEXT = """\
 cluster = "local"  # ours
@@ -49,6 +49,25 @@ def test_an_unknown_broker_changes_nothing() -> None:
 def test_what_cannot_be_edited_surely_is_not_edited() -> None:
     with pytest.raises(OpsError, match="edit the file"):
         without_broker('brokers = [{name = "mb1"}, {name = "mb2"}]', "mb1")
+
+
+def test_a_broker_is_moved_and_nothing_else_is_touched() -> None:
+    text = (
+        'cluster = "c"  # ours\n\n[[brokers]]\nname = "mb1"\nhost = "db1"\n\n'
+        '[[brokers]]\nname = "mb2"\n\n[[hosts]]\nname = "mb1"\n'
+    )
+    moved = with_host(text, "mb1", "db2")
+    assert moved == text.replace("db1", "db2")
+    given = with_host(text, "mb2", "db2")
+    assert given == text.replace(
+        '[[brokers]]\nname = "mb2"', '[[brokers]]\nhost = "db2"\nname = "mb2"'
+    )
+    assert with_host(text, "mb1", "db1") == with_host(text, "mb9", "db1") == text
+
+
+def test_a_broker_that_is_written_in_another_way_is_not_guessed_at() -> None:
+    with pytest.raises(OpsError, match="edit the file"):
+        with_host('brokers = [{name = "mb1"}]', "mb1", "db2")
 
 
 @pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
