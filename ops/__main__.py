@@ -11,6 +11,7 @@ from lb.errors import LbError
 from messagebus.errors import MessageBusError
 from ops.cli import add, hangup, hold, inventory, remove
 from ops.local.cli import local
+from ops.units_cli import units
 
 __all__ = ["main"]
 
@@ -28,7 +29,7 @@ def cli() -> None:
     """
 
 
-for command in (local, add, remove, hangup, hold, inventory):
+for command in (local, add, remove, hangup, hold, inventory, units):
     cli.add_command(command)
 
 
