@@ -1,4 +1,7 @@
-"""How much waits in each queue of the agent's own broker, for whom and since when: counted for monitoring."""
+"""How much waits in each queue of the agent's own broker, for whom and since when; and what room it has.
+
+For monitoring alone: nothing is decided by it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from messagebus.agent.ages import Ages
-from messagebus.agent.management import Load, Management, ManagementUnavailable
+from messagebus.agent.management import Load, Management, ManagementUnavailable, Room
 from messagebus.agent.metrics import Figure
 
 __all__ = ["INTERVAL_S", "Loads"]
@@ -22,6 +25,7 @@ class Loads:
         self._management = management
         self._ages = Ages()
         self._known: list[tuple[Load, float]] = []
+        self._room: Room | None = None
 
     async def watch(self, clock_ms: Callable[[], int]) -> None:
         """Look every INTERVAL_S, for ever; at once an end where there is no management API."""
@@ -31,9 +35,9 @@ class Loads:
 
     async def look(self, now_ms: int) -> None:
         try:
-            found = await self._management.loads()
+            found, self._room = await self._management.loads(), await self._management.room()
         except ManagementUnavailable:
-            self._known = []
+            self._known, self._room = [], None
             return
         self._known = [(load, self._age_s(load, now_ms)) for load in found]
         self._ages.keep_only(load.queue for load in found)
@@ -47,6 +51,13 @@ class Loads:
         for load, age_s in self._known:
             text = "Of the oldest message, at least."
             yield Figure("queue_oldest_age_seconds", text, age_s, queue=load.queue)
+        if room := self._room:
+            yield Figure("disk_free_bytes", "As the broker sees it.", room.disk_free_bytes)
+            text = "Below this much free disk the broker raises its alarm."
+            yield Figure("disk_limit_bytes", text, room.disk_limit_bytes)
+            yield Figure("memory_used_bytes", "As the broker sees it.", room.memory_used_bytes)
+            text = "Above this much memory the broker raises its alarm."
+            yield Figure("memory_limit_bytes", text, room.memory_limit_bytes)
 
     def _age_s(self, load: Load, now_ms: int) -> float:
         age_ms = self._ages.sample(

@@ -16,7 +16,7 @@ from messagebus.agent.config import AgentConfig
 from messagebus.errors import ConfigError
 from messagebus.topology import BORN
 
-__all__ = ["Load", "Management", "ManagementUnavailable"]
+__all__ = ["Load", "Management", "ManagementUnavailable", "Room"]
 
 # 100 queues were listed in 11 to 13 ms.
 TIMEOUT_S = 3.0
@@ -34,6 +34,16 @@ class Load:
     messages: int
     consumers: int
     departed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """An alarm is raised below disk_limit_bytes of free disk, and above memory_limit_bytes of memory."""
+
+    disk_free_bytes: int
+    disk_limit_bytes: int
+    memory_used_bytes: int
+    memory_limit_bytes: int
 
 
 class Management:
@@ -91,6 +101,21 @@ class Management:
             return [_load(queue) for queue in answer.json() if _is_shared(queue)]
         except (ValueError, KeyError, TypeError, AttributeError) as fault:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
+
+    async def room(self) -> Room:
+        """What the broker has left of its disk and its memory, by its own limits."""
+        columns = "disk_free,disk_free_limit,mem_used,mem_limit"
+        answer = await self._get(f"/api/nodes?columns={columns}")
+        try:
+            (node,) = answer.json()
+            return Room(
+                disk_free_bytes=int(node["disk_free"]),
+                disk_limit_bytes=int(node["disk_free_limit"]),
+                memory_used_bytes=int(node["mem_used"]),
+                memory_limit_bytes=int(node["mem_limit"]),
+            )
+        except (ValueError, KeyError, TypeError) as fault:
+            raise ManagementUnavailable(f"not one node: {fault!r}") from fault
 
     async def alarm(self) -> str:
         """The alarm of this broker in words, "" for none."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import cast
 
 from messagebus.agent.loads import Loads
-from messagebus.agent.management import Load, Management, ManagementUnavailable
+from messagebus.agent.management import Load, Management, ManagementUnavailable, Room
 
 
 class FakeManagement:
@@ -16,6 +16,11 @@ class FakeManagement:
         if self.says is None:
             raise ManagementUnavailable("away")
         return self.says
+
+    async def room(self) -> Room:
+        return Room(
+            disk_free_bytes=9, disk_limit_bytes=2, memory_used_bytes=3, memory_limit_bytes=4
+        )
 
 
 def shown(loads: Loads) -> dict[tuple[str, str], float]:
@@ -40,6 +45,10 @@ async def test_each_queue_is_shown_with_the_age_of_its_oldest_message() -> None:
         ("queue_consumers", "new"): 2,
         ("queue_oldest_age_seconds", "q"): 10,
         ("queue_oldest_age_seconds", "new"): 0,
+        ("disk_free_bytes", ""): 9,
+        ("disk_limit_bytes", ""): 2,
+        ("memory_used_bytes", ""): 3,
+        ("memory_limit_bytes", ""): 4,
     }
 
 

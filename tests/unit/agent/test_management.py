@@ -82,3 +82,12 @@ async def test_the_load_of_queues_that_are_shared_and_counted(
     for wrong in ({"error": "x"}, [{"durable": True, "messages": "x", "name": "q"}]):
         with pytest.raises(ManagementUnavailable):
             await make(200, wrong).loads()
+
+
+async def test_the_room_that_a_broker_has(make: Callable[..., Management]) -> None:
+    node = {"disk_free": 9, "disk_free_limit": 2, "mem_used": 3, "mem_limit": 4}
+    room = await make(200, [node]).room()
+    assert (room.disk_free_bytes, room.memory_limit_bytes) == (9, 4)
+    for wrong in ([], [node, node], [{"disk_free": 9}]):
+        with pytest.raises(ManagementUnavailable):
+            await make(200, wrong).room()
