@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lb.provisioning import Provision, User, read_provision, read_user
 from lb.tables import Address, Table, nearest
 from lb.timers import Timers
 from messagebus.errors import ConfigError
@@ -33,7 +34,9 @@ __all__ = [
     "Inventory",
     "Mirror",
     "Node",
+    "Provision",
     "Tls",
+    "User",
     "load",
     "parse",
 ]
@@ -52,6 +55,7 @@ _SSH = re.compile(
     r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,31}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(:[0-9]{1,5})?"
 )
 _IP = re.compile(r"[0-9a-fA-F.:]{2,45}")
+_VERSION = re.compile(r"[A-Za-z0-9.+:~-]{1,100}")
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_./-]{1,200}")
 
 
@@ -60,11 +64,13 @@ class Host:
     """One machine that is reached over SSH.
 
     ssh: ``[user@]host[:port]``; keys, known hosts and anything else as ~/.ssh/config says.
+    sudo: who logs in is not root and may become it without a password.
     replication: the IP address that DRBD uses there; "" where it mirrors nothing.
     """
 
     name: str
     ssh: str
+    sudo: bool = False
     replication: str = ""
 
 
@@ -92,10 +98,12 @@ class Node:
     host: name of the host that it runs on; "" on a local cluster, and where its address is its host.
     address: AMQP. agent: HTTP. check: the agent-check line. management: RabbitMQ's HTTP API.
     node_list_file: where this node's agent reads the consumer list.
+    version: of RabbitMQ's package, "" for any.
     """
 
     name: str
     host: str
+    version: str = ""
     address: Address
     agent: Address
     check: Address
@@ -181,6 +189,8 @@ class Inventory:
     brokers: tuple[Node, ...]
     hosts: tuple[Host, ...] = ()
     mirrors: tuple[Mirror, ...] = ()
+    users: tuple[User, ...] = ()
+    provision: Provision = dataclasses.field(default_factory=Provision)
     more: tuple[Balancer, ...] = ()
     tls: Tls | None = None
 
@@ -215,6 +225,10 @@ class Inventory:
                 return node
         known = [node.name for node in self.brokers]
         raise ConfigError(f"no broker {name!r} in the inventory{nearest(name, known)}")
+
+    def ssh_of(self, node: Node) -> str:
+        """How the host that a broker runs on is reached."""
+        return self.host(node.host).ssh if node.host else node.address.host
 
     def host(self, name: str) -> Host:
         """Raises ConfigError naming the nearest."""
@@ -274,6 +288,10 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
         brokers=tuple(_read_node(each) for each in top.tables("brokers")),
         hosts=tuple(_read_host(each) for each in top.tables("hosts")),
         mirrors=tuple(_read_mirror(each) for each in top.tables("mirrors")),
+        users=tuple(read_user(each) for each in top.tables("users")),
+        provision=read_provision(top.table("provision", required=False), tls="tls" in values)
+        if "provision" in values
+        else Provision(),
         tls=_read_tls(top.table("tls")) if "tls" in values else None,
     )
     top.nothing_else()
@@ -338,6 +356,7 @@ def _read_node(table: Table) -> Node:
     node = Node(
         name=table.text("name", _NAME),
         host=table.text("host", _NAME, required=False),
+        version=table.text("version", _VERSION, required=False),
         address=table.address("address"),
         agent=table.address("agent"),
         check=table.address("check"),
@@ -352,6 +371,7 @@ def _read_host(table: Table) -> Host:
     host = Host(
         name=table.text("name", _NAME),
         ssh=table.text("ssh", _SSH),
+        sudo=table.choice("sudo", "no", "yes", required=False) == 1,
         replication=table.text("replication", _IP, required=False),
     )
     table.nothing_else()
@@ -385,7 +405,18 @@ def _clashes(brokers: Iterable[Node]) -> list[str]:
 
 def _wrong_names(inventory: Inventory) -> list[str]:
     """Of hosts and brokers that other tables speak of, and what two of them claim."""
-    faults = []
+    faults = [
+        f"user {each} is there twice"
+        for each in sorted(
+            _twice(
+                [
+                    inventory.admin_user,
+                    inventory.balancer.probe_user,
+                    *(user.name for user in inventory.users),
+                ]
+            )
+        )
+    ]
     hosts = [host.name for host in inventory.hosts]
     brokers = [node.name for node in inventory.brokers]
     for kind, names in (("host", hosts), ("ssh address", [host.ssh for host in inventory.hosts])):

@@ -44,8 +44,11 @@ class Table:
             self._fault(key, f"{value!r} is not of the form {allowed.pattern}")
         return value or ""
 
-    def choice(self, key: str, *allowed: str) -> int:
-        """Index of the value in allowed."""
+    def choice(self, key: str, *allowed: str, required: bool = True) -> int:
+        """Index of the value in allowed; 0 where it is missing and need not be there."""
+        if not required and key not in self._values:
+            self._known.add(key)
+            return 0
         value = self._take(key, str)
         if value is not None and value not in allowed:
             self._fault(key, f"{value!r}; allowed: {', '.join(allowed)}")

@@ -9,8 +9,12 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
-from ops.cli import add, hangup, hold, inventory, remove
+from ops.checkup_cli import check
+from ops.cli import add, remove, replace, restart, upgrade
 from ops.local.cli import local
+from ops.pieces import hangup, hold, inventory, move
+from ops.provision.cli import provision
+from ops.topology_cli import topology
 from ops.units_cli import units
 
 __all__ = ["main"]
@@ -29,7 +33,10 @@ def cli() -> None:
     """
 
 
-for command in (local, add, remove, hangup, hold, inventory, units):
+for command in (
+    *(local, add, remove, restart, upgrade, replace),
+    *(check, provision, topology, hangup, hold, move, inventory, units),
+):
     cli.add_command(command)
 
 

@@ -3,6 +3,8 @@
 OpsError
     LocalFault     the local cluster cannot do what was asked; one line says why
     CommandFailed  a command ended with another exit code than 0, or did not end in time
+        HostUnreachable  there is no SSH to a host: down, another address, another host key, no login
+        SudoRefused      who logs in there may not become root without a password
     PlanFailed     a step of a playbook failed; what was done before it is in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
     LockHeld       somebody else is changing this cluster
@@ -14,7 +16,16 @@ from collections.abc import Sequence
 
 from messagebus.errors import MessageBusError
 
-__all__ = ["CommandFailed", "LocalFault", "LockHeld", "NoAnswer", "OpsError", "PlanFailed"]
+__all__ = [
+    "CommandFailed",
+    "HostUnreachable",
+    "LocalFault",
+    "LockHeld",
+    "NoAnswer",
+    "OpsError",
+    "PlanFailed",
+    "SudoRefused",
+]
 
 # Lines of a failed command's output that an error shows; the whole is in its `output`.
 TAIL_LINES = 12
@@ -42,6 +53,22 @@ class CommandFailed(OpsError):
         self.exit_code = exit_code
         self.output = output
         self.host = host
+
+
+class HostUnreachable(CommandFailed):
+    """Raised when no SSH connection to a host comes about; nothing was changed there."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(("ssh",), 255, reason, host)
+        self.args = (f"{host}: no SSH: {tail(reason)}",)
+
+
+class SudoRefused(CommandFailed):
+    """Raised when a host's user may not become root without a password; nothing was changed there."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(("sudo",), 1, reason, host)
+        self.args = (f"{host}: sudo refused: {tail(reason)}; it must need no password",)
 
 
 class PlanFailed(OpsError):

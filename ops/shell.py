@@ -35,12 +35,23 @@ WRITE_WITHIN_S = 30.0
 END_WITHIN_S = 5.0
 
 
-def run(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> str:
-    """Run a command on this machine and return what it wrote.
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Run a command on this machine and return what it wrote. on_line: gets it meanwhile.
 
     Raises CommandFailed, with the whole output, for another exit code than 0 or after timeout_s.
     """
     written: list[str] = []
+
+    def wrote(line: str) -> None:
+        written.append(line)
+        on_line(line.rstrip())
+
     try:
         # sh keeps a process's last 750 bytes in its errors, so the output is kept here.
         sh.Command(argv[0])(
@@ -48,8 +59,8 @@ def run(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> st
             _timeout=timeout_s,
             _cwd=str(cwd or Path.cwd()),
             _env=dict(os.environ),
-            _out=written.append,
-            _err=written.append,
+            _out=wrote,
+            _err=wrote,
             _tty_out=False,
         )
     except sh.CommandNotFound as fault:

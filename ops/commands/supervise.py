@@ -16,6 +16,13 @@ __all__ = ["LocalNodes", "Supervisor", "SystemdNodes"]
 
 BROKER_UNIT = "rabbitmq-server"
 AGENT_UNIT = "messagebus-agent"
+# What a node has learned: nothing of it is any good for an empty broker.
+STATES = ("/var/lib/rabbitmq/mnesia", "/var/lib/messagebus")
+APT = (
+    *("env", "DEBIAN_FRONTEND=noninteractive"),
+    *("apt-get", "--yes", "--allow-downgrades", "-o", "Dpkg::Options::=--force-confold"),
+)
+INSTALL_WITHIN_S = 900.0
 
 
 class Supervisor(Protocol):
@@ -27,6 +34,7 @@ class Supervisor(Protocol):
     def start_agent(self, name: str) -> tuple[Command, ...]: ...
     def stop_agent(self, name: str) -> tuple[Command, ...]: ...
     def forget(self, name: str) -> tuple[Command, ...]: ...
+    def reinstall(self, name: str, version: str) -> tuple[Command, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,10 @@ class LocalNodes:
 
     def forget(self, name: str) -> tuple[Command, ...]:
         return self._local("forget", name)
+
+    def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
+        """Of the version that is installed on this machine."""
+        return (*self._local("forget", name), *self._local("provision", name))
 
     def _local(self, word: str, name: str) -> tuple[Command, ...]:
         return (kit("ops", "local", word, name, "--dir", str(self.dir)),)
@@ -80,6 +92,15 @@ class SystemdNodes:
 
     def forget(self, name: str) -> tuple[Command, ...]:
         return ()
+
+    def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
+        """Broker and agent are stopped. The package's own user and folders stay, what is in them goes."""
+        host = self.hosts[name]
+        package = f"rabbitmq-server={version}" if version else "rabbitmq-server"
+        return (
+            *(Command(("find", each, "-mindepth", "1", "-delete"), host) for each in STATES),
+            Command((*APT, "install", package), host, within_s=INSTALL_WITHIN_S),
+        )
 
     def _systemctl(self, word: str, unit: str, name: str) -> tuple[Command, ...]:
         return (Command(("systemctl", word, unit), self.hosts[name]),)

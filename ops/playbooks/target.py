@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Target"]
 
@@ -14,3 +15,8 @@ class Target:
     name: str
     address: str
     agent_port: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a journal keeps of it, beside the name."""
+        return {"address": self.address, "agent_port": self.agent_port}

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from ops.errors import OpsError
-from ops.inventory_text import without_broker
+from ops.inventory_text import broker_table, with_broker, without_broker
 
 TEXT = """\
 cluster = "local"  # ours
@@ -49,3 +49,30 @@ def test_an_unknown_broker_changes_nothing() -> None:
 def test_what_cannot_be_edited_surely_is_not_edited() -> None:
     with pytest.raises(OpsError, match="edit the file"):
         without_broker('brokers = [{name = "mb1"}, {name = "mb2"}]', "mb1")
+
+
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+def test_what_was_taken_out_is_put_back(name: str) -> None:
+    table = broker_table(TEXT, name)
+    again = tomllib.loads(with_broker(without_broker(TEXT, name), table))
+    assert sorted(map(str, again["brokers"])) == sorted(map(str, tomllib.loads(TEXT)["brokers"]))
+
+
+def test_putting_back_twice_changes_nothing() -> None:
+    assert with_broker(TEXT, broker_table(TEXT, "mb2")) == TEXT
+    assert broker_table(TEXT, "mb9") == ""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "[[brokers]]\n",
+        "brokers = 1",
+        "[[brokers]",
+        "[[brokers]]\nname='a'\n[[brokers]]\nname='b'",
+    ],
+)
+def test_what_is_no_table_of_a_broker_is_refused(table: str) -> None:
+    with pytest.raises(OpsError, match="not one"):
+        with_broker(TEXT, table)
