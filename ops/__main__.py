@@ -9,6 +9,7 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
+from ops.backup_cli import backup, restore
 from ops.checkup_cli import check
 from ops.cli import add, remove, replace, restart, upgrade
 from ops.local.cli import local
@@ -35,7 +36,8 @@ def cli() -> None:
 
 for command in (
     *(local, add, remove, restart, upgrade, replace),
-    *(check, provision, topology, hangup, hold, move, inventory, units),
+    *(check, provision, topology, hangup, hold, move, inventory),
+    *(backup, restore, units),
 ):
     cli.add_command(command)
 
