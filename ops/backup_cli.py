@@ -94,7 +94,7 @@ def _collect(file: Path, *, with_secrets: bool) -> Archive:
 
 
 @click.command()
-@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--files",
     "only_files",
