@@ -7,7 +7,7 @@ delayed one has waited for a part of its time; and messages of one key must not 
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +34,8 @@ class Spread:
     def place(self, key: str) -> int:
         """From 0."""
         if key:
-            return zlib.crc32(key.encode()) % self._targets
+            digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+            return int.from_bytes(digest) % self._targets
         self._next = (self._next + 1) % self._targets
         return self._next
 
