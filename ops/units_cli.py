@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 import lb.inventory
-from ops.unit_files import KEEPER, balancer_units, worker_unit
+from ops.unit_files import balancer_files, worker_files
 
 __all__ = ["units"]
 
@@ -42,12 +42,11 @@ def units(name: str | None, program: Path | None, output: Path | None, file: Pat
       python -m ops units --worker /opt/shop/bin/messagebus
     """
     if program:
-        files = worker_unit(program)
+        files = worker_files(program)
     else:
         inventory = lb.inventory.load(file)
         balancer = inventory.find_balancer(name) if name else inventory.balancer
-        keeper = Path(lb.inventory.__file__).with_name("keeper.py").read_text()
-        files = {**balancer_units(inventory, balancer), KEEPER: keeper}
+        files = balancer_files(inventory, balancer)
     for path, text in files.items():
         if output is None:
             click.echo(f"# ---- {path}\n{text}")

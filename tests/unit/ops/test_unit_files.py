@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.unit_files import balancer_units, worker_unit
+from ops.unit_files import balancer_files, worker_files
 from tests.support.balancer import inventory
 
 DEBIAN = Path("/lib/systemd/system/haproxy.service")
@@ -31,7 +31,7 @@ HOST = dataclasses.replace(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """All units below a folder, with Debian's own of HAProxy beside them."""
-    units = {**balancer_units(inventory(), HOST), **worker_unit(Path("/usr/bin/true"))}
+    units = {**balancer_files(inventory(), HOST), **worker_files(Path("/usr/bin/true"))}
     for path, text in units.items():
         file = tmp_path / path.name
         if path.parent.name.endswith(".d"):
@@ -73,5 +73,5 @@ def test_a_worker_is_given_longer_than_its_grace(folder: Path) -> None:
 
 def test_haproxy_may_open_two_files_for_each_connection() -> None:
     many = dataclasses.replace(HOST, sessions_max=50_000)
-    texts = balancer_units(inventory(), many).values()
+    texts = balancer_files(inventory(), many).values()
     assert any("LimitNOFILE=101000" in text for text in texts)
