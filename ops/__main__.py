@@ -9,6 +9,7 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
+from ops.backup_cli import backup, restore
 from ops.checkup_cli import check
 from ops.cli import add, found, remove, replace, restart, upgrade
 from ops.drbd_cli import drbd
@@ -17,6 +18,7 @@ from ops.pieces import hangup, hold, inventory, move
 from ops.provision.cli import provision
 from ops.storage_cli import storage
 from ops.topology_cli import topology
+from ops.units_cli import units
 
 __all__ = ["main"]
 
@@ -38,6 +40,7 @@ for command in (
     *(local, add, remove, restart, upgrade, replace),
     *(check, provision, found, topology, hangup, hold, move, inventory),
     *(drbd, storage),
+    *(backup, restore, units),
 ):
     cli.add_command(command)
 

@@ -19,7 +19,7 @@ from ops.plan import Plan
 from ops.runner import HostRunner, carry_out
 from ops.runner import undo as take_back
 
-__all__ = ["Go", "carry", "go_options", "inventory_option", "journal_of"]
+__all__ = ["LOCK", "Go", "carry", "confirm", "go_options", "inventory_option", "journal_of"]
 
 LOCK = "ops.lock"
 JOURNALS = "journal"
@@ -88,7 +88,7 @@ def carry(plan: Plan, journal: Journal, go: Go, facts: Mapping[str, Any]) -> Non
     for other in unfinished(go.file.parent / JOURNALS, but=plan.name):
         console.print(f"[bold]note[/]: {other} was begun and is not finished")
     if not go.yes:
-        _confirm()
+        confirm()
     with lock.held(go.file.parent / LOCK, plan.name), console.status(plan.name) as shown:
         runner = HostRunner(lambda line: shown.update(f"{plan.name}: {line}"))
         if go.undo:
@@ -99,7 +99,8 @@ def carry(plan: Plan, journal: Journal, go: Go, facts: Mapping[str, Any]) -> Non
         carry_out(plan, runner, journal, say=console.print, show=shown.update)
 
 
-def _confirm() -> None:
+def confirm() -> None:
+    """Ask whether to go on. Raises OpsError without a yes."""
     try:
         if click.confirm("go on?", err=True):
             return

@@ -137,6 +137,21 @@ class View:
         answer = self._operator(name, "/topology/try", {"wanted": wanted})
         return str(answer.json()["mismatch"])
 
+    def want(self, items: list[dict[str, Any]]) -> str:
+        """Register these, as an application would; what came of it, in words. Raises NoAnswer."""
+        inventory = self.inventory
+        answer = _ask(
+            f"agent of {inventory.brokers[0].name}",
+            "POST",
+            f"{inventory.agent_url(inventory.brokers[0])}/topology",
+            json={"wanted": items},
+            verify=inventory.certificates(),
+            auth=(inventory.admin_user, _secret(inventory.admin_password_file)),
+            timeout_s=CHANGE_TIMEOUT_S,
+        ).json()
+        missing = ", ".join(f"{name}: {why}" for name, why in answer["missing"].items())
+        return "complete" if answer["complete"] else f"incomplete: {missing}"
+
     def _operator(self, name: str, path: str, body: object) -> httpx.Response:
         """A request with the operators' token, of which an agent may take longer to answer."""
         inventory = self.inventory
@@ -239,6 +254,15 @@ class View:
         """Of one broker: memory, disk, and their alarms. Raises NoAnswer."""
         found = self._manage(name, "GET", "/api/nodes").json()
         return dict(found[0]) if found else {}
+
+    def definitions(self, name: str) -> dict[str, Any]:
+        """All that one broker was told to have, with hashes of passwords. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", "/api/definitions").json()
+        return answer
+
+    def define(self, name: str, definitions: Mapping[str, Any]) -> None:
+        """Have one broker make these, too. Raises NoAnswer."""
+        self._manage(name, "POST", "/api/definitions", json=dict(definitions), fine=(200, 201, 204))
 
     def counts(self, name: str) -> tuple[int, int]:
         """Messages published to and acknowledged from one broker since its start."""

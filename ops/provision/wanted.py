@@ -18,6 +18,7 @@ from lb.inventory import Inventory, Node, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
+from ops.unit_files import BALANCER_STATE_UNIT, balancer_files
 
 __all__ = [
     "AGENT_UNIT",
@@ -110,10 +111,11 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
         raise OpsError(f"host {name} has several brokers: {', '.join(n.name for n in nodes)}")
     if not nodes and not has_balancer:
         raise OpsError(f"nothing of the inventory runs on host {name}")
-    packages = {"chrony": ""} | ({"haproxy": ""} if has_balancer else {})
-    units = ("chrony", *((BALANCER_UNIT,) if has_balancer else ()))
+    packages = {"chrony": ""} | ({"haproxy": "", "python3": ""} if has_balancer else {})
+    units = ("chrony", *((BALANCER_UNIT, BALANCER_STATE_UNIT) if has_balancer else ()))
+    front = tuple(_balancer_files(inventory, name))
     if not nodes:
-        return WantedHost(name=name, packages=packages, units=units)
+        return WantedHost(name=name, packages=packages, files=front, units=units)
     (node,) = nodes
     is_mirrored = any(mirror.name == node.name for mirror in inventory.mirrors)
     return WantedHost(
@@ -121,11 +123,19 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
         packages={**packages, "rabbitmq-server": node.version, "python3": ""},
         users={AGENT_USER: "rabbitmq"},
         folders={ETC: f"root:{AGENT_USER}", STATE: f"{AGENT_USER}:{AGENT_USER}"},
-        files=tuple(_broker_files(inventory, node, secrets)),
+        files=(*front, *_broker_files(inventory, node, secrets)),
         # Which host of a mirror starts the broker is for the storage's playbooks to decide.
         units=units if is_mirrored else (*units, BROKER_UNIT, AGENT_UNIT),
         program=program,
     )
+
+
+def _balancer_files(inventory: Inventory, name: str) -> Iterator[WantedFile]:
+    """Its configuration is `lb apply`'s."""
+    for balancer in inventory.balancers:
+        if balancer.host == name:
+            for path, text in balancer_files(inventory, balancer).items():
+                yield WantedFile(path=path, text=text)
 
 
 def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterator[WantedFile]:

@@ -93,8 +93,15 @@ def test_a_brokers_host_has_its_broker_its_agent_and_the_time() -> None:
 
 def test_a_balancers_host_has_no_broker_and_no_secret_of_one() -> None:
     wanted = host(inventory(), "lb1")
-    assert wanted.packages == {"chrony": "", "haproxy": ""}
-    assert (wanted.files, wanted.program) == ((), "")
+    assert wanted.packages == {"chrony": "", "haproxy": "", "python3": ""}
+    assert [str(file.path) for file in wanted.files] == [
+        "/etc/systemd/system/haproxy.service.d/messagebus.conf",
+        "/etc/systemd/system/messagebus-balancer-state.service",
+        "/usr/local/lib/messagebus/keeper.py",
+    ]
+    assert wanted.units == ("chrony", "haproxy", "messagebus-balancer-state")
+    assert not any(file.is_secret for file in wanted.files)
+    assert wanted.program == ""
 
 
 def test_of_a_mirror_no_host_starts_the_broker_by_itself() -> None:
@@ -108,6 +115,8 @@ def test_of_a_mirror_no_host_starts_the_broker_by_itself() -> None:
     )
     mirrored = replace(inventory(), mirrors=(mirror,))
     assert host(mirrored).units == ("chrony",)
+    (agent,) = [file for file in host(mirrored).files if file.path.name == "agent.toml"]
+    assert 'mirror_device = "/dev/drbd0"' in agent.text
 
 
 def test_hosts_without_a_part_or_with_two_brokers_are_refused() -> None:
