@@ -105,7 +105,7 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
 
     Raises OpsError when nothing is to run there, or more than one broker.
     """
-    nodes = [node for node in inventory.brokers if node.host == name]
+    nodes = [node for node in inventory.brokers if name in _hosts_of(inventory, node)]
     has_balancer = any(each.host == name for each in inventory.balancers)
     if len(nodes) > 1:
         raise OpsError(f"host {name} has several brokers: {', '.join(n.name for n in nodes)}")
@@ -120,7 +120,12 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
     is_mirrored = any(mirror.name == node.name for mirror in inventory.mirrors)
     return WantedHost(
         name=name,
-        packages={**packages, "rabbitmq-server": node.version, "python3": ""},
+        packages={
+            **packages,
+            **({"drbd-utils": ""} if is_mirrored else {}),
+            "rabbitmq-server": node.version,
+            "python3": "",
+        },
         users={AGENT_USER: "rabbitmq"},
         folders={ETC: f"root:{AGENT_USER}", STATE: f"{AGENT_USER}:{AGENT_USER}"},
         files=(*front, *_broker_files(inventory, node, secrets)),
@@ -128,6 +133,12 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
         units=units if is_mirrored else (*units, BROKER_UNIT, AGENT_UNIT),
         program=program,
     )
+
+
+def _hosts_of(inventory: Inventory, node: Node) -> set[str]:
+    """Where its broker runs, or would: both hosts of a mirror."""
+    mirrored = (mirror.hosts for mirror in inventory.mirrors if mirror.name == node.name)
+    return {node.host}.union(*mirrored)
 
 
 def _balancer_files(inventory: Inventory, name: str) -> Iterator[WantedFile]:

@@ -114,7 +114,9 @@ def test_of_a_mirror_no_host_starts_the_broker_by_itself() -> None:
         port=7788,
     )
     mirrored = replace(inventory(), mirrors=(mirror,))
-    assert host(mirrored).units == ("chrony",)
+    assert host(mirrored).units == host(mirrored, "h2").units == ("chrony",)
+    assert host(mirrored).files == host(mirrored, "h2").files
+    assert "drbd-utils" in host(mirrored, "h2").packages
     (agent,) = [file for file in host(mirrored).files if file.path.name == "agent.toml"]
     assert 'mirror_device = "/dev/drbd0"' in agent.text
 
