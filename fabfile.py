@@ -1,3 +1,3 @@
 """`fab add mb4` is `python -m ops add mb4`; `fab --list` shows all."""
 
-from ops.fab import add, local, remove  # noqa: F401
+from ops.fab import *  # noqa: F403

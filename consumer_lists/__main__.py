@@ -15,12 +15,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from consumer_lists import edit, listfile, nodes, show
+from consumer_lists import edit, history, listfile, nodes, show
 from consumer_lists import push as pushing
-from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, load
+from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, Node, load
 from consumer_lists.errors import ListsError
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.errors import ConfigError, ListInvalid
+from ops import shell
+from ops.errors import CommandFailed
 
 __all__ = ["main"]
 
@@ -202,10 +204,13 @@ def push_command(source: Source, recover: bool, within_s: float) -> None:
         raise click.UsageError("push takes the list of the inventory, not --file")
     cluster = source.cluster()
     act = pushing.recover if recover else pushing.push
-    pushed = act(cluster, within_s=within_s)
+    pushed = act(cluster, write=_write, within_s=within_s)
+    for name, fault in pushed.silent.items():
+        click.echo(f"{name} may know a newer generation and was not asked: {fault}", err=True)
     for name, fault in pushed.differing.items():
         click.echo(f"{name} differs: {fault}", err=True)
     click.echo(f"generation {pushed.generation}: {len(pushed.serving)} of {len(cluster.nodes)}")
+    _say_what_to_commit(cluster.list_file, cluster.name, pushed.generation)
     if not pushed.complete:
         sys.exit(1)
 
@@ -214,15 +219,24 @@ def push_command(source: Source, recover: bool, within_s: float) -> None:
 @click.pass_obj
 @_one_line_errors
 def diff_command(source: Source) -> None:
-    """Compare the list with what every node serves. Exit code 1 when one differs.
+    """Compare the list with what every node serves and every client applied. Exit code 1 when one differs.
 
     Example: python -m consumer_lists diff
     """
     ours = BrokerList.parse(listfile.read(source.list_file()))
+    asked = source.cluster().nodes
+    serving, (known, silent) = nodes.served(asked), nodes.clients(asked)
     found = [
         f"{node.node}: {difference}"
-        for node in nodes.served(source.cluster().nodes)
+        for node in serving
         for difference in show.differences(ours, node)
+    ]
+    found += show.behind(ours, known)
+    # One that serves nothing was told already.
+    found += [
+        f"{node.node}: its clients are not known: {silent[node.node]}"
+        for node in serving
+        if node.served and node.node in silent
     ]
     for line in found:
         click.echo(line)
@@ -231,8 +245,34 @@ def diff_command(source: Source) -> None:
 
 
 def _edit(source: Source, change: edit.Edit) -> None:
-    listed = listfile.change(source.list_file(), change)
+    path = source.list_file()
+    listed = listfile.change(path, change)
     click.echo(f"generation {listed.generation}, {len(listed.listed)} brokers; not pushed yet")
+    _say_what_to_commit(path, listed.cluster, listed.generation)
+
+
+def _say_what_to_commit(path: Path, cluster: str, generation: int) -> None:
+    if said := history.advice(path, f"{cluster or path.stem}: generation {generation}"):
+        click.echo(said)
+
+
+def _write(node: Node, path: Path, text: str) -> None:
+    """Write a node's list: here, or on its hosts. Raises OSError when it can be had nowhere."""
+    if not node.hosts:
+        pushing.write_local(node, path, text)
+    faults = [fault for host in node.hosts if (fault := _write_over_ssh(host, path, text))]
+    if faults and len(faults) == len(node.hosts):
+        raise OSError("; ".join(faults))
+
+
+def _write_over_ssh(host: str, path: Path, text: str) -> str:
+    """Returns the fault, "" for none: of a mirror's hosts one may be down."""
+    try:
+        with shell.remote(host) as there:
+            there.write(path, text)
+    except CommandFailed as fault:
+        return str(fault)
+    return ""
 
 
 def _print(table: Table) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.tls import TlsFiles
 
@@ -25,12 +26,15 @@ DEFAULT_PATH = ".local/inventory.toml"
 class Node:
     """One node. agent: HTTP address ``host:port``. list_file: where its agent reads the list.
 
+    hosts: where that file is, as SSH wants it, ``[user@]host[:port]``: both of a mirror, since either
+        may run the broker; none for this machine.
     tls: what the agent is asked with; None for plain HTTP.
     """
 
     name: str
     agent: str
     list_file: Path
+    hosts: tuple[str, ...] = ()
     tls: TlsFiles | None = None
 
     @property
@@ -66,6 +70,7 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
                 name=_text(each, "name"),
                 agent=_text(each, "agent"),
                 list_file=base / _text(each, "node_list_file"),
+                hosts=_hosts(values, each),
                 tls=tls,
             )
             for each in values.get("brokers", [])
@@ -75,8 +80,21 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
             list_file=base / _text(values, "list_file"),
             nodes=nodes,
         )
-    except (KeyError, TypeError, AttributeError) as fault:
+    except (KeyError, ValueError, TypeError, AttributeError) as fault:
         raise ConfigError(f"inventory: {fault}; see `python -m lb check`") from fault
+
+
+def _hosts(values: Mapping[str, Any], broker: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a broker may run. On a local cluster: here."""
+    ssh = {_text(each, "name"): _text(each, "ssh") for each in values.get("hosts", [])}
+    for mirror in values.get("mirrors", []):
+        if mirror["name"] == broker["name"]:
+            return tuple(ssh[name] for name in mirror["hosts"])
+    if "host" in broker:
+        return (ssh[_text(broker, "host")],)
+    if values.get("supervisor") == "systemd":
+        return (Broker.parse(_text(broker, "address")).host,)
+    return ()
 
 
 def _tls(table: Mapping[str, Any], base: Path) -> TlsFiles:

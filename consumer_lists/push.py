@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from consumer_lists import edit, listfile, nodes
 from consumer_lists.cluster import Cluster, Node
 from consumer_lists.errors import PushRefused
-from consumer_lists.nodes import Served
+from consumer_lists.nodes import Client, Served
 from messagebus.broker import BrokerList
 
 __all__ = ["Pushed", "Write", "push", "recover", "write_local"]
@@ -25,11 +25,15 @@ Write = Callable[[Node, Path, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What came of a push. differing: node name -> why it does not serve this list."""
+    """What came of a push. differing: node name -> why it does not serve this list.
+
+    silent: node name -> why a recovery could not ask it, so that it may know a newer generation.
+    """
 
     generation: int
     serving: tuple[str, ...]
     differing: Mapping[str, str] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -44,13 +48,15 @@ def push(
 ) -> Pushed:
     """Write the operators' list to every node and wait until each agent serves it.
 
-    Raises PushRefused, with nothing written, when a node serves a newer list or another one of the
-    same generation; Locked; ListInvalid. A node that is down is written to all the same, and told
-    in `differing`.
+    Raises PushRefused, with nothing written, when a node serves the list of another cluster, a newer
+    one or another one of the same generation, or a client has applied a newer one; Locked;
+    ListInvalid. A node that is down is written to all the same, and told in `differing`.
     """
     with listfile.locked(cluster.list_file):
         text = listfile.read(cluster.list_file)
-        _refuse_contradictions(cluster, BrokerList.parse(text), nodes.served(cluster.nodes))
+        ours, serving = BrokerList.parse(text), nodes.served(cluster.nodes)
+        _refuse_strangers(cluster, ours, serving)
+        _refuse_contradictions(ours, serving, nodes.clients(cluster.nodes)[0])
         return _distribute(cluster, text, write or write_local, within_s)
 
 
@@ -62,21 +68,24 @@ def recover(
 ) -> Pushed:
     """The same after a disaster: the list gets a generation above all that anybody has seen.
 
-    Asks every node what it serves and every client what it has applied; what cannot be asked cannot
-    be known, so see that all agents are up that can be. The operators' file is changed, too.
+    Asks every node what it serves and every client what it has applied; who cannot be asked is told
+    in `silent`, so see that all agents are up that can be. The operators' file is changed, too.
     """
     with listfile.locked(cluster.list_file):
         text = listfile.read(cluster.list_file)
-        known, _silent = nodes.clients(cluster.nodes)
+        ours, serving = BrokerList.parse(text), nodes.served(cluster.nodes)
+        _refuse_strangers(cluster, ours, serving)
+        known, silent = nodes.clients(cluster.nodes)
         newest = max(
-            BrokerList.parse(text).generation,
-            *(node.generation for node in nodes.served(cluster.nodes)),
+            ours.generation,
+            *(node.generation for node in serving),
             *(client.applied for client in known),
             0,
         )
         text = edit.with_generation(text, newest + 1)
         listfile.replace(cluster.list_file, text)
-        return _distribute(cluster, text, write or write_local, within_s)
+        pushed = _distribute(cluster, text, write or write_local, within_s)
+        return replace(pushed, silent=silent)
 
 
 def write_local(_node: Node, path: Path, text: str) -> None:
@@ -85,9 +94,21 @@ def write_local(_node: Node, path: Path, text: str) -> None:
     listfile.replace(path, text)
 
 
-def _refuse_contradictions(cluster: Cluster, ours: BrokerList, serving: list[Served]) -> None:
+def _refuse_strangers(cluster: Cluster, ours: BrokerList, serving: Sequence[Served]) -> None:
+    """A wrong address in the inventory, or the inventory of another cluster."""
     if ours.cluster and ours.cluster != cluster.name:
         raise PushRefused(f"the list is of {ours.cluster!r}, the inventory of {cluster.name!r}")
+    for node in serving:
+        if node.served and node.served.cluster not in ("", cluster.name):
+            raise PushRefused(
+                f"{node.node} serves the list of {node.served.cluster!r}, not of {cluster.name!r}:"
+                " look at its address in the inventory"
+            )
+
+
+def _refuse_contradictions(
+    ours: BrokerList, serving: Sequence[Served], clients: Sequence[Client]
+) -> None:
     for node in serving:
         if node.generation > ours.generation:
             raise PushRefused(
@@ -98,6 +119,12 @@ def _refuse_contradictions(cluster: Cluster, ours: BrokerList, serving: list[Ser
             raise PushRefused(
                 f"{node.node} serves another list of generation {ours.generation}: edit with"
                 " add, drain, remove, or see `push --recover`"
+            )
+    for client in clients:
+        if client.applied > ours.generation:
+            raise PushRefused(
+                f"client {client.id} of {client.subscription} has applied generation"
+                f" {client.applied}, above {ours.generation}: it would keep that; see `push --recover`"
             )
 
 

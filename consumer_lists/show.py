@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+from rich.text import Text
 
 from consumer_lists.nodes import Client, Served
 from messagebus.broker import BrokerList
 
-__all__ = ["client_table", "differences", "node_table", "plain"]
+__all__ = ["behind", "client_table", "differences", "node_table", "plain"]
+
+# Of clients that are in the same state; --json has all.
+NAMES_SHOWN = 3
 
 
 def plain(
@@ -77,21 +82,51 @@ def differences(ours: BrokerList, node: Served) -> list[str]:
     return found
 
 
+def behind(ours: BrokerList, clients: Iterable[Client]) -> list[str]:
+    """Clients that work by an older list than ours, a sentence each."""
+    return [
+        f"client {one.id} of {one.subscription or 'no subscription'}: applied {one.applied}"
+        f" instead of {ours.generation}, heard of {one.age_s:.0f} s ago"
+        for one in clients
+        if one.applied < ours.generation
+    ]
+
+
 def node_table(ours: BrokerList, serving: Sequence[Served]) -> Table:
-    table = Table("node", "generation", "brokers", "state")
+    table = Table("node", _right("generation"), _right("brokers"), "state", box=SIMPLE_HEAD)
     for node in serving:
-        brokers = str(len(node.served.listed)) if node.served else "-"
-        generation = str(node.generation) if node.served else "-"
-        state = "; ".join(differences(ours, node)) or "same"
-        table.add_row(node.node, generation, brokers, state)
-    return table
-
-
-def client_table(ours: BrokerList, clients: Sequence[Client]) -> Table:
-    table = Table("subscription", "client", "applied", "heard of")
-    for client in clients:
-        behind = "" if client.applied >= ours.generation else " (behind)"
+        found = differences(ours, node)
         table.add_row(
-            client.subscription, client.id, f"{client.applied}{behind}", f"{client.age_s:.0f} s ago"
+            node.node,
+            str(node.generation) if node.served else "-",
+            str(len(node.served.listed)) if node.served else "-",
+            Text("; ".join(found), style="red") if found else Text("same", style="green"),
         )
     return table
+
+
+def client_table(ours: BrokerList, clients: Iterable[Client]) -> Table:
+    """A row for each subscription and generation: 10,000 clients still fit a screen."""
+    table = Table("subscription", _right("applied"), _right("clients"), "who", box=SIMPLE_HEAD)
+    groups: dict[tuple[str, int], list[Client]] = {}
+    for client in clients:
+        groups.setdefault((client.subscription, client.applied), []).append(client)
+    for (subscription, applied), group in sorted(groups.items()):
+        late = applied < ours.generation
+        table.add_row(
+            subscription or "-",
+            Text(f"{applied} (behind)" if late else str(applied), style="red" if late else "green"),
+            str(len(group)),
+            _who(group),
+        )
+    return table
+
+
+def _who(group: Sequence[Client]) -> str:
+    named = [f"{one.id} ({one.age_s:.0f} s ago)" for one in group[:NAMES_SHOWN]]
+    more = len(group) - NAMES_SHOWN
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def _right(title: str) -> Column:
+    return Column(title, justify="right")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from lb import agents, gate_check, runtime
-from lb.apply import apply, check, prepare_start, save_state, write_private
+from lb import agents, far, fleet, gate_check, runtime, view
+from lb.apply import Applied, prepare_start, save_state
 from lb.errors import BalancerUnreachable, LbError
-from lb.inventory import DEFAULT_PATH, ENV_PATH, Inventory, load
+from lb.fleet import Fleet
+from lb.here import Here, write_private
+from lb.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
+from lb.place import Place
 from lb.render import render
+from lb.rollout import apply_all, check_all
 from messagebus.errors import ConfigError
+from ops import shell
 
 __all__ = ["main"]
 
@@ -64,17 +68,48 @@ def _inventory() -> Inventory:
     return load(click.get_current_context().find_object(Path) or DEFAULT_PATH)
 
 
+@contextmanager
+def _reach(inventory: Inventory, balancer: Balancer) -> Iterator[Place]:
+    """Its machine: this one, or one behind SSH."""
+    if not balancer.host:
+        yield Here()
+        return
+    host = inventory.host(balancer.host).ssh
+    with shell.remote(host) as connection:
+        yield far.Far(shell, host, connection)
+
+
+@contextmanager
+def _fleet(inventory: Inventory) -> Iterator[Fleet]:
+    def open_socket(balancer: Balancer) -> far.Socket:
+        return far.forwarded(shell, inventory.host(balancer.host).ssh, balancer)
+
+    with fleet.opened(inventory, open_socket) as all_balancers:
+        yield all_balancers
+
+
+def _local(inventory: Inventory) -> list[Inventory]:
+    """One for each balancer of this machine. Raises ConfigError when there is none."""
+    found = [inventory.at(each) for each in inventory.balancers if not each.host]
+    if not found:
+        raise ConfigError("no balancer of this machine in the inventory; see lb/keeper.py")
+    return found
+
+
 @cli.command("render")
+@click.option("--balancer", "name", help="Which; the first by default.")
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="With the password."
 )
 @_one_line_errors
-def render_command(output: Path | None) -> None:
+def render_command(name: str | None, output: Path | None) -> None:
     """Print the configuration, the probe's login hidden; or write it whole to a file of mode 600.
 
     Example: python -m lb render
     """
     inventory = _inventory()
+    if name:
+        inventory = inventory.at(inventory.find_balancer(name))
     text = render(inventory)
     if output is not None:
         write_private(output, text)
@@ -90,61 +125,70 @@ def render_command(output: Path | None) -> None:
 @cli.command("check")
 @_one_line_errors
 def check_command() -> None:
-    """Lint the inventory's balancer and let HAProxy read the configuration. Touches nothing.
+    """Lint the inventory's balancers and let each HAProxy read its configuration. Touches nothing.
 
     Example: python -m lb check
     """
     inventory = _inventory()
-    check(inventory)
-    click.echo(f"good: {len(inventory.brokers)} brokers of {inventory.cluster}")
+    check_all(inventory, lambda balancer: _reach(inventory, balancer))
+    several = f", {len(inventory.balancers)} balancers" if inventory.more else ""
+    click.echo(f"good: {len(inventory.brokers)} brokers of {inventory.cluster}{several}")
 
 
 @cli.command("apply")
 @click.option("--reload", is_flag=True, help="Reload even when nothing has changed.")
 @_one_line_errors
 def apply_command(reload: bool) -> None:
-    """Make the running HAProxy serve what the inventory says; the one before, when it does not.
+    """Make every HAProxy serve what the inventory says, one after the other.
+
+    One that does not serve it gets back what it had, and those after it are not touched.
 
     Example: python -m lb apply
     """
-    applied = apply(_inventory(), reload=reload)
+    inventory = _inventory()
+    applied = apply_all(inventory, lambda balancer: _reach(inventory, balancer), reload=reload)
+    for balancer, done in applied:
+        click.echo((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))
+
+
+def _what_was_done(applied: Applied) -> str:
     if applied.reloaded:
-        click.echo(f"reloaded: process {applied.pid} serves")
-    elif applied.pid:
-        click.echo("nothing to do")
-    else:
-        click.echo("written; HAProxy does not run")
+        return f"reloaded: process {applied.pid} serves"
+    return "nothing to do" if applied.pid else "written; HAProxy does not run"
 
 
 @cli.command("prepare-start")
 @_one_line_errors
 def prepare_start_command() -> None:
-    """Write configuration and state for a HAProxy about to be started; it must not run.
+    """Write configuration and state for a HAProxy of this machine; it must not run.
 
     Every broker starts as down until its first check; drains are kept.
 
     Example: python -m lb prepare-start
     """
-    prepare_start(_inventory())
+    for inventory in _local(_inventory()):
+        prepare_start(inventory)
 
 
 @cli.command("save-state")
 @click.option("--every", "every_s", type=click.FloatRange(min=0.1), help="Seconds; else once.")
 @_one_line_errors
 def save_state_command(every_s: float | None) -> None:
-    """Keep what HAProxy knows of the brokers over its next start; best run beside it.
+    """Keep what a HAProxy of this machine knows of the brokers over its next start; run it beside it.
 
     Example: python -m lb save-state --every 2
     """
     if every_s is None:
-        save_state(_inventory())
+        for inventory in _local(_inventory()):
+            save_state(inventory)
         return
     stop = threading.Event()
     told = False
     while not stop.wait(every_s):
         try:
             # The inventory is read anew, because an apply may have changed it.
-            save_state(_inventory())
+            for inventory in _local(_inventory()):
+                save_state(inventory)
             told = False
         except (BalancerUnreachable, ConfigError) as fault:
             if not told:
@@ -156,69 +200,72 @@ def save_state_command(every_s: float | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @_one_line_errors
 def status_command(as_json: bool) -> None:
-    """Show every broker as HAProxy sees it.
+    """Show every broker as every HAProxy sees it. Exit code 1 when one does not answer.
 
     Example: python -m lb status --json
     """
     inventory = _inventory()
-    socket = inventory.balancer.socket
-    serving, servers = runtime.process(socket), runtime.servers(socket)
+    with _fleet(inventory) as all_balancers:
+        shown = view.look(inventory, all_balancers)
     if as_json:
-        shown = {
-            "process": dataclasses.asdict(serving),
-            "servers": [dataclasses.asdict(server) for server in servers.values()],
-        }
-        click.echo(json.dumps(shown, indent=2))
-        return
-    table = Table(
-        "broker", "address", "state", "gate check", "agent", "sessions", "queue", "weight", "since"
-    )
-    for server in servers.values():
-        state = f"{server.verdict}, drained" if _hidden_drain(server) else server.verdict
-        table.add_row(
-            server.name,
-            server.address,
-            state,
-            server.check,
-            server.agent,
-            str(server.sessions),
-            str(server.queue),
-            str(server.weight),
-            f"{server.changed_s} s",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        click.echo(json.dumps(view.plain(shown), indent=2))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+        for line in view.headlines(shown):
+            console.print(line)
+        if any(each.servers for each in shown):
+            console.print(view.server_table(shown))
+    if any(each.process is None for each in shown):
+        sys.exit(1)
 
 
-def _hidden_drain(server: runtime.ServerState) -> bool:
-    return server.drained and server.verdict != "drain"
+_within = click.option(
+    "--within", "within_s", default=agents.SEEN_WITHIN_S, show_default=True, help="Seconds."
+)
+_by_hand = click.option(
+    "--by-hand", is_flag=True, help="In HAProxy itself, for a broker whose agent is dead."
+)
 
 
 @cli.command("drain")
 @click.argument("name")
-@click.option(
-    "--within", "within_s", default=agents.SEEN_WITHIN_S, show_default=True, help="Seconds."
-)
+@_within
+@_by_hand
 @_one_line_errors
-def drain_command(name: str, within_s: float) -> None:
+def drain_command(name: str, within_s: float, by_hand: bool) -> None:
     """Send no new connections to a broker; those that it has live on. Kept over restarts.
+
+    Its agent is told, and every HAProxy must show it. By hand, the agent takes it back when it is there
+    again.
 
     Example: python -m lb drain mb2
     """
-    _print(agents.drain(_inventory(), name, within_s=within_s))
+    inventory = _inventory()
+    node = inventory.find(name)
+    with _fleet(inventory) as all_balancers:
+        if by_hand:
+            _print(inventory, fleet.set_drain(all_balancers, node.name, on=True).shown)
+        else:
+            _print(inventory, agents.drain(inventory, name, within_s=within_s, fleet=all_balancers))
 
 
 @cli.command("ready")
 @click.argument("name")
-@click.option(
-    "--within", "within_s", default=agents.SEEN_WITHIN_S, show_default=True, help="Seconds."
-)
+@_within
+@_by_hand
 @_one_line_errors
-def ready_command(name: str, within_s: float) -> None:
+def ready_command(name: str, within_s: float, by_hand: bool) -> None:
     """Send new connections to a broker again.
 
     Example: python -m lb ready mb2
     """
-    _print(agents.ready(_inventory(), name, within_s=within_s))
+    inventory = _inventory()
+    node = inventory.find(name)
+    with _fleet(inventory) as all_balancers:
+        if by_hand:
+            _print(inventory, fleet.set_drain(all_balancers, node.name, on=False).shown)
+        else:
+            _print(inventory, agents.ready(inventory, name, within_s=within_s, fleet=all_balancers))
 
 
 @cli.command("maint")
@@ -232,8 +279,8 @@ def maint_command(name: str, off: bool) -> None:
     """
     inventory = _inventory()
     node = inventory.find(name)
-    runtime.maint(inventory.balancer.socket, node.name, on=not off)
-    _print(runtime.servers(inventory.balancer.socket)[node.name])
+    with _fleet(inventory) as all_balancers:
+        _print(inventory, fleet.maint(all_balancers, node.name, on=not off).shown)
 
 
 @cli.command("weight")
@@ -247,15 +294,17 @@ def weight_command(name: str, weight: int) -> None:
     """
     inventory = _inventory()
     node = inventory.find(name)
-    runtime.set_weight(inventory.balancer.socket, node.name, weight)
-    _print(runtime.servers(inventory.balancer.socket)[node.name])
+    with _fleet(inventory) as all_balancers:
+        _print(inventory, fleet.set_weight(all_balancers, node.name, weight).shown)
 
 
-def _print(server: runtime.ServerState) -> None:
-    click.echo(
-        f"{server.name} {server.verdict} sessions={server.sessions} weight={server.weight}"
-        f' check="{server.check}" agent="{server.agent}"'
-    )
+def _print(inventory: Inventory, shown: Mapping[str, runtime.ServerState]) -> None:
+    for balancer, server in shown.items():
+        click.echo(
+            (f"{balancer}: " if inventory.more else "")
+            + f"{server.name} {server.verdict} sessions={server.sessions} weight={server.weight}"
+            f' check="{server.check}" agent="{server.agent}"'
+        )
 
 
 def main() -> None:

@@ -1,18 +1,18 @@
 """Drain a broker politely, or take it back: by the flag that its agent keeps.
 
 An agent's `ready` cancels a drain that was set by hand in HAProxy, so the agent is the one place
-where it is set. Whether it holds is read back from HAProxy.
+where it is set. Whether it holds is read back from every HAProxy.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Mapping
 
 import httpx
 
-from lb import runtime
-from lb.errors import AgentRefused, BalancerUnreachable, NotReached
+from lb.errors import AgentRefused, NotReached
+from lb.fleet import Fleet, local
 from lb.inventory import Inventory, Node
 from lb.runtime import ServerState
 from messagebus.errors import ConfigError
@@ -27,22 +27,35 @@ POLL_S = 0.1
 REASON_CHARS = 200
 
 
-def drain(inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S) -> ServerState:
+def drain(
+    inventory: Inventory,
+    name: str,
+    *,
+    within_s: float = SEEN_WITHIN_S,
+    fleet: Fleet | None = None,
+) -> Mapping[str, ServerState]:
     """Send no new connections to a broker; those that it has live on.
 
-    Returns what HAProxy shows. Raises AgentRefused (nothing has changed), NotReached or
-    BalancerUnreachable (the flag is set, and HAProxy does not show it in time).
+    fleet: of the balancers that must show it; those of this machine unless given.
+    Returns what every HAProxy shows, by name of the balancer. Raises AgentRefused (nothing has
+    changed), NotReached (the flag is set, and some HAProxy does not show it in time).
     """
     node = inventory.find(name)
     set_draining(inventory, node, draining=True)
-    return _wait(inventory, node, "drain", within_s)
+    return _wait(inventory, node, "drain", within_s, fleet or local(inventory))
 
 
-def ready(inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S) -> ServerState:
+def ready(
+    inventory: Inventory,
+    name: str,
+    *,
+    within_s: float = SEEN_WITHIN_S,
+    fleet: Fleet | None = None,
+) -> Mapping[str, ServerState]:
     """Send new connections to a broker again. As `drain`; NotReached says what stands in the way."""
     node = inventory.find(name)
     set_draining(inventory, node, draining=False)
-    return _wait(inventory, node, "ready", within_s)
+    return _wait(inventory, node, "ready", within_s, fleet or local(inventory))
 
 
 def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
@@ -60,36 +73,28 @@ def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
     except httpx.HTTPError as fault:
         raise AgentRefused(
             f"the agent of {node.name} does not answer on {node.agent}:"
-            f" {str(fault) or type(fault).__name__}; see `lb maint`"
+            f" {str(fault) or type(fault).__name__}; see `lb drain --by-hand` and `lb maint`"
         ) from fault
     if answer.status_code != httpx.codes.OK:
         said = " ".join(answer.text.split())[:REASON_CHARS]
         raise AgentRefused(f"the agent of {node.name} says {answer.status_code}: {said}")
 
 
-def _wait(inventory: Inventory, node: Node, wanted: str, within_s: float) -> ServerState:
+def _wait(
+    inventory: Inventory, node: Node, wanted: str, within_s: float, fleet: Fleet
+) -> Mapping[str, ServerState]:
+    def is_so(state: ServerState) -> bool:
+        return state.drained if wanted == "drain" else state.verdict == "up"
+
     until = time.monotonic() + within_s
-    while True:
-        now = None
-        with suppress(BalancerUnreachable):
-            now = runtime.servers(inventory.balancer.socket).get(node.name)
-        if now and (now.drained if wanted == "drain" else now.verdict == "up"):
-            return now
+    while not (seen := fleet.look(node.name)).everywhere(is_so):
         if time.monotonic() > until:
-            raise NotReached(_reason(inventory, node, wanted, within_s, now))
+            where = seen.but(is_so)
+            if wanted == "ready" and (said := _health(inventory, node)):
+                where += f"; the agent's reason: {said}"
+            raise NotReached(f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}")
         time.sleep(POLL_S)
-
-
-def _reason(
-    inventory: Inventory, node: Node, wanted: str, within_s: float, now: ServerState | None
-) -> str:
-    if now is None:
-        where = f"HAProxy does not show it on {inventory.balancer.socket}"
-    else:
-        where = f"HAProxy says {now.verdict} (check: {now.check}; agent: {now.agent})"
-    if wanted == "ready" and (said := _health(inventory, node)):
-        where += f"; the agent's reason: {said}"
-    return f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}"
+    return seen.shown
 
 
 def _health(inventory: Inventory, node: Node) -> str:

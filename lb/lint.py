@@ -16,13 +16,31 @@ DIAL_TIMEOUT_MS = 500
 LIFETIME_SPREAD = 1.2
 # A waiting fetch must be answered before the balancer gives up on the agent.
 LIST_SLACK_S = 5
+# Of file descriptors, by Debian's rabbitmq-server.service, less those of queues, logs and agents.
+BROKER_SESSIONS_MAX = 60_000
 # A drain is to be seen by every balancer within half a second.
 AGENT_INTER_MS_MAX = 500
 
 
 def faults(inventory: Inventory) -> list[str]:
     """One sentence for each fault, in the operator's words; empty when all is well."""
-    return [*_timers(inventory), *_balancer(inventory)]
+    found = [*_all_balancers(inventory)]
+    for balancer in inventory.balancers:
+        begin = f"{balancer.name}: " if inventory.more else ""
+        one = inventory.at(balancer)
+        found += [begin + fault for fault in (*_timers(one), *_balancer(one))]
+    return found
+
+
+def _all_balancers(inventory: Inventory) -> Iterator[str]:
+    if not inventory.brokers:
+        yield "no broker in the inventory"
+    together = sum(balancer.server_sessions_max for balancer in inventory.balancers)
+    if together > BROKER_SESSIONS_MAX:
+        yield (
+            f"server_sessions_max: {together} from {len(inventory.balancers)} balancers together, and"
+            f" a broker takes {BROKER_SESSIONS_MAX}"
+        )
 
 
 def _timers(inventory: Inventory) -> Iterator[str]:
@@ -59,10 +77,13 @@ def _timers(inventory: Inventory) -> Iterator[str]:
 
 def _balancer(inventory: Inventory) -> Iterator[str]:
     balancer = inventory.balancer
-    if not inventory.brokers:
-        yield "no broker in the inventory"
     if len(str(balancer.socket).encode()) > SOCKET_PATH_BYTES_MAX:
         yield f"socket {balancer.socket}: at most {SOCKET_PATH_BYTES_MAX} bytes"
+    if balancer.server_sessions_max > balancer.sessions_max:
+        yield (
+            f"server_sessions_max {balancer.server_sessions_max}: not above sessions_max"
+            f" ({balancer.sessions_max})"
+        )
     addresses = [balancer.amqp, balancer.list, balancer.stats]
     if len(set(addresses)) < len(addresses):
         yield "amqp, list and stats need an address each"

@@ -52,6 +52,7 @@ def render(inventory: Inventory) -> str:
         timers=balancer.timers,
         brokers=inventory.brokers,
         tls=inventory.tls,
+        supervisor=inventory.supervisor,
         backend=BROKERS,
         weight=WEIGHT,
         gate_steps=gate_check.steps(balancer.probe_user, balancer.probe_password),

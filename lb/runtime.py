@@ -27,6 +27,7 @@ __all__ = [
     "process",
     "server_state_text",
     "servers",
+    "set_drain",
     "set_weight",
     "shutdown_sessions",
 ]
@@ -114,6 +115,11 @@ def maint(socket: Path, name: str, *, on: bool) -> None:
     if on and known and known.agent in SAID:
         raise LbError(f"the agent of {name} answers and would undo it: see `lb drain`")
     _server(socket, name, lambda server: server.setstate("maint" if on else "ready"))
+
+
+def set_drain(socket: Path, name: str, *, on: bool) -> None:
+    """Send no new connections to a broker, or again: for one whose agent is dead."""
+    _server(socket, name, lambda server: server.setstate("drain" if on else "ready"))
 
 
 def set_weight(socket: Path, name: str, weight: int) -> None:

@@ -44,17 +44,22 @@ class Table:
             self._fault(key, f"{value!r} is not of the form {allowed.pattern}")
         return value or ""
 
-    def choice(self, key: str, *allowed: str) -> int:
-        """Index of the value in allowed."""
+    def choice(self, key: str, *allowed: str, required: bool = True) -> int:
+        """Index of the value in allowed; 0 where it is missing and need not be there."""
+        if not required and key not in self._values:
+            self._known.add(key)
+            return 0
         value = self._take(key, str)
         if value is not None and value not in allowed:
             self._fault(key, f"{value!r}; allowed: {', '.join(allowed)}")
         return allowed.index(value) if value in allowed else 0
 
-    def path(self, key: str) -> Path:
+    def path(self, key: str, *, absolute: bool = False) -> Path:
         value = self._take(key, str)
         if value is not None and (not value or any(ord(sign) < 32 for sign in value)):
             self._fault(key, f"{value!r} is not a path")
+        elif value is not None and absolute and not value.startswith("/"):
+            self._fault(key, f"{value!r} is on another host: an absolute path wanted")
         return self._base / (value or ".")
 
     def address(self, key: str) -> Address:
@@ -98,14 +103,20 @@ class Table:
             return self._sub({}, key)
         return self._sub(self._take(key, dict) or {}, key)
 
-    def tables(self, key: str) -> list[Table]:
-        """An array of tables; none when the key is missing."""
+    def tables(self, key: str, *, common: str = "") -> list[Table]:
+        """An array of tables; none when the key is missing.
+
+        common: key of a table that says what they have in common, where they do not say it.
+        """
         self._known.add(key)
         values = self._values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             self._fault(key, "tables wanted")
             return []
-        return [self._sub(value, f"{key}[{index}]") for index, value in enumerate(values)]
+        shared: dict[str, Any] = {}
+        if values and common in self._values:
+            shared = self._take(common, dict) or {}
+        return [self._sub(shared | value, f"{key}[{index}]") for index, value in enumerate(values)]
 
     def nothing_else(self) -> None:
         for key in self._values:

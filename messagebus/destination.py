@@ -35,6 +35,7 @@ __all__ = [
 NAME_BYTES_MAX = 120
 # RabbitMQ's, ours, and spellings of `parse_destination` that a name could be mistaken for.
 RESERVED_PREFIXES = ("amq.", "mb.", "jms.topic.", "jms.queue.")
+PARKING_PREFIX = "mb.park/"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # How long an ephemeral subscription outlives a consumer that was cut off: short cuts are survived.
 EPHEMERAL_EXPIRES_S = 300
@@ -134,7 +135,7 @@ class Queue:
     @property
     def parking_queue(self) -> str:
         """Its parking queue, inside a broker."""
-        return f"mb.park/{self.name}"
+        return f"{PARKING_PREFIX}{self.name}"
 
     def __str__(self) -> str:
         return f"queue:{self.name}"
@@ -199,7 +200,7 @@ class Subscription:
     @property
     def parking_queue(self) -> str:
         """Its parking queue, inside a broker."""
-        return f"mb.park/{self.topic.name}/{self.name}"
+        return f"{PARKING_PREFIX}{self.topic.name}/{self.name}"
 
     def __str__(self) -> str:
         return f"{self.topic.name}/{self.name}"

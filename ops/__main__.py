@@ -9,8 +9,16 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
-from ops.cli import add, hangup, hold, inventory, remove
+from ops.backup_cli import backup, restore
+from ops.checkup_cli import check
+from ops.cli import add, found, remove, replace, restart, upgrade
+from ops.drbd_cli import drbd
 from ops.local.cli import local
+from ops.pieces import hangup, hold, inventory, move
+from ops.provision.cli import provision
+from ops.storage_cli import storage
+from ops.topology_cli import topology
+from ops.units_cli import units
 
 __all__ = ["main"]
 
@@ -28,7 +36,12 @@ def cli() -> None:
     """
 
 
-for command in (local, add, remove, hangup, hold, inventory):
+for command in (
+    *(local, add, remove, restart, upgrade, replace),
+    *(check, provision, found, topology, hangup, hold, move, inventory),
+    *(drbd, storage),
+    *(backup, restore, units),
+):
     cli.add_command(command)
 
 

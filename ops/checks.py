@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
-from messagebus.destination import DELAY_STEPS_MS, Delay
+from ops.errors import NoAnswer
+from ops.steady import Steady, some
 from ops.step import Blocked, Check
-from ops.view import Queue, View
+from ops.view import Connection, Queue, View
 
 __all__ = [
-    "Emptying",
-    "Steady",
     "agents_serve_the_list",
+    "all_welcome",
     "answers",
     "applied_and_attached",
     "behind",
-    "delayed",
+    "clients_told",
     "holds_back",
-    "in_words",
+    "is_dead",
     "knows_the_topology",
+    "lists_all",
     "left_by_clients",
     "left_by_publishers",
+    "nobody_answers",
+    "nobody_is_connected",
     "publishes_arrive",
     "topology_is_there",
     "unattached",
     "welcomes",
 ]
-
-NAMES_SHOWN = 5
-DELAYS_S = {Delay(ms).amqp_queue: ms / 1000 for ms in DELAY_STEPS_MS}
-"""Queues whose messages leave by themselves, after so long."""
-# A delayed message that is there for so much longer than its step does not leave any more.
-DELAY_GRACE_S = 60.0
 
 
 def answers(view: View, name: str) -> Check:
@@ -86,7 +84,7 @@ def agents_serve_the_list(view: View) -> Check:
     def check() -> str:
         wanted = view.listed.generation
         late = [f"{name} ({has})" for name, has in view.generations().items() if has < wanted]
-        return f"generation {wanted} is not served by {_some(late)}" if late else ""
+        return f"generation {wanted} is not served by {some(late)}" if late else ""
 
     return check
 
@@ -102,7 +100,7 @@ def applied_and_attached(view: View, name: str) -> Check:
             queue for node in view.nodes if node.name != name for queue in view.queues(node.name)
         ]
         missing = unattached(here, others)
-        return f"nobody consumes here from {_some(missing)}" if missing else ""
+        return f"nobody consumes here from {some(missing)}" if missing else ""
 
     return check
 
@@ -112,7 +110,7 @@ def knows_the_topology(view: View, name: str) -> Check:
 
     def check() -> str:
         missing = behind(view.maps(), name)
-        return f"its agent has not read {_some(missing)}" if missing else ""
+        return f"its agent has not read {some(missing)}" if missing else ""
 
     return check
 
@@ -127,28 +125,82 @@ def left_by_publishers(
     steady = Steady(interval_s, clock)
 
     def check() -> str:
-        left = [who for who, consumes in view.client_connections(name).items() if not consumes]
+        left = [each for each in view.connections(name) if not each.consumes]
         if left:
             steady.broken()
-            return f"{len(left)} connections that may publish"
+            return f"{len(left)} connections that may publish: {_who(left)}"
         return "" if steady.holds() else "none that may publish, looking again"
 
     return check
 
 
-def left_by_clients(
+def left_by_clients(view: View, nobody_is_connected: Check) -> Check:
+    """Every live client works by the list without the broker, and that other check holds, too."""
+
+    def check() -> str:
+        left = nobody_is_connected()
+        return _late(view) or left
+
+    return check
+
+
+def nobody_is_connected(
     view: View, name: str, *, interval_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Check:
-    """Every live client works by the list without the broker, and none is connected, for certain."""
+    """No application has a connection to the broker, for certain."""
     steady = Steady(interval_s, clock)
 
     def check() -> str:
-        late = _late(view)
-        left = view.client_connections(name)
-        if late or left:
+        left = view.connections(name)
+        if left:
             steady.broken()
-            return late or f"{len(left)} connections of clients"
+            return f"{len(left)} connections of clients: {_who(left)}"
         return "" if steady.holds() else "no client is connected, looking again"
+
+    return check
+
+
+def is_dead(view: View, name: str) -> Check:
+    """Nothing answers there: not the broker, not its agent. Raises Blocked when something does."""
+
+    def check() -> str:
+        for what, ask in (("broker", view.queues), ("agent", view.health)):
+            with suppress(NoAnswer):
+                ask(name)
+                raise Blocked(
+                    f"the {what} of {name} answers: `ops upgrade` or `ops remove` it,"
+                    " or stop it first"
+                )
+        return ""
+
+    return check
+
+
+def nobody_answers(view: View) -> Check:
+    """There is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
+
+    def check() -> str:
+        for node in view.nodes:
+            with suppress(NoAnswer):
+                view.health(node.name)
+                raise Blocked(f"the agent of {node.name} answers: this cluster is there already")
+        return ""
+
+    return check
+
+
+def lists_all(view: View) -> str:
+    """Whether the operators' list names every broker of the inventory, as a check."""
+    missing = {str(node.address) for node in view.nodes} - view.listed.names
+    return f"it does not name {some(sorted(missing))}" if missing else ""
+
+
+def all_welcome(view: View) -> Check:
+    """As `welcomes`, of every broker."""
+
+    def check() -> str:
+        said = {node.name: welcomes(view, node.name)() for node in view.nodes}
+        return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
 
     return check
 
@@ -166,132 +218,6 @@ def publishes_arrive(view: View, name: str) -> Check:
         return "" if acked > before[0][1] else "publishes arrive and are not acknowledged yet"
 
     return check
-
-
-class Steady:
-    """What statistics show is believed when it was so in looks more than one interval apart.
-
-    They show the past: what began a moment before a look is not in them yet.
-    """
-
-    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
-        """interval_s: the longest that the broker's statistics may lag."""
-        self._interval_s, self._clock = interval_s, clock
-        self._since: float | None = None
-
-    def holds(self) -> bool:
-        """It was so in this look. Returns whether it has been for long enough."""
-        now = self._clock()
-        self._since = now if self._since is None else self._since
-        return now - self._since > self._interval_s
-
-    def broken(self) -> None:
-        """It was not so in this look, or proved wrong."""
-        self._since = None
-
-
-class Emptying:
-    """A broker's queues are empty, for certain.
-
-    Statistics show the past: so zeros in two looks more than one interval apart, then a basic.get
-    on every queue that finds nothing. A queue that holds messages and has no consumer is not
-    waited for: nobody will empty it. Delayed messages leave by themselves when their time comes; those
-    that do not are of a destination that was deleted.
-    """
-
-    def __init__(
-        self,
-        view: View,
-        name: str,
-        *,
-        interval_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """interval_s: the longest that the broker's counts may lag."""
-        self._view = view
-        self._name = name
-        self._clock = clock
-        self._first: tuple[float, int] | None = None
-        self._delayed_since: dict[str, float] = {}
-        self._zero = Steady(interval_s, clock)
-        self._stuck = Steady(interval_s, clock)
-
-    def __call__(self) -> str:
-        queues = self._view.queues(self._name)
-        if any(queue.messages is None for queue in queues):
-            return "counts are not there yet"
-        left = sum(queue.messages or 0 for queue in queues)
-        if left:
-            self._zero.broken()
-            self._raise_if_stuck(queues)
-            return self._progress(left, queues)
-        return self._confirm(queues)
-
-    def _confirm(self, queues: list[Queue]) -> str:
-        if not self._zero.holds():
-            return "counted empty, looking again"
-        for queue in queues:
-            if self._view.holds_message(self._name, queue.name):
-                self._zero.broken()
-                return f"{queue.name} was counted empty and is not"
-        return ""
-
-    def _raise_if_stuck(self, queues: list[Queue]) -> None:
-        self._raise_if_overdue(queues)
-        waiting = [each for each in queues if each.messages and each.name not in DELAYS_S]
-        if not waiting or any(queue.consumers for queue in waiting):
-            self._stuck.broken()
-            return
-        if self._stuck.holds():  # consumer counts lag like all others
-            what = _some([f"{queue.name} ({queue.messages:,} messages)" for queue in waiting])
-            is_parked = any(queue.name.startswith("mb.park/") for queue in waiting)
-            how = "consume or purge them" + (" (messagebus parked)" if is_parked else "")
-            raise Blocked(f"no consumer for {what}: {how}, then run this again")
-
-    def _raise_if_overdue(self, queues: list[Queue]) -> None:
-        """With nobody publishing, a step is empty when its time has passed once."""
-        now = self._clock()
-        held = {queue.name: queue for queue in queues if queue.messages and queue.name in DELAYS_S}
-        since = self._delayed_since = {name: self._delayed_since.get(name, now) for name in held}
-        late = [
-            f"{name} ({queue.messages:,} messages)"
-            for name, queue in held.items()
-            if now - since[name] > DELAYS_S[name] + DELAY_GRACE_S
-        ]
-        if late:
-            gone = "their destinations are gone: create them, or purge these queues, then run this again"
-            raise Blocked(f"{_some(late)} held them for longer than their delay; {gone}")
-
-    def _progress(self, left: int, queues: list[Queue]) -> str:
-        count, longest_s = delayed(queues)
-        more = f"; {count:,} of them delayed, {in_words(longest_s)} at most" if count else ""
-        return self._rate(left) + more
-
-    def _rate(self, left: int) -> str:
-        now = self._clock()
-        if self._first is None:
-            self._first = (now, left)
-        began, then = self._first
-        rate = (then - left) / (now - began) if now > began else 0.0
-        if rate <= 0:
-            return f"{left:,} messages left"
-        return f"{left:,} messages left, {rate:,.0f}/s, about {left / rate:,.0f} s"
-
-
-def delayed(queues: Iterable[Queue]) -> tuple[int, float]:
-    """How many delayed messages wait, and for how many seconds the longest of them may."""
-    held = [each for each in queues if each.messages and each.name in DELAYS_S]
-    return sum(each.messages or 0 for each in held), max(
-        (DELAYS_S[each.name] for each in held), default=0.0
-    )
-
-
-def in_words(seconds: float) -> str:
-    """In the largest unit that the steps of the ladder are whole in."""
-    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size and not seconds % size:
-            return f"{seconds / size:.0f} {unit}".replace("1 days", "1 day")
-    return f"{seconds:.0f} s"
 
 
 def unattached(here: Iterable[Queue], elsewhere: Iterable[Queue]) -> list[str]:
@@ -312,6 +238,17 @@ def behind(maps: Mapping[str, Mapping[str, tuple[int, str, bool]]], name: str) -
     return sorted(later)
 
 
+def clients_told(view: View) -> str:
+    """How many clients work by the list as it is, for a proof. Raises NoAnswer."""
+    clients, wanted = view.clients(), view.listed.generation
+    applied = sum(each.applied >= wanted for each in clients)
+    return f"{applied} of {len(clients)} clients work by generation {wanted}"
+
+
+def _who(connections: Iterable[Connection]) -> str:
+    return some([str(each) for each in connections])
+
+
 def _late(view: View) -> str:
     wanted = view.listed.generation
     late = [
@@ -319,9 +256,4 @@ def _late(view: View) -> str:
         for seen in view.clients()
         if seen.applied < wanted
     ]
-    return f"generation {wanted} is not applied by {_some(late)}" if late else ""
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return f"generation {wanted} is not applied by {some(late)}" if late else ""

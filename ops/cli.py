@@ -1,67 +1,57 @@
-"""The commands that change a running cluster: add, remove, and the pieces their plans are made of."""
+"""The playbooks as commands: each reads the inventory, makes its plan and carries it out."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
 
-import lb.inventory
-from lb.agents import set_draining
 from messagebus.errors import ConfigError
-from ops import lock
-from ops.checks import delayed
+from ops.carrying import Go, carry, go_options, journal_of
 from ops.commands.supervise import LocalNodes, Supervisor, SystemdNodes
+from ops.emptying import HELD_WITHIN_S, delayed
 from ops.errors import NoAnswer, OpsError
-from ops.inventory_text import without_broker
 from ops.journal import Journal
 from ops.local.cluster import LocalCluster
-from ops.plan import Plan
 from ops.playbooks import add as add_playbook
+from ops.playbooks import found as found_playbook
 from ops.playbooks import remove as remove_playbook
+from ops.playbooks import replace as replace_playbook
+from ops.playbooks import restart as restart_playbook
+from ops.playbooks import upgrade as upgrade_playbook
+from ops.playbooks.remove import Drain
 from ops.playbooks.target import Target
-from ops.runner import HostRunner, carry_out
-from ops.runner import undo as take_back
+from ops.runner import HostRunner
 from ops.view import View
 
-__all__ = ["add", "hangup", "hold", "inventory", "remove"]
+__all__ = ["add", "found", "remove", "replace", "restart", "upgrade"]
 
 # How far RabbitMQ's counts lag: its statistics interval and its quorum queues' tick, 5 s each unless
 # set otherwise, which `ops local` does.
 STATISTICS_S = 6.0
 STATISTICS_LOCAL_S = 1.5
 
-
-def _inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    option = click.option(
-        "--inventory",
-        "file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        default=lambda: Path(os.environ.get(lb.inventory.ENV_PATH) or lb.inventory.DEFAULT_PATH),
-        help=f"Default ${lb.inventory.ENV_PATH}, else {lb.inventory.DEFAULT_PATH}.",
-    )
-    return option(command)
-
-
-def _playbook_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.argument("name"),
-        click.option("--dry-run", is_flag=True, help="Print exactly what would run."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--undo", is_flag=True, help="Take back an unfinished run."),
-        _inventory_option,
-    ):
-        command = option(command)
-    return command
+_moves = click.option(
+    "--move-remaining",
+    "moves",
+    is_flag=True,
+    help="Publish what nobody takes, is parked or delayed to the other brokers.",
+)
+_held = click.option(
+    "--held-for",
+    "held_within_s",
+    type=click.FloatRange(min=1),
+    default=HELD_WITHIN_S,
+    show_default=True,
+    help="Seconds that deliveries may be kept without an answer.",
+)
 
 
 @click.command()
-@_playbook_options
-def add(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@click.argument("name")
+@go_options
+def add(name: str, go: Go) -> None:
     """Add the broker NAME while everything runs.
 
     On a local cluster NAME is the next node, mb4; elsewhere its host is installed and in the
@@ -72,105 +62,146 @@ def add(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
       python -m ops add mb4 --dry-run
       python -m ops add mb4 --yes
     """
-    file = file.absolute()
-    view, journal = View(file), _journal(file, "add", name)
-    target = _resumed(journal, name) or _new_target(file, view, name)
+    view, journal = View(go.file), journal_of(go.file, f"add {name}")
+    target = _resumed(journal, name) or _new_target(go.file, view, name)
     if not journal.is_resumed and target.address in view.listed.names:
         raise ConfigError(f"{name} is on the list already")
-    plan = add_playbook.plan(target, file, view, _nodes(file, view))
-    _run(plan, file, journal, target, dry_run=dry_run, yes=yes, undo=undo)
+    plan = add_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]))
+    carry(plan, journal, go, target.facts)
 
 
 @click.command()
-@_playbook_options
-def remove(name: str, file: Path, dry_run: bool, yes: bool, undo: bool) -> None:
+@click.argument("name")
+@_moves
+@_held
+@go_options
+def remove(name: str, moves: bool, held_within_s: float, go: Go) -> None:
     """Remove the broker NAME while everything runs: drain it to zero, then stop it.
 
-    An interrupted run is resumed by the same command.
+    An interrupted run is resumed by the same command; --move-remaining may be said then, too.
 
     \b
     Example:
       python -m ops remove mb2 --dry-run
-      python -m ops remove mb2 --yes
+      python -m ops remove mb2 --move-remaining --yes
     """
-    file = file.absolute()
-    view, journal = View(file), _journal(file, "remove", name)
+    view, journal = View(go.file), journal_of(go.file, f"remove {name}")
     target = _resumed(journal, name) or _known_target(view, name)
-    is_local = view.inventory.supervisor == "local"
-    plan = remove_playbook.plan(
-        target,
-        file,
-        view,
-        _nodes(file, view),
-        statistics_s=STATISTICS_LOCAL_S if is_local else STATISTICS_S,
-        delayed=_delayed(view, name),
-    )
+    how = _drain(view, name, moves=moves, held_within_s=held_within_s)
+    plan = remove_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), how)
     if not journal.is_resumed and view.listed.names == {target.address}:
         raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
-    _run(plan, file, journal, target, dry_run=dry_run, yes=yes, undo=undo)
+    carry(plan, journal, go, target.facts)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--rolling", is_flag=True, help="All brokers of the list, one after the other.")
+@_held
+@go_options
+def restart(names: tuple[str, ...], rolling: bool, held_within_s: float, go: Go) -> None:
+    """Restart brokers one after the other while everything runs.
+
+    \b
+    Example:
+      python -m ops restart mb2 --yes
+      python -m ops restart --rolling --yes
+    """
+    if bool(names) == rolling:
+        raise click.UsageError("name brokers, or say --rolling for all of them")
+    view = View(go.file)
+    journal = journal_of(go.file, f"restart {' '.join(names) or 'all'}")
+    known = [node.name for node in view.nodes if str(node.address) in view.listed.names]
+    wanted = journal.facts.get("names") or list(names) or known
+    targets = [_known_target(view, name) for name in wanted]
+    if not journal.is_resumed and len(view.listed.names) < 2:
+        raise ConfigError("a single broker has no other that takes over meanwhile")
+    how = _drain(view, "", moves=False, held_within_s=held_within_s)
+    nodes, named = _nodes(go.file, view, targets), f"restart {' '.join(names) or 'all'}"
+    plan = restart_playbook.plan(targets, go.file, view, nodes, how, name=named)
+    carry(plan, journal, go, {"names": wanted})
 
 
 @click.command()
 @click.argument("name")
-@_inventory_option
-def hangup(name: str, file: Path) -> None:
-    """Close the connections to NAME that may publish: of applications, and without a consumer.
+@click.option("--to", "version", default="", help="Version of RabbitMQ's package.")
+@_moves
+@_held
+@go_options
+def upgrade(name: str, version: str, moves: bool, held_within_s: float, go: Go) -> None:
+    """Drain the broker NAME to empty, install it anew in another version, and bring it back.
 
     \b
     Example:
-      python -m ops hangup mb2
+      python -m ops upgrade mb2 --dry-run
+      python -m ops upgrade mb2 --to 3.12.1-1 --yes
     """
-    view = View(file.absolute())
-    left = [who for who, consumes in view.client_connections(name).items() if not consumes]
-    for connection in left:
-        view.hang_up(name, connection)
-    click.echo(f"closed {len(left)} connections")
+    view, journal = View(go.file), journal_of(go.file, f"upgrade {name}")
+    target = _resumed(journal, name) or _known_target(view, name)
+    if not journal.is_resumed and view.listed.names == {target.address}:
+        raise ConfigError(f"{name} is the last broker; add another one before")
+    how = _drain(view, name, moves=moves, held_within_s=held_within_s)
+    nodes = _nodes(go.file, view, [target])
+    plan = upgrade_playbook.plan(target, go.file, view, nodes, how, version=version)
+    carry(plan, journal, go, target.facts)
 
 
 @click.command()
 @click.argument("name")
-@_inventory_option
-def hold(name: str, file: Path) -> None:
-    """Have the agent of NAME ask publishers to stay away, until `python -m lb ready NAME`.
-
-    As `lb drain`, but does not look whether HAProxy heeds it, which may not know NAME yet.
-
-    \b
-    Example:
-      python -m ops hold mb4
-    """
-    inventory = lb.inventory.load(file)
-    set_draining(inventory, inventory.find(name), draining=True)
-
-
-@click.group()
-def inventory() -> None:
-    """Edit the inventory.
+@click.option(
+    "--lose-messages", is_flag=True, help="Yes, what lay on its disk is lost; where no mirror is."
+)
+@go_options
+def replace(name: str, lose_messages: bool, go: Go) -> None:
+    """Replace the dead broker NAME: by its mirror where it has one, else by a new, empty one.
 
     \b
     Example:
-      python -m ops inventory drop mb2
+      python -m ops replace mb2 --dry-run
+      python -m ops replace mb2 --lose-messages --yes
     """
+    view, journal = View(go.file), journal_of(go.file, f"replace {name}")
+    if any(mirror.name == name for mirror in view.inventory.mirrors):
+        _fail_over(name, go)
+        return
+    target = _resumed(journal, name) or _known_target(view, name)
+    if view.listed.names == {target.address}:
+        raise ConfigError(f"{name} is the last broker: the list must name another one")
+    kept = go.file.parent / "journal" / f"replaced-{name}.toml"
+    plan = replace_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), kept=kept)
+    if not (go.dry_run or lose_messages or journal.is_resumed):
+        raise OpsError(
+            f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
+        )
+    carry(plan, journal, go, target.facts)
 
 
-@inventory.command()
-@click.argument("name")
-@_inventory_option
-def drop(name: str, file: Path) -> None:
-    """Take the broker NAME out of the inventory; nothing else is done to it.
+@click.command()
+@go_options
+def found(go: Go) -> None:
+    """Start a new cluster for the first time, on hosts that `ops provision` has set up.
 
     \b
     Example:
-      python -m ops inventory drop mb2
+      python -m ops provision --yes && python -m ops found --yes
     """
-    text = file.read_text()
-    part = file.with_name(file.name + ".part")
-    part.write_text(without_broker(text, name))
-    part.replace(file)
+    view, journal = View(go.file), journal_of(go.file, "found cluster")
+    inventory = view.inventory
+    if inventory.supervisor == "local":
+        raise ConfigError("`python -m ops local up` starts a local cluster")
+    names = [node.name for node in inventory.brokers]
+    hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
+    plan = found_playbook.plan(
+        names, go.file, view, _systemd(_known_target(view, name) for name in names), balancers=hosts
+    )
+    carry(plan, journal, go, {"names": names})
 
 
-def _journal(file: Path, word: str, name: str) -> Journal:
-    return Journal(file.parent / "journal", f"{word} {name}")
+def _fail_over(name: str, go: Go) -> None:
+    command = replace_playbook.mirrored(name, go.file, yes=go.yes)
+    click.echo(" ".join(command.argv))
+    if not go.dry_run:
+        click.echo(HostRunner(lambda line: click.echo(line, err=True)).run(command))
 
 
 def _resumed(journal: Journal, name: str) -> Target | None:
@@ -180,7 +211,15 @@ def _resumed(journal: Journal, name: str) -> Target | None:
 
 def _known_target(view: View, name: str) -> Target:
     node = view.node(name)
-    return Target(name=node.name, address=str(node.address), agent_port=node.agent.port)
+    inventory = view.inventory
+    is_local = inventory.supervisor == "local"
+    return Target(
+        name=node.name,
+        address=str(node.address),
+        agent_port=node.agent.port,
+        ssh="" if is_local else inventory.ssh_of(node),
+        sudo=bool(node.host) and inventory.host(node.host).sudo,
+    )
 
 
 def _new_target(file: Path, view: View, name: str) -> Target:
@@ -192,6 +231,16 @@ def _new_target(file: Path, view: View, name: str) -> Target:
     return Target(name=name, address=node.broker, agent_port=node.agent_port)
 
 
+def _drain(view: View, name: str, *, moves: bool, held_within_s: float) -> Drain:
+    is_local = view.inventory.supervisor == "local"
+    return Drain(
+        statistics_s=STATISTICS_LOCAL_S if is_local else STATISTICS_S,
+        delayed=_delayed(view, name),
+        moves=moves,
+        held_within_s=held_within_s,
+    )
+
+
 def _delayed(view: View, name: str) -> tuple[int, float]:
     """Nothing, where the broker cannot be asked: it may be stopped already."""
     try:
@@ -200,47 +249,13 @@ def _delayed(view: View, name: str) -> tuple[int, float]:
         return 0, 0.0
 
 
-def _nodes(file: Path, view: View) -> Supervisor:
-    inventory = view.inventory
-    if inventory.supervisor == "local":
-        return LocalNodes(file.parent)
-    return SystemdNodes({node.name: node.address.host for node in inventory.brokers})
+def _nodes(file: Path, view: View, targets: Iterable[Target]) -> Supervisor:
+    return LocalNodes(file.parent) if view.inventory.supervisor == "local" else _systemd(targets)
 
 
-def _run(
-    plan: Plan,
-    file: Path,
-    journal: Journal,
-    target: Target,
-    *,
-    dry_run: bool,
-    yes: bool,
-    undo: bool,
-) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for line in plan.lines():
-        click.echo(line)
-    if dry_run:
-        return
-    if undo and not journal.is_resumed:
-        raise OpsError(f"no unfinished run of {plan.name!r} to take back")
-    if journal.is_resumed:
-        console.print(f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps")
-    if not yes:
-        _confirm()
-    with lock.held(file.parent / "ops.lock", plan.name), console.status(plan.name) as shown:
-        if undo:
-            take_back(plan, HostRunner(), journal, say=console.print)
-            return
-        if not journal.is_resumed:
-            journal.begin({"address": target.address, "agent_port": target.agent_port})
-        carry_out(plan, HostRunner(), journal, say=console.print, show=shown.update)
-
-
-def _confirm() -> None:
-    try:
-        if click.confirm("go on?", err=True):
-            return
-    except click.Abort:
-        click.echo(err=True)
-    raise OpsError("not confirmed; nothing was done. --yes does not ask")
+def _systemd(targets: Iterable[Target]) -> SystemdNodes:
+    targets = list(targets)
+    return SystemdNodes(
+        {target.name: target.ssh for target in targets},
+        frozenset(target.name for target in targets if target.sudo),
+    )

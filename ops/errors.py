@@ -3,6 +3,9 @@
 OpsError
     LocalFault     the local cluster cannot do what was asked; one line says why
     CommandFailed  a command ended with another exit code than 0, or did not end in time
+        HostUnreachable  there is no SSH to a host: down, another address, another host key, no login
+        SudoRefused      who logs in there may not become root without a password
+    NoRoom         a host's disk has too little room to be changed
     PlanFailed     a step of a playbook failed; what was done before it is in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
     LockHeld       somebody else is changing this cluster
@@ -14,7 +17,17 @@ from collections.abc import Sequence
 
 from messagebus.errors import MessageBusError
 
-__all__ = ["CommandFailed", "LocalFault", "LockHeld", "NoAnswer", "OpsError", "PlanFailed"]
+__all__ = [
+    "CommandFailed",
+    "HostUnreachable",
+    "LocalFault",
+    "LockHeld",
+    "NoAnswer",
+    "NoRoom",
+    "OpsError",
+    "PlanFailed",
+    "SudoRefused",
+]
 
 # Lines of a failed command's output that an error shows; the whole is in its `output`.
 TAIL_LINES = 12
@@ -42,6 +55,31 @@ class CommandFailed(OpsError):
         self.exit_code = exit_code
         self.output = output
         self.host = host
+
+
+class HostUnreachable(CommandFailed):
+    """Raised when no SSH connection to a host comes about; nothing was changed there."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(("ssh",), 255, reason, host)
+        self.args = (f"{host}: no SSH: {tail(reason)}",)
+
+
+class SudoRefused(CommandFailed):
+    """Raised when a host's user may not become root without a password; nothing was changed there."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(("sudo",), 1, reason, host)
+        self.args = (f"{host}: sudo refused: {tail(reason)}; it must need no password",)
+
+
+class NoRoom(OpsError):
+    """Raised when a host's disk has too little room for what is to be written; nothing was changed there."""
+
+    def __init__(self, host: str, free_mb: int, wanted_mb: int) -> None:
+        super().__init__(
+            f"{host}: no room: {free_mb} MB are free on its disk, {wanted_mb} are wanted"
+        )
 
 
 class PlanFailed(OpsError):

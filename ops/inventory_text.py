@@ -4,30 +4,91 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 
 from ops.errors import OpsError
 
-__all__ = ["without_broker"]
+__all__ = ["broker_table", "with_broker", "with_host", "without_broker"]
 
 _TABLE = re.compile(r"^\s*\[", re.MULTILINE)
-_BROKER = re.compile(r"^\s*\[\[\s*brokers\s*\]\]", re.MULTILINE)
+_KINDS = ("mirrors", "brokers")
+_HOST = re.compile(r"^\s*host\s*=.*$", re.MULTILINE)
+
+
+def broker_table(text: str, name: str) -> str:
+    """The text of the ``[[brokers]]`` table of this name, "" when there is none."""
+    for begin, end in _tables(text, "brokers"):
+        table = text[begin:end]
+        if tomllib.loads(table)["brokers"][0].get("name") == name:
+            return table
+    return ""
+
+
+def with_broker(text: str, table: str) -> str:
+    """The same text with that table at its end; unchanged when there is one of that name.
+
+    Raises OpsError when it is not one table of a broker.
+    """
+    try:
+        (broker,) = tomllib.loads(table)["brokers"]
+        name = broker["name"]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as fault:
+        raise OpsError("not one [[brokers]] table with a name") from fault
+    known = [each.get("name") for each in tomllib.loads(text).get("brokers", [])]
+    return text if name in known else f"{text.rstrip()}\n\n{table.strip()}\n"
 
 
 def without_broker(text: str, name: str) -> str:
-    """The same text without the ``[[brokers]]`` table of this name.
+    """The same text without the ``[[brokers]]`` table of this name, and without its mirror's.
 
     Unchanged when there is none. Raises OpsError when the rest would not say the same as before.
     """
+    for kind in _KINDS:
+        text = _without(text, kind, name)
+    return text
+
+
+def _without(text: str, kind: str, name: str) -> str:
     before = tomllib.loads(text)
-    wanted = [broker for broker in before.get("brokers", []) if broker.get("name") != name]
-    if wanted == before.get("brokers", []):
+    wanted = [each for each in before.get(kind, []) if each.get("name") != name]
+    if wanted == before.get(kind, []):
         return text
-    for table in _BROKER.finditer(text):
-        follows = _TABLE.search(text, table.end())
-        end = follows.start() if follows else len(text)
-        edited = text[: table.start()] + text[end:]
-        if tomllib.loads(edited) == {**before, "brokers": wanted}:
+    for begin, end in _tables(text, kind):
+        edited = text[:begin] + text[end:]
+        if tomllib.loads(edited) == {**before, kind: wanted}:
             return edited
-        if not wanted and tomllib.loads(edited).get("brokers") is None:
+        if not wanted and tomllib.loads(edited).get(kind) is None:
             return edited
     raise OpsError(f"cannot take {name} out of the inventory by itself; edit the file")
+
+
+def with_host(text: str, name: str, host: str) -> str:
+    """The same text, with the broker of this name on this host.
+
+    Raises OpsError when the rest would not say the same as before.
+    """
+    before = tomllib.loads(text)
+    wanted = [
+        {**broker, "host": host} if broker.get("name") == name else broker
+        for broker in before.get("brokers", [])
+    ]
+    if wanted == before.get("brokers", []):
+        return text
+    line = f'host = "{host}"'
+    for begin, end in _tables(text, "brokers"):
+        table = text[begin:end]
+        if _HOST.search(table):
+            table = _HOST.sub(line, table, count=1)
+        else:
+            table = table.replace("]]", f"]]\n{line}", 1)
+        edited = text[:begin] + table + text[end:]
+        if tomllib.loads(edited) == {**before, "brokers": wanted}:
+            return edited
+    raise OpsError(f"cannot write down that {name} is on {host} by itself; edit the file")
+
+
+def _tables(text: str, kind: str) -> Iterator[tuple[int, int]]:
+    """Where each table of this kind begins and ends."""
+    for table in re.finditer(rf"^\s*\[\[\s*{kind}\s*\]\]", text, re.MULTILINE):
+        follows = _TABLE.search(text, table.end())
+        yield table.start(), follows.start() if follows else len(text)

@@ -9,14 +9,13 @@ from typing import Protocol
 from messagebus.errors import MessageBusError
 from ops import shell
 from ops.commands.paths import CHECKOUT
-from ops.errors import CommandFailed, PlanFailed
+from ops.errors import CommandFailed, NoAnswer, PlanFailed
 from ops.journal import Journal
 from ops.plan import Plan
 from ops.step import Blocked, Check, Command, Step
 
 __all__ = ["HostRunner", "Runner", "carry_out", "undo"]
 
-COMMAND_WITHIN_S = 300.0
 POLL_S = 0.25
 
 
@@ -26,12 +25,15 @@ class Runner(Protocol):
 
 
 class HostRunner:
-    """Commands without a host here, in the checkout; the others over SSH."""
+    """Commands without a host here, in the checkout; the others over SSH. show: gets what they write."""
+
+    def __init__(self, show: Callable[[str], None] = lambda line: None) -> None:
+        self._show = show
 
     def run(self, command: Command) -> str:
         if command.host:
-            return shell.run_over_ssh(command.host, command.argv, timeout_s=COMMAND_WITHIN_S)
-        return shell.run(command.argv, timeout_s=COMMAND_WITHIN_S, cwd=CHECKOUT)
+            return shell.run_over_ssh(command.host, command.argv, timeout_s=command.within_s)
+        return shell.run(command.argv, timeout_s=command.within_s, cwd=CHECKOUT, on_line=self._show)
 
 
 def carry_out(
@@ -53,10 +55,12 @@ def carry_out(
             continue
         show(step.name)
         began = time.monotonic()
-        remark = _do(step, runner, show)
+        remark, proof = _do(step, runner, show)
         took_s = time.monotonic() - began
-        journal.record(step.name, took_s)
+        journal.record(step.name, took_s, proof)
         say(f"  {took_s:5.1f} s  {step.name}{f': {remark}' if remark else ''}")
+    for proof in journal.proofs:
+        say(f"   proved  {proof}")
     journal.finish()
 
 
@@ -83,32 +87,45 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
     journal.finish()
 
 
-def _do(step: Step, runner: Runner, show: Callable[[str], None]) -> str:
-    """Returns a remark, mostly "". Raises PlanFailed."""
+def _do(step: Step, runner: Runner, show: Callable[[str], None]) -> tuple[str, str]:
+    """Returns a remark and what was proved, mostly "". Raises PlanFailed."""
+    written = remark = ""
     try:
         if step.done is None or not step.done():
             for command in step.commands:
-                runner.run(command)
-        return _wait(step, step.check, show) if step.check else ""
-    except (CommandFailed, Blocked) as fault:
+                written = runner.run(command)
+        if step.check:
+            remark = _wait(step, step.check, show)
+        proofs = [_last_line(written) if step.tells else "", step.proof() if step.proof else ""]
+    except (CommandFailed, NoAnswer, Blocked) as fault:
         raise PlanFailed(step.name, str(fault)) from fault
+    return remark, "; ".join(proof for proof in proofs if proof)
+
+
+def _last_line(written: str) -> str:
+    return next((line.strip() for line in reversed(written.splitlines()) if line.strip()), "")
 
 
 def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
-    until = time.monotonic() + step.within_s
-    while missing := _look(check):
+    began = heard = time.monotonic()
+    while True:
+        missing, silent = _look(check)
+        if not missing:
+            return ""
         show(f"{step.name}: {missing}")
-        if time.monotonic() > until:
+        now = time.monotonic()
+        heard = heard if silent else now
+        late_s = step.within_s if now - began > step.within_s else now - heard
+        if now - began > step.within_s or now - heard > step.silent_within_s:
             if step.may_fail:
                 return missing
-            raise PlanFailed(step.name, f"after {step.within_s:.0f} s: {missing}")
+            raise PlanFailed(step.name, f"after {late_s:.0f} s: {missing}")
         time.sleep(POLL_S)
-    return ""
 
 
-def _look(check: Check) -> str:
-    """A node that does not answer now may answer at the next look."""
+def _look(check: Check) -> tuple[str, bool]:
+    """What is missing, and whether that is an answer. Who does not answer now may at the next look."""
     try:
-        return check()
+        return check(), False
     except (MessageBusError, OSError) as fault:
-        return str(fault)
+        return str(fault), True

@@ -2,13 +2,20 @@
 
 Commands are argv lists; nothing is ever read by a shell here, and quoting for the shell at the far
 end of SSH happens in this file.
+
+As whom, by what key and past which host keys one gets to a host, ~/.ssh/config says, or the file that
+$MESSAGEBUS_SSH_CONFIG names. A host whose key is not known is not talked to.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import shlex
-from collections.abc import Callable, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +23,35 @@ import sh
 
 from ops.errors import CommandFailed
 
-__all__ = ["fabric_task", "run", "run_over_ssh"]
+__all__ = ["ENV_SSH_CONFIG", "Remote", "fabric_task", "forwarded", "remote", "run", "run_over_ssh"]
 
+ENV_SSH_CONFIG = "MESSAGEBUS_SSH_CONFIG"
 TIMED_OUT = -1
 NOT_FOUND = 127
 SSH_CONNECT_WITHIN_S = 10
+# For a file to be written at the far end, synced and moved.
+WRITE_WITHIN_S = 30.0
+# From the order to a process of ours to end until it is killed.
+END_WITHIN_S = 5.0
 
 
-def run(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> str:
-    """Run a command on this machine and return what it wrote.
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Run a command on this machine and return what it wrote. on_line: gets it meanwhile.
 
     Raises CommandFailed, with the whole output, for another exit code than 0 or after timeout_s.
     """
     written: list[str] = []
+
+    def wrote(line: str) -> None:
+        written.append(line)
+        on_line(line.rstrip())
+
     try:
         # sh keeps a process's last 750 bytes in its errors, so the output is kept here.
         sh.Command(argv[0])(
@@ -36,8 +59,8 @@ def run(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> st
             _timeout=timeout_s,
             _cwd=str(cwd or Path.cwd()),
             _env=dict(os.environ),
-            _out=written.append,
-            _err=written.append,
+            _out=wrote,
+            _err=wrote,
             _tty_out=False,
         )
     except sh.CommandNotFound as fault:
@@ -49,22 +72,179 @@ def run(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> st
     return "".join(written)
 
 
-def run_over_ssh(host: str, argv: Sequence[str], *, timeout_s: float) -> str:
-    """The same on another host, as whom and by what key ~/.ssh/config says."""
-    # Fabric takes half a second to import, which the local cluster need not wait for.
-    from fabric import Connection
-    from invoke.exceptions import CommandTimedOut
+class Remote:
+    """One SSH connection to a host, for several commands."""
 
+    def __init__(self, host: str, connection: Any) -> None:
+        self._host = host
+        self._connection = connection
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str:
+        """Run a command there, and return what it wrote. stdin: never shown, never kept.
+
+        Raises CommandFailed as `run`; NOT_FOUND stands for no connection, too.
+        """
+        try:
+            code, said, complained = self._exchange(shlex.join(argv), stdin.encode(), timeout_s)
+        except _ssh_faults() as fault:
+            raise CommandFailed(argv, NOT_FOUND, f"SSH: {fault}", self._host) from fault
+        if code != 0:
+            raise CommandFailed(argv, code, said + complained, self._host)
+        return said
+
+    def _exchange(self, line: str, stdin: bytes, timeout_s: float) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error. The code is TIMED_OUT when that struck.
+
+        On the connection that Fabric made, but not by its `run`: that feeds a command one letter in
+        10 ms.
+        """
+        self._connection.open()
+        channel = self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
+        deadline = threading.Timer(timeout_s, channel.close)
+        deadline.start()
+        try:
+            channel.exec_command(line)
+            with suppress(OSError):  # it may end without reading all of it
+                channel.sendall(stdin)
+                channel.shutdown_write()
+            said = channel.makefile("rb").read()
+            complained = channel.makefile_stderr("rb").read()
+            return channel.recv_exit_status(), _text(said), _text(complained)
+        finally:
+            deadline.cancel()
+            channel.close()
+
+    def write(self, path: Path, text: str, *, mode: int = 0o644) -> None:
+        """Replace a file there: a reader sees the old or the new one, and a power-off loses neither.
+
+        Raises CommandFailed; the old file stands then.
+        """
+        part = str(path.with_name(f".{path.name}.part"))
+        folder = str(path.parent)
+        for argv, stdin in (
+            (["mkdir", "-p", folder], ""),
+            (["install", "-m", f"{mode:o}", "/dev/null", part], ""),
+            (["dd", "status=none", "conv=fsync,notrunc", f"of={part}"], text),
+            (["mv", "-f", "-T", part, str(path)], ""),
+            (["sync", folder], ""),
+        ):
+            self.run(argv, timeout_s=WRITE_WITHIN_S, stdin=stdin)
+
+
+@contextmanager
+def remote(host: str) -> Iterator[Remote]:
+    """Connect to ``[user@]host[:port]`` with the first command."""
+    # Fabric takes a moment to import, which the local cluster need not wait for.
+    from fabric import Config, Connection
+    from paramiko.client import RejectPolicy
+
+    config = Config(runtime_ssh_path=os.environ.get(ENV_SSH_CONFIG))
+    with Connection(host, config=config, connect_timeout=SSH_CONNECT_WITHIN_S) as connection:
+        # Fabric would take any key of a host that it does not know yet.
+        connection.client.set_missing_host_key_policy(RejectPolicy())
+        for file in _known_hosts(connection.ssh_config):
+            with suppress(FileNotFoundError):
+                connection.client.load_host_keys(file)
+        yield Remote(host, connection)
+
+
+def run_over_ssh(host: str, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str:
+    """Run one command on another host. Raises CommandFailed as `run`."""
+    with remote(host) as there:
+        return there.run(argv, timeout_s=timeout_s, stdin=stdin)
+
+
+@contextmanager
+def forwarded(
+    host: str, socket: Path, *, lock: Path | None = None, within_s: float = 20.0
+) -> Iterator[Path]:
+    """Have a Unix socket of another host on this machine. lock: a file that is locked meanwhile.
+
+    Nothing needs to listen there. The lock goes with the connection, however that ends.
+    Raises CommandFailed when SSH or the lock is not to be had within_s.
+    """
+    argv = [*(("flock", "-w", f"{within_s:.0f}", str(lock)) if lock else ()), "cat"]
+    said, words = _Said(), queue.Queue[str | None]()
+    with tempfile.TemporaryDirectory(prefix="mb-ssh-") as folder:
+        here = Path(folder) / "socket"
+        ssh = sh.Command("ssh")(
+            *_ssh_options(),
+            *("-L", f"{here}:{socket}", f"ssh://{host}", shlex.join(argv)),
+            _in=words,
+            _out=said.heard,
+            _err=said.heard,
+            _done=said.ended,
+            _bg=True,
+            _bg_exc=False,
+            _tty_out=False,
+            _env=dict(os.environ),
+        )
+        try:
+            words.put(_Said.HELD)
+            if not said.is_held(within_s + SSH_CONNECT_WITHIN_S):
+                raise CommandFailed(argv, said.exit_code, "".join(said.lines), host)
+            yield here
+        finally:
+            words.put(None)
+            _end(ssh)
+
+
+class _Said:
+    """What the far end of a forwarded socket said: its own words, once it has come to read them."""
+
+    HELD = "held\n"
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.exit_code = TIMED_OUT
+        self._news = threading.Event()
+
+    def heard(self, line: str) -> None:
+        self.lines.append(line)
+        if line == self.HELD:
+            self._news.set()
+
+    def ended(self, _command: Any, _success: bool, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._news.set()
+
+    def is_held(self, within_s: float) -> bool:
+        self._news.wait(within_s)
+        return self.HELD in self.lines
+
+
+def _end(process: Any) -> None:
     try:
-        with Connection(host, connect_timeout=SSH_CONNECT_WITHIN_S) as connection:
-            ended = connection.run(shlex.join(argv), hide=True, warn=True, timeout=timeout_s)
-    except CommandTimedOut as fault:
-        raise CommandFailed(argv, TIMED_OUT, str(fault.result.stdout), host) from fault
-    except OSError as fault:
-        raise CommandFailed(argv, NOT_FOUND, f"SSH: {fault}", host) from fault
-    if not ended.ok:
-        raise CommandFailed(argv, ended.exited, ended.stdout + ended.stderr, host)
-    return str(ended.stdout)
+        process.wait(timeout=END_WITHIN_S)
+    except sh.TimeoutException:
+        process.kill()
+    except sh.ErrorReturnCode:
+        pass  # it was asked to end, and why it did before was told
+
+
+def _ssh_options() -> list[str]:
+    config = os.environ.get(ENV_SSH_CONFIG)
+    return [
+        *(("-F", config) if config else ()),
+        *("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_CONNECT_WITHIN_S}"),
+        *("-o", "ExitOnForwardFailure=yes", "-o", "StrictHostKeyChecking=yes"),
+    ]
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _known_hosts(settings: Any) -> list[str]:
+    """Files of host keys; paramiko does not look for them in OpenSSH's settings."""
+    named = settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
+    return [str(Path(name).expanduser()) for name in (*named, "/etc/ssh/ssh_known_hosts")]
+
+
+def _ssh_faults() -> tuple[type[Exception], ...]:
+    from paramiko.ssh_exception import SSHException
+
+    return (OSError, SSHException, EOFError)
 
 
 def fabric_task(function: Callable[..., Any]) -> Any:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Blocked", "Check", "Command", "Step"]
+__all__ = ["COMMAND_WITHIN_S", "Blocked", "Check", "Command", "Step"]
+
+COMMAND_WITHIN_S = 300.0
+# Who does not answer for so long is down or hangs: an operator must look.
+SILENT_WITHIN_S = 60.0
 
 Check = Callable[[], str]
 """Looks at the cluster: "" when what must hold does, else what is still missing. Raises Blocked."""
@@ -17,10 +21,14 @@ class Blocked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """argv: never read by a shell. host: where over SSH; "" is the operator's own machine."""
+    """argv: never read by a shell. host: where over SSH; "" is the operator's own machine.
+
+    within_s: it is ended after that.
+    """
 
     argv: tuple[str, ...]
     host: str = ""
+    within_s: float = COMMAND_WITHIN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +37,11 @@ class Step:
 
     done: whether the commands were run before, for those that are not to be repeated: a run may be
         interrupted between a command and the journal.
-    until: what `check` waits for, in words. within_s: how long it may take.
+    until: what `check` waits for, in words. within_s: how long it may take. silent_within_s: how long
+        of it those that are asked may not answer.
     may_fail: the playbook goes on when the check does not come to hold, and says so.
+    tells: the last line that its commands write is a part of what the playbook proves; so is what
+        `proof` says when the step is done.
     undo: takes the commands back, when the playbook is undone.
     is_final: there is no way back once this was begun; another playbook undoes the whole.
     """
@@ -41,6 +52,9 @@ class Step:
     until: str = ""
     check: Check | None = None
     within_s: float = 30.0
+    silent_within_s: float = SILENT_WITHIN_S
     may_fail: bool = False
+    tells: bool = False
+    proof: Callable[[], str] | None = None
     undo: tuple[Command, ...] = ()
     is_final: bool = False

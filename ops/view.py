@@ -1,12 +1,13 @@
 """What a cluster says about itself: questions to agents, management APIs and HAProxy.
 
-Only reads, apart from `hang_up`. Every question has a deadline; who does not answer is told by
+Only reads, apart from `hang_up` and `merge`. Every question has a deadline; who does not answer is told by
 NoAnswer with its name, never left out in silence.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,15 +20,17 @@ import httpx
 import consumer_lists.cluster
 import lb.inventory
 from consumer_lists import nodes
-from consumer_lists.nodes import Client
+from consumer_lists.nodes import Client, Served
 from lb.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from ops.errors import NoAnswer
 
-__all__ = ["Queue", "View"]
+__all__ = ["Connection", "Queue", "View"]
 
 TIMEOUT_S = 3.0
+# An agent brings a change about, and settles it, before it answers.
+CHANGE_TIMEOUT_S = 30.0
 # Brokers that are asked at the same time.
 PARALLEL = 16
 VHOST = "%2F"
@@ -35,11 +38,34 @@ VHOST = "%2F"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """messages: ready and unacknowledged; None while the broker has not counted them yet."""
+    """messages: ready and unacknowledged; None while the broker has not counted them yet.
+
+    unacked: those of them that were delivered and are not answered. body_bytes: of all together.
+    """
 
     name: str
     messages: int | None
     consumers: int
+    unacked: int = 0
+    body_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Of an application to one broker. name: the broker's. client: what it calls itself, or its address.
+
+    unacked: deliveries that it holds without an answer.
+    """
+
+    name: str
+    user: str
+    client: str
+    consumes: bool = False
+    unacked: int = 0
+
+    def __str__(self) -> str:
+        held = f", holds {self.unacked:,} deliveries" if self.unacked else ""
+        return f"{self.client} (user {self.user}{held})"
 
 
 class View:
@@ -70,9 +96,13 @@ class View:
 
     # Agents.
 
+    def served(self) -> list[Served]:
+        """What each agent serves, or why it does not."""
+        return nodes.served(self._cluster.nodes)
+
     def generations(self) -> dict[str, int]:
         """Which generation each agent serves, by name of the node. Raises NoAnswer."""
-        served = nodes.served(self._cluster.nodes)
+        served = self.served()
         _raise_silent({one.node: one.fault for one in served if one.served is None})
         return {one.node: one.generation for one in served}
 
@@ -87,10 +117,53 @@ class View:
         return {
             name: {
                 str(entry["wanted"]): (entry["number"], entry["origin"], entry["alive"])
-                for entry in answer.json()["entries"]
+                for entry in found["entries"]
             }
-            for name, answer in self._all("/topology")
+            for name, found in self.snapshots().items()
         }
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Each agent's whole map, as it tells it. Raises NoAnswer."""
+        return {name: answer.json() for name, answer in self._all("/topology")}
+
+    def merge(self, name: str, snapshot: Mapping[str, Any]) -> None:
+        """Tell an agent another one's map: it keeps what is newer. Raises NoAnswer when it does not."""
+        answer = self._operator(name, "/topology/merge", dict(snapshot)).json()
+        if not answer["stored"] and answer["answer"] == "no":
+            raise NoAnswer(f"agent of {name}: {answer['reason']}")
+
+    def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
+        """What of these exists otherwise on its broker, in words; "" for nothing. Raises NoAnswer."""
+        answer = self._operator(name, "/topology/try", {"wanted": wanted})
+        return str(answer.json()["mismatch"])
+
+    def want(self, items: list[dict[str, Any]]) -> str:
+        """Register these, as an application would; what came of it, in words. Raises NoAnswer."""
+        inventory = self.inventory
+        answer = _ask(
+            f"agent of {inventory.brokers[0].name}",
+            "POST",
+            f"{inventory.agent_url(inventory.brokers[0])}/topology",
+            json={"wanted": items},
+            verify=inventory.certificates(),
+            auth=(inventory.admin_user, _secret(inventory.admin_password_file)),
+            timeout_s=CHANGE_TIMEOUT_S,
+        ).json()
+        missing = ", ".join(f"{name}: {why}" for name, why in answer["missing"].items())
+        return "complete" if answer["complete"] else f"incomplete: {missing}"
+
+    def _operator(self, name: str, path: str, body: object) -> httpx.Response:
+        """A request with the operators' token, of which an agent may take longer to answer."""
+        inventory = self.inventory
+        return _ask(
+            f"agent of {name}",
+            "POST",
+            f"{inventory.agent_url(inventory.find(name))}{path}",
+            json=body,
+            verify=inventory.certificates(),
+            headers={"Authorization": f"Bearer {_secret(inventory.token_file).reveal()}"},
+            timeout_s=CHANGE_TIMEOUT_S,
+        )
 
     def settled(self, name: str) -> dict[str, Any]:
         answer: dict[str, Any] = self._agent(self.node(name), "/settled").json()
@@ -123,12 +196,14 @@ class View:
 
         Without those that belong to one connection, as each agent has one for events.
         """
-        columns = "columns=name,messages,consumers,exclusive"
+        columns = "columns=name,messages,messages_unacknowledged,message_bytes,consumers,exclusive"
         return [
             Queue(
                 name=str(found["name"]),
                 messages=found.get("messages"),
                 consumers=int(found.get("consumers", 0)),
+                unacked=int(found.get("messages_unacknowledged") or 0),
+                body_bytes=int(found.get("message_bytes") or 0),
             )
             for found in self._manage(name, "GET", f"/api/queues/{VHOST}?{columns}").json()
             if not found.get("exclusive")
@@ -140,23 +215,58 @@ class View:
         path = f"/api/queues/{VHOST}/{quote(queue, safe='')}/get"
         return bool(self._manage(name, "POST", path, json=wanted).json())
 
-    def client_connections(self, name: str) -> dict[str, bool]:
-        """Connections of applications to one broker, with whether they consume. Raises NoAnswer."""
+    def connections(self, name: str) -> list[Connection]:
+        """Those of applications to one broker, as its statistics have them. Raises NoAnswer."""
         inventory = self.inventory
         ours = (inventory.admin_user, inventory.balancer.probe_user)
-        columns = "columns=name,user"
-        connections = self._manage(name, "GET", f"/api/connections?{columns}").json()
+        columns = "columns=name,user,client_properties,peer_host,peer_port"
+        known = self._manage(name, "GET", f"/api/connections?{columns}").json()
         consumers = self._manage(name, "GET", "/api/consumers").json()
         consuming = {found["channel_details"].get("connection_name") for found in consumers}
-        return {
-            str(found["name"]): found["name"] in consuming
-            for found in connections
+        held = self._held(name)
+        return [
+            Connection(
+                name=str(found["name"]),
+                user=str(found.get("user", "")),
+                client=_client(found),
+                consumes=found["name"] in consuming,
+                unacked=held[str(found["name"])],
+            )
+            for found in known
             if found.get("user") not in ours
-        }
+        ]
+
+    def _held(self, name: str) -> Counter[str]:
+        """Deliveries without an answer, by connection."""
+        columns = "columns=connection_details,messages_unacknowledged"
+        held = Counter[str]()
+        for found in self._manage(name, "GET", f"/api/channels?{columns}").json():
+            details = found.get("connection_details") or {}
+            held[str(details.get("name"))] += int(found.get("messages_unacknowledged") or 0)
+        return held
+
+    def overview(self, name: str) -> dict[str, Any]:
+        """Of one broker: its version, its own name. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", "/api/overview").json()
+        return answer
+
+    def resources(self, name: str) -> dict[str, Any]:
+        """Of one broker: memory, disk, and their alarms. Raises NoAnswer."""
+        found = self._manage(name, "GET", "/api/nodes").json()
+        return dict(found[0]) if found else {}
+
+    def definitions(self, name: str) -> dict[str, Any]:
+        """All that one broker was told to have, with hashes of passwords. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", "/api/definitions").json()
+        return answer
+
+    def define(self, name: str, definitions: Mapping[str, Any]) -> None:
+        """Have one broker make these, too. Raises NoAnswer."""
+        self._manage(name, "POST", "/api/definitions", json=dict(definitions), fine=(200, 201, 204))
 
     def counts(self, name: str) -> tuple[int, int]:
         """Messages published to and acknowledged from one broker since its start."""
-        stats = self._manage(name, "GET", "/api/overview").json().get("message_stats", {})
+        stats = self.overview(name).get("message_stats", {})
         return int(stats.get("publish", 0)), int(stats.get("ack", 0))
 
     def hang_up(self, name: str, connection: str) -> None:
@@ -185,6 +295,13 @@ class View:
         )
 
 
+def _client(connection: Mapping[str, Any]) -> str:
+    properties = connection.get("client_properties") or {}
+    address = f"{connection.get('peer_host', '?')}:{connection.get('peer_port', '?')}"
+    named = properties.get("connection_name") or properties.get("product")
+    return f"{named} at {address}" if named else address
+
+
 def _raise_silent(faults: Mapping[str, str]) -> None:
     for name, fault in faults.items():
         raise NoAnswer(f"agent of {name}: {fault}")
@@ -203,6 +320,8 @@ def _ask(
     auth: tuple[str, Secret] | None = None,
     fine: tuple[int, ...] = (200,),
     verify: ssl.SSLContext | bool = True,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> httpx.Response:
     try:
         answer = httpx.request(
@@ -210,9 +329,10 @@ def _ask(
             url,
             json=json,
             auth=(auth[0], auth[1].reveal()) if auth else None,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             trust_env=False,
             verify=verify,
+            headers=headers,
         )
     except httpx.HTTPError as fault:
         raise NoAnswer(f"{who} does not answer ({type(fault).__name__})") from fault

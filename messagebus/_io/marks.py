@@ -76,15 +76,16 @@ def copied(
     entry: bool,
     stamp_ms: int,
     without: Callable[[str], bool] = _none,
+    expires: bool = False,
 ) -> bytes:
     """The properties of a copy. marks: our headers, in place of those of the same names.
 
     message_id, stamp_ms: for one that bears none. entry: what is copied came in a batch. without: names
-    of headers that are left out as well.
+    of headers that are left out as well. expires: how long it may wait unread is kept, and begins anew.
     """
     found = _spans(raw)
     for flag in list(found):
-        if flag & _LEFT_OUT:
+        if flag & _LEFT_OUT and not (expires and flag == EXPIRATION):
             del found[flag]
     if entry and CONTENT_TYPE not in found:
         found[CONTENT_TYPE] = _short(BINARY)

@@ -19,7 +19,10 @@ __all__ = ["AgentConfig"]
 
 EPMD_PORT = 4369
 _TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
-_OPTIONAL = ("management", "data_dir", "node_name", "cookie_file", "erl_call", *_TLS_FILES)
+_OPTIONAL = (
+    *("management", "data_dir", "node_name", "cookie_file", "erl_call", "mirror_device"),
+    *_TLS_FILES,
+)
 _NOT_TEXT = {"epmd_port": int, "tls": bool}
 _ADDRESSES = ("broker", "http", "check", "management")
 
@@ -35,6 +38,7 @@ class AgentConfig:
     queues of an earlier life of the same name are seen).
     node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
     takes seconds. data_dir: the broker's data folder, whose file system is synced.
+    mirror_device: of DRBD, ``/dev/drbd0``, whose state is shown to monitoring; "" for none.
     tls: the broker is dialled, the other agents are asked and requests are served with TLS; who asks
     shows a certificate. tls_ca_file, tls_cert_file, tls_key_file: as `messagebus.tls.TlsFiles`.
     """
@@ -53,6 +57,7 @@ class AgentConfig:
     epmd_port: int = EPMD_PORT
     cookie_file: str = ""
     erl_call: str = ""
+    mirror_device: str = ""
     tls: bool = False
     tls_ca_file: str = ""
     tls_cert_file: str = ""

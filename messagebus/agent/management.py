@@ -6,6 +6,7 @@ connection stands still during the alarm: the agent's link must go on declaring.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from messagebus.agent.config import AgentConfig
 from messagebus.errors import ConfigError
 from messagebus.topology import BORN
 
-__all__ = ["Management", "ManagementUnavailable"]
+__all__ = ["Load", "Management", "ManagementUnavailable", "Room"]
 
 # 100 queues were listed in 11 to 13 ms.
 TIMEOUT_S = 3.0
@@ -23,6 +24,26 @@ TIMEOUT_S = 3.0
 
 class ManagementUnavailable(Exception):
     """Raised when the management API gives no usable answer; ask again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One queue. messages: ready or unacknowledged. departed: acknowledged since the broker's start."""
+
+    queue: str
+    messages: int
+    consumers: int
+    departed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """An alarm is raised below disk_limit_bytes of free disk, and above memory_limit_bytes of memory."""
+
+    disk_free_bytes: int
+    disk_limit_bytes: int
+    memory_used_bytes: int
+    memory_limit_bytes: int
 
 
 class Management:
@@ -72,6 +93,30 @@ class Management:
         except (ValueError, KeyError, TypeError) as fault:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
 
+    async def loads(self) -> list[Load]:
+        """Durable queues that are shared, as the statistics have them: up to an interval (5 s) old."""
+        columns = "name,durable,exclusive,messages,consumers,message_stats"
+        answer = await self._get(f"/api/queues/%2F?columns={columns}")
+        try:
+            return [_load(queue) for queue in answer.json() if _is_shared(queue)]
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
+
+    async def room(self) -> Room:
+        """What the broker has left of its disk and its memory, by its own limits."""
+        columns = "disk_free,disk_free_limit,mem_used,mem_limit"
+        answer = await self._get(f"/api/nodes?columns={columns}")
+        try:
+            (node,) = answer.json()
+            return Room(
+                disk_free_bytes=int(node["disk_free"]),
+                disk_limit_bytes=int(node["disk_free_limit"]),
+                memory_used_bytes=int(node["mem_used"]),
+                memory_limit_bytes=int(node["mem_limit"]),
+            )
+        except (ValueError, KeyError, TypeError) as fault:
+            raise ManagementUnavailable(f"not one node: {fault!r}") from fault
+
     async def alarm(self) -> str:
         """The alarm of this broker in words, "" for none."""
         answer = await self._get("/api/health/checks/local-alarms", may_be=503)
@@ -96,6 +141,21 @@ class Management:
         if answer.status_code not in (200, may_be):
             raise ManagementUnavailable(f"HTTP {answer.status_code}")
         return answer
+
+
+def _is_shared(queue: dict[str, Any]) -> bool:
+    """And counted: a queue that was made just now is not yet."""
+    return bool(queue["durable"] and not queue.get("exclusive") and "messages" in queue)
+
+
+def _load(queue: dict[str, Any]) -> Load:
+    stats = queue.get("message_stats", {})
+    return Load(
+        queue=queue["name"],
+        messages=int(queue["messages"]),
+        consumers=int(queue.get("consumers", 0)),
+        departed=sum(int(stats.get(key, 0)) for key in ("ack", "deliver_no_ack", "get_no_ack")),
+    )
 
 
 def _born(arguments: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,12 +17,16 @@ PREFIX = "messagebus_agent_"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. counter: it only grows while the agent runs."""
+    """One number. counter: it only grows while the agent runs. queue: that it is about, "" for none.
+
+    Figures of one name stand together.
+    """
 
     name: str
     help: str
     value: float
     counter: bool = False
+    queue: str = ""
 
 
 class Metrics:
@@ -46,8 +51,12 @@ class _Figures(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        for figure in self._figures():
-            kind = CounterMetricFamily if figure.counter else GaugeMetricFamily
-            family = kind(PREFIX + figure.name, figure.help, labels=["broker"])
-            family.add_metric([self._broker], figure.value)
+        for _name, same in itertools.groupby(self._figures(), key=lambda figure: figure.name):
+            first, *more = same
+            kind = CounterMetricFamily if first.counter else GaugeMetricFamily
+            labels = ["broker", "queue"] if first.queue else ["broker"]
+            family = kind(PREFIX + first.name, first.help, labels=labels)
+            for figure in (first, *more):
+                values = [self._broker, figure.queue] if figure.queue else [self._broker]
+                family.add_metric(values, figure.value)
             yield family

@@ -28,10 +28,12 @@ from messagebus.agent.config import AgentConfig, read_secret
 from messagebus.agent.counting import Counting
 from messagebus.agent.expiry import Expiry
 from messagebus.agent.listfile import ListFile
+from messagebus.agent.loads import Loads
 from messagebus.agent.login import Login
 from messagebus.agent.losses import Loss
 from messagebus.agent.management import Management, ManagementUnavailable
 from messagebus.agent.metrics import Figure, Metrics
+from messagebus.agent.mirror import figures_of_mirror
 from messagebus.agent.peers import Peers
 from messagebus.agent.store import Store
 from messagebus.agent.topology import Topology
@@ -76,6 +78,7 @@ class Service:
         self.lists = ListFile(config.list_file)
         self.clients = Clients()
         self._management = Management(config)
+        self._loads = Loads(self._management)
         self._tls = config.tls_files if config.tls else None
         self._peers = Peers(config.address.name, tls=self._tls)
         self.upkeep = Upkeep(
@@ -140,6 +143,7 @@ class Service:
             self.upkeep.run(),
             self.expiry.run(),
             self._watch_alarms(),
+            self._loads.watch(_now_ms),
             self._write_reports(),
             self._tell_verdicts(),
             self._renew_certificates(),
@@ -286,6 +290,9 @@ class Service:
         register, current = topology.register, self.lists.current
         kind = self.verdict().kind
         alive = sum(entry.alive for entry in register.entries.values())
+        clients = self.clients.living(_now_ms())
+        generation = current.generation if current else -1
+        behind = sum(client.applied < generation for client in clients)
         return [
             Figure("ready", "1 while publishes are welcome.", kind is VerdictKind.READY),
             Figure("draining", "1 while operators drain the broker.", bool(condition.draining)),
@@ -298,9 +305,10 @@ class Service:
             Figure("events_proven", "1 when the broker's events arrive.", upkeep.events_proven),
             Figure("entries_alive", "Wanted topics, queues and subscriptions.", alive),
             Figure("tombstones", "Deleted names remembered.", len(register.entries) - alive),
-            Figure("list_generation", "Of the list served.", current.generation if current else -1),
+            Figure("list_generation", "Of the list served.", generation),
             Figure("list_faults", "Bad list files seen.", self.lists.faults, True),
-            Figure("clients", "Clients that ask here.", len(self.clients.living(_now_ms()))),
+            Figure("clients", "Clients that ask here.", len(clients)),
+            Figure("clients_behind", "Of them, with an older list than this.", behind),
             Figure("lost", "Queues, bindings, exchanges that vanished.", upkeep.losses.total, True),
             Figure("dials", "AMQP links dialled.", upkeep.dials, True),
             Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
@@ -311,6 +319,8 @@ class Service:
             Figure("changes_incomplete", "Of them.", topology.changes_incomplete, True),
             Figure("pulls", "Questions to peers.", self._peers.pulls, True),
             Figure("pulls_failed", "Of them.", self._peers.pulls_failed, True),
+            *self._loads.figures(),
+            *figures_of_mirror(self._config.mirror_device),
         ]
 
 

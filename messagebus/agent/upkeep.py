@@ -67,6 +67,10 @@ class NotBroughtAbout(TopologyError):
     """Raised when the broker does not have the map now; it is tried again by itself."""
 
 
+class StillReading(NotBroughtAbout):
+    """Raised while the broker reads its queues from disk, which every boot does."""
+
+
 class Upkeep:
     """The broker's side of one agent. Runs on one loop.
 
@@ -333,6 +337,8 @@ class Upkeep:
             try:
                 await self.bring_about()
                 self.fault = ""
+            except StillReading as fault:
+                self.fault = str(fault)  # `recovery` has told it
             except (NotBroughtAbout, ManagementUnavailable) as fault:
                 self._tell_fault(str(fault))
             if time.monotonic() >= audit_at_s:
@@ -376,7 +382,7 @@ class Upkeep:
                 raise NotBroughtAbout("queues vanish as fast as they are made")
             if may_open(self.condition):
                 if not await self.recovery.has_leaders():
-                    raise NotBroughtAbout("queues are read from disk: they have no leader yet")
+                    raise StillReading("queues are read from disk: they have no leader yet")
                 # Should the answer be lost, it may be open all the same.
                 self._gate_open = None
                 await control.open_gate()

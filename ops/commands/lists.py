@@ -7,7 +7,7 @@ from pathlib import Path
 from ops.commands.paths import kit
 from ops.step import Command
 
-__all__ = ["add", "drain", "push", "ready", "remove"]
+__all__ = ["add", "drain", "push", "ready", "recover", "remove"]
 
 
 def add(inventory: Path, address: str, *, agent_port: int) -> Command:
@@ -30,6 +30,11 @@ def remove(inventory: Path, address: str) -> Command:
 def push(inventory: Path) -> Command:
     """Ends well only when every agent of the inventory serves the list."""
     return _lists(inventory, "push")
+
+
+def recover(inventory: Path) -> Command:
+    """The same after a disaster, under a generation above all that anybody knows."""
+    return _lists(inventory, "push", "--recover")
 
 
 def _lists(inventory: Path, *words: str) -> Command:

@@ -16,6 +16,16 @@ __all__ = ["LocalNodes", "Supervisor", "SystemdNodes"]
 
 BROKER_UNIT = "rabbitmq-server"
 AGENT_UNIT = "messagebus-agent"
+# What a node has learned: nothing of it is any good for an empty broker.
+STATES = ("/var/lib/rabbitmq/mnesia", "/var/lib/messagebus")
+APT = (
+    *("env", "DEBIAN_FRONTEND=noninteractive"),
+    *("apt-get", "--yes", "--allow-downgrades", "-o", "Dpkg::Options::=--force-confold"),
+)
+INSTALL_WITHIN_S = 900.0
+AGENT_USER = "messagebus"
+PROGRAM = "/opt/messagebus/current"
+BALANCER_UNIT = "haproxy"
 
 
 class Supervisor(Protocol):
@@ -27,6 +37,7 @@ class Supervisor(Protocol):
     def start_agent(self, name: str) -> tuple[Command, ...]: ...
     def stop_agent(self, name: str) -> tuple[Command, ...]: ...
     def forget(self, name: str) -> tuple[Command, ...]: ...
+    def reinstall(self, name: str, version: str) -> tuple[Command, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +64,23 @@ class LocalNodes:
     def forget(self, name: str) -> tuple[Command, ...]:
         return self._local("forget", name)
 
+    def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
+        """Of the version that is installed on this machine."""
+        return (*self._local("forget", name), *self._local("provision", name))
+
     def _local(self, word: str, name: str) -> tuple[Command, ...]:
         return (kit("ops", "local", word, name, "--dir", str(self.dir)),)
 
 
 @dataclass(frozen=True, slots=True)
 class SystemdNodes:
-    """hosts: name of the node to its host. The host is installed before, and wiped after, by hand."""
+    """hosts: name of the node to its host, which is installed before, and wiped after, by hand.
+
+    sudo: nodes where who logs in is not root.
+    """
 
     hosts: dict[str, str]
+    sudo: frozenset[str] = frozenset()
 
     def provision(self, name: str) -> tuple[Command, ...]:
         return ()
@@ -81,5 +100,28 @@ class SystemdNodes:
     def forget(self, name: str) -> tuple[Command, ...]:
         return ()
 
+    def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
+        """Broker and agent are stopped. The package's own user and folders stay, what is in them goes."""
+        host, root = self.hosts[name], self._root(name)
+        package = f"rabbitmq-server={version}" if version else "rabbitmq-server"
+        return (
+            *(Command((*root, "find", each, "-mindepth", "1", "-delete"), host) for each in STATES),
+            Command((*root, *APT, "install", package), host, within_s=INSTALL_WITHIN_S),
+        )
+
+    def genesis(self, name: str) -> tuple[Command, ...]:
+        """The agent's first start, in the life of a cluster that has none."""
+        script = f"from messagebus.agent import genesis; genesis({STATES[1]!r})"
+        program = ("env", f"PYTHONPATH={PROGRAM}", "python3", "-P", "-c", script)
+        argv = ("runuser", "-u", AGENT_USER, "--", *program)
+        return (Command((*self._root(name), *argv), self.hosts[name]),)
+
+    def start_balancer(self, host: str) -> Command:
+        """host: how it is reached. Anew, where it runs: it reads its files."""
+        return Command(("systemctl", "restart", BALANCER_UNIT), host)
+
     def _systemctl(self, word: str, unit: str, name: str) -> tuple[Command, ...]:
-        return (Command(("systemctl", word, unit), self.hosts[name]),)
+        return (Command((*self._root(name), "systemctl", word, unit), self.hosts[name]),)
+
+    def _root(self, name: str) -> tuple[str, ...]:
+        return ("sudo", "-n", "--") if name in self.sudo else ()

@@ -192,14 +192,15 @@ class LocalCluster:
             layout.node(name).list_file.write_text(layout.list_file.read_text())
 
     def forget(self, name: str) -> None:
-        """Take a stopped node out of the inventory and remove its folder."""
+        """Take a stopped node out of the inventory and remove its folder; again does no harm."""
         with self._lock():
             layout = self.layout
-            node = layout.node(name)
+            folder = layout.with_node(name).node(name).dir
             if self._find(name) or self._find(agent_part(name)):
                 raise LocalFault(f"{name} still runs")
-            self._save(layout.without_node(name))
-            shutil.rmtree(node.dir)
+            if name in self.names:
+                self._save(layout.without_node(name))
+            shutil.rmtree(folder, ignore_errors=True)
 
     # -- what there is
 

@@ -27,7 +27,7 @@ from ops.playbooks.target import Target
 from ops.step import Step
 from ops.view import View
 
-__all__ = ["plan"]
+__all__ = ["joined", "listed", "plan", "ready", "started"]
 
 BOOT_WITHIN_S = 120.0
 TOPOLOGY_WITHIN_S = 120.0
@@ -38,84 +38,122 @@ PUBLISHES_WITHIN_S = 10.0
 
 def plan(target: Target, inventory: Path, view: View, nodes: Supervisor) -> Plan:
     """Steps that bring a broker in. nodes: how it is started where it runs."""
-    name, address = target.name, target.address
+    name = target.name
+    made = Step(
+        name=f"make node {name}",
+        commands=nodes.provision(name),
+        until="it is in the inventory",
+        check=lambda: "" if view.node(name) else "it is not",
+        undo=nodes.forget(name),
+    )
     return Plan(
         name=f"add {name}",
         steps=(
-            Step(
-                name=f"make node {name}",
-                commands=nodes.provision(name),
-                until="it is in the inventory",
-                check=lambda: "" if view.node(name) else "it is not",
-                undo=nodes.forget(name),
-            ),
-            Step(
-                name=f"start broker {name}",
-                commands=nodes.start_broker(name),
-                until="it answers",
-                check=checks.answers(view, name),
-                within_s=BOOT_WITHIN_S,
-                undo=nodes.stop_broker(name),
-            ),
-            Step(
-                name=f"start the agent of {name}",
-                commands=nodes.start_agent(name),
-                undo=nodes.stop_agent(name),
-            ),
-            Step(
-                name=f"tell {name} of the others",
-                commands=(lists.push(inventory),),
-                until="every agent serves the list as it is",
-                check=checks.agents_serve_the_list(view),
-            ),
-            Step(
-                name=f"hold publishers back from {name}",
-                commands=(balancer.hold(inventory, name),),
-                until="its agent says so",
-                check=checks.holds_back(view, name),
-            ),
-            Step(
-                name=f"bring the topology to {name}",
-                until="everything is there and settled, and the gate is open",
-                check=checks.topology_is_there(view, name),
-                within_s=TOPOLOGY_WITHIN_S,
-            ),
-            Step(
-                name=f"list {name}",
-                commands=(lists.add(inventory, address, agent_port=target.agent_port),),
-                done=lambda: address in view.listed.names,
-                undo=(lists.remove(inventory, address), lists.push(inventory)),
-            ),
-            Step(
-                name="bring the list to every agent",
-                commands=(lists.push(inventory),),
-                until="every agent serves it",
-                check=checks.agents_serve_the_list(view),
-            ),
-            Step(
-                name="wait for the clients",
-                until="all have applied the list, and consume there what they consume elsewhere",
-                check=checks.applied_and_attached(view, name),
-                within_s=CLIENTS_WITHIN_S,
-            ),
-            Step(
-                name=f"compare the topology of {name} with the others",
-                until="its agent knows whatever any agent knows",
-                check=checks.knows_the_topology(view, name),
-            ),
-            Step(
-                name=f"send publishers to {name}",
-                commands=(balancer.apply(inventory), balancer.ready(inventory, name)),
-                until="its gate is open and its agent says ready",
-                check=checks.welcomes(view, name),
-                is_final=True,
-            ),
-            Step(
-                name="verify that publishes arrive and are consumed",
-                until="both are seen",
-                check=checks.publishes_arrive(view, name),
-                within_s=PUBLISHES_WITHIN_S,
-                may_fail=True,
-            ),
+            made,
+            *started(name, view, nodes),
+            *joined(target, inventory, view),
+            *listed(target, inventory, view),
+            *ready(name, inventory, view),
+        ),
+    )
+
+
+def started(name: str, view: View, nodes: Supervisor) -> tuple[Step, ...]:
+    """Broker and agent run."""
+    return (
+        Step(
+            name=f"start broker {name}",
+            commands=nodes.start_broker(name),
+            until="it answers",
+            check=checks.answers(view, name),
+            within_s=BOOT_WITHIN_S,
+            silent_within_s=BOOT_WITHIN_S,
+            undo=nodes.stop_broker(name),
+        ),
+        Step(
+            name=f"start the agent of {name}",
+            commands=nodes.start_agent(name),
+            undo=nodes.stop_agent(name),
+        ),
+    )
+
+
+def joined(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
+    """It has all that is wanted, and takes no publishes yet."""
+    name = target.name
+    return (
+        Step(
+            name=f"tell {name} of the others",
+            commands=(lists.push(inventory),),
+            until="every agent serves the list as it is",
+            check=checks.agents_serve_the_list(view),
+        ),
+        Step(
+            name=f"hold publishers back from {name}",
+            commands=(balancer.hold(inventory, name),),
+            until="its agent says so",
+            check=checks.holds_back(view, name),
+        ),
+        topology(name, view),
+    )
+
+
+def topology(name: str, view: View) -> Step:
+    return Step(
+        name=f"bring the topology to {name}",
+        until="everything is there and settled, and the gate is open",
+        check=checks.topology_is_there(view, name),
+        within_s=TOPOLOGY_WITHIN_S,
+        proof=lambda: f"{len(view.settled(name)['queues'])} queues of {name} are settled",
+    )
+
+
+def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
+    """Every client knows it, and consumes there what it consumes elsewhere."""
+    name, address = target.name, target.address
+    return (
+        Step(
+            name=f"put {name} on the list",
+            commands=(lists.add(inventory, address, agent_port=target.agent_port),),
+            done=lambda: address in view.listed.names,
+            undo=(lists.remove(inventory, address), lists.push(inventory)),
+        ),
+        Step(
+            name=f"bring the list with {name} to every agent",
+            commands=(lists.push(inventory),),
+            until="every agent serves it",
+            check=checks.agents_serve_the_list(view),
+        ),
+        Step(
+            name=f"wait for the clients at {name}",
+            until="all have applied the list, and consume there what they consume elsewhere",
+            check=checks.applied_and_attached(view, name),
+            within_s=CLIENTS_WITHIN_S,
+            proof=lambda: checks.clients_told(view),
+        ),
+        Step(
+            name=f"compare the topology of {name} with the others",
+            until="its agent knows whatever any agent knows",
+            check=checks.knows_the_topology(view, name),
+        ),
+    )
+
+
+def ready(name: str, inventory: Path, view: View) -> tuple[Step, ...]:
+    """Publishers come."""
+    return (
+        Step(
+            name=f"send publishers to {name}",
+            commands=(balancer.apply(inventory), balancer.ready(inventory, name)),
+            until="its gate is open and its agent says ready",
+            check=checks.welcomes(view, name),
+            is_final=True,
+        ),
+        Step(
+            name=f"verify that publishes arrive at {name} and are consumed",
+            until="both are seen",
+            check=checks.publishes_arrive(view, name),
+            within_s=PUBLISHES_WITHIN_S,
+            may_fail=True,
         ),
     )

@@ -8,121 +8,70 @@ The order is part of the correctness:
    Connections are in the statistics late, too: "nobody" is looked at twice.
 3. With nobody publishing, the consumers empty it, and delayed messages come out when their time
    comes. Counts show the past, so "empty" is looked at twice, more than one statistics interval
-   apart, and then tried with a basic.get.
-4. The list names it no more; consumers let go. Nothing that they gave back may be left behind, so
-   it is looked at again.
+   apart, and then tried with a basic.get. Whoever keeps deliveries without an answer for too long is
+   hung up on: another worker gets them.
+4. The list names it no more; consumers let go. A client that does not is hung up on. Nothing that
+   they gave back may be left behind, so it is looked at again.
+   What nobody reads, is parked or delayed goes to the other brokers only now (`moves`): nobody is there any
+   more who could take it meanwhile.
 5. The balancer forgets it, and it is stopped.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ops import checks
 from ops.commands import balancer, lists
 from ops.commands.paths import kit
 from ops.commands.supervise import Supervisor
+from ops.emptying import HELD_WITHIN_S, Emptying, in_words
 from ops.plan import Plan
 from ops.playbooks.target import Target
-from ops.step import Step
+from ops.step import Command, Step
 from ops.view import View
 
-__all__ = ["plan"]
+__all__ = ["Drain", "drained", "plan", "released", "see_that_nothing_is_left", "unpublished"]
 
 # Publishers that follow the list move within a second or two; others renew after minutes.
 LEAVE_WITHIN_S = 15.0
 HANG_UP_WITHIN_S = 30.0
 EMPTY_WITHIN_S = 3600.0
 CLIENTS_WITHIN_S = 120.0
+# A broker's disk full of messages, at a few thousand a second.
+MOVE_WITHIN_S = 6 * 3600.0
 
 
-def plan(
-    target: Target,
-    inventory: Path,
-    view: View,
-    nodes: Supervisor,
-    *,
-    statistics_s: float,
-    delayed: tuple[int, float] = (0, 0.0),
-) -> Plan:
-    """Steps that take a broker out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """How a broker is emptied.
 
     statistics_s: how far its counts may lag. delayed: how many delayed messages it has now, and for how
-    many seconds at most they wait.
+    many seconds at most they wait. moves: what nobody takes goes to the other brokers. held_within_s: how
+    long deliveries may be kept without an answer.
     """
-    name, address = target.name, target.address
-    where = ("--inventory", str(inventory))
+
+    statistics_s: float
+    delayed: tuple[int, float] = (0, 0.0)
+    moves: bool = False
+    held_within_s: float = HELD_WITHIN_S
+
+
+def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain) -> Plan:
+    """Steps that take a broker out."""
+    name = target.name
     return Plan(
         name=f"remove {name}",
         steps=(
-            Step(
-                name=f"mark {name} as draining in the list",
-                commands=(lists.drain(inventory, address),),
-                done=lambda: _is_draining(view, address),
-                # While the list says draining, so does the agent.
-                undo=(
-                    lists.ready(inventory, address),
-                    lists.push(inventory),
-                    balancer.ready(inventory, name),
-                ),
-            ),
-            Step(
-                name="bring that list to every agent",
-                commands=(lists.push(inventory),),
-                until="every agent serves it",
-                check=checks.agents_serve_the_list(view),
-            ),
-            Step(
-                name=f"send no publishers to {name}",
-                commands=(balancer.drain(inventory, name),),
-            ),
-            Step(
-                name=f"wait for publishers to leave {name}",
-                until="nobody is connected who may publish, looked at twice",
-                check=checks.left_by_publishers(view, name, interval_s=statistics_s),
-                within_s=LEAVE_WITHIN_S,
-                may_fail=True,
-            ),
-            Step(
-                name=f"hang up on the publishers that are left on {name}",
-                commands=(kit("ops", "hangup", name, *where),),
-                until="nobody is connected who may publish, looked at twice",
-                check=checks.left_by_publishers(view, name, interval_s=statistics_s),
-                within_s=HANG_UP_WITHIN_S,
-            ),
-            Step(
-                name=f"wait until {name} is empty",
-                until=_empty(*delayed),
-                check=checks.Emptying(view, name, interval_s=statistics_s),
-                within_s=EMPTY_WITHIN_S + delayed[1],
-            ),
-            Step(
-                name=f"take {name} off the list",
-                commands=(lists.remove(inventory, address),),
-                done=lambda: address not in view.listed.names,
-                is_final=True,
-            ),
-            Step(
-                name=f"bring the list without {name} to every agent",
-                commands=(lists.push(inventory),),
-                until="every agent serves it",
-                check=checks.agents_serve_the_list(view),
-            ),
-            Step(
-                name=f"wait for the clients to let go of {name}",
-                until="all have applied the list, and none is connected there",
-                check=checks.left_by_clients(view, name, interval_s=statistics_s),
-                within_s=CLIENTS_WITHIN_S,
-            ),
-            Step(
-                name=f"see that nothing is left on {name}",
-                until="every queue is empty, counted twice and tried",
-                check=checks.Emptying(view, name, interval_s=statistics_s),
-            ),
+            *unpublished(target, inventory, view, how),
+            *drained(target, inventory, view, how),
+            *released(target, inventory, view, how),
+            see_that_nothing_is_left(target, inventory, view, how),
             Step(
                 name=f"take {name} out of the balancer",
                 commands=(
-                    kit("ops", "inventory", "drop", name, *where),
+                    _ops("inventory", "drop", name, inventory=inventory),
                     balancer.apply(inventory),
                 ),
             ),
@@ -133,11 +82,150 @@ def plan(
     )
 
 
-def _empty(delayed: int, longest_s: float) -> str:
+def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
+    """Nobody publishes to it any more; whoever consumes goes on."""
+    name, address = target.name, target.address
+    left = "nobody is connected who may publish, looked at twice"
+    have_left = checks.left_by_publishers(view, name, interval_s=how.statistics_s)
+    return (
+        Step(
+            name=f"mark {name} as draining in the list",
+            commands=(lists.drain(inventory, address),),
+            done=lambda: _is_draining(view, address),
+            # While the list says draining, so does the agent.
+            undo=(
+                lists.ready(inventory, address),
+                lists.push(inventory),
+                balancer.ready(inventory, name),
+            ),
+        ),
+        Step(
+            name=f"bring the list that drains {name} to every agent",
+            commands=(lists.push(inventory),),
+            until="every agent serves it",
+            check=checks.agents_serve_the_list(view),
+        ),
+        Step(
+            name=f"send no publishers to {name}",
+            commands=(balancer.drain(inventory, name),),
+        ),
+        Step(
+            name=f"wait for publishers to leave {name}",
+            until=left,
+            check=have_left,
+            within_s=LEAVE_WITHIN_S,
+            may_fail=True,
+        ),
+        Step(
+            name=f"hang up on the publishers that are left on {name}",
+            commands=(_ops("hangup", name, inventory=inventory),),
+            until=left,
+            check=have_left,
+            within_s=HANG_UP_WITHIN_S,
+            tells=True,
+        ),
+    )
+
+
+def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
+    """Its consumers have emptied it, or as far as they will."""
+    name = target.name
+    emptying = Emptying(
+        view,
+        name,
+        interval_s=how.statistics_s,
+        moves=how.moves,
+        may_be_held=True,
+        held_within_s=how.held_within_s,
+    )
+    wait = Step(
+        name=f"wait until {name} is empty",
+        until=_empty(how),
+        check=emptying,
+        within_s=EMPTY_WITHIN_S + (0.0 if how.moves else how.delayed[1]),
+        proof=emptying.taken,
+    )
+    close = Step(
+        name=f"hang up on whoever keeps deliveries of {name} without an answer",
+        commands=(_ops("hangup", name, "--holding", inventory=inventory),),
+        done=lambda: not emptying.is_held,
+        tells=True,
+    )
+    if how.moves:
+        return wait, close
+    strictly = Emptying(view, name, interval_s=how.statistics_s, held_within_s=how.held_within_s)
+    again = Step(
+        name=f"wait until others have taken what was given back on {name}",
+        until="every queue is empty, counted twice and tried",
+        check=strictly,
+        within_s=EMPTY_WITHIN_S + how.delayed[1],
+    )
+    return wait, close, again
+
+
+def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
+    """No client is connected to it any more."""
+    name, address = target.name, target.address
+    nobody = checks.nobody_is_connected(view, name, interval_s=how.statistics_s)
+    return (
+        Step(
+            name=f"take {name} off the list",
+            commands=(lists.remove(inventory, address),),
+            done=lambda: address not in view.listed.names,
+            is_final=True,
+        ),
+        Step(
+            name=f"bring the list without {name} to every agent",
+            commands=(lists.push(inventory),),
+            until="every agent serves it",
+            check=checks.agents_serve_the_list(view),
+        ),
+        Step(
+            name=f"wait for the clients to let go of {name}",
+            until="all have applied the list, and none is connected there",
+            check=checks.left_by_clients(view, nobody),
+            within_s=CLIENTS_WITHIN_S,
+            may_fail=True,
+            proof=lambda: checks.clients_told(view),
+        ),
+        Step(
+            name=f"hang up on the clients that are left on {name}",
+            commands=(_ops("hangup", name, "--all", inventory=inventory),),
+            until="no client is connected, looked at twice",
+            check=nobody,
+            within_s=HANG_UP_WITHIN_S,
+            tells=True,
+        ),
+    )
+
+
+def see_that_nothing_is_left(target: Target, inventory: Path, view: View, how: Drain) -> Step:
+    """And move what is, when it is to be."""
+    name = target.name
+    emptying = Emptying(view, name, interval_s=how.statistics_s)
+    move = Command(_ops("move", name, inventory=inventory).argv, within_s=MOVE_WITHIN_S)
+    return Step(
+        name=f"see that nothing is left on {name}",
+        commands=(move,) if how.moves else (),
+        until="every queue is empty, counted twice and tried",
+        check=emptying,
+        tells=True,
+        proof=emptying.proof,
+    )
+
+
+def _ops(word: str, *words: str, inventory: Path) -> Command:
+    return kit("ops", word, *words, "--inventory", str(inventory))
+
+
+def _empty(how: Drain) -> str:
     what = "every queue is empty, counted twice and tried"
-    if not delayed:
+    if how.moves:
+        return "only what nobody takes is left, which will be moved"
+    count, longest_s = how.delayed
+    if not count:
         return what
-    return f"{what}, {delayed:,} delayed messages too, which takes {checks.in_words(longest_s)} at most"
+    return f"{what}, {count:,} delayed messages too, which takes {in_words(longest_s)} at most"
 
 
 def _is_draining(view: View, address: str) -> bool:

@@ -63,7 +63,7 @@ def test_real_brokers_pass_the_gate_check_and_real_agents_are_understood(
 def test_a_drain_holds_over_a_reload_and_is_taken_back(
     cluster: LocalCluster, inventory: Inventory
 ) -> None:
-    assert agents.drain(inventory, "mb1").drained
+    assert agents.drain(inventory, "mb1")["haproxy"].drained
     before = runtime.process(inventory.balancer.socket).pid
     assert apply(inventory, reload=True).pid != before
     assert runtime.servers(inventory.balancer.socket)["mb1"].verdict == "drain"
@@ -72,7 +72,7 @@ def test_a_drain_holds_over_a_reload_and_is_taken_back(
         with _connected(cluster):
             pass
     assert _total(inventory, "mb1") == total
-    assert agents.ready(inventory, "mb1").verdict == "up"
+    assert agents.ready(inventory, "mb1")["haproxy"].verdict == "up"
 
 
 def test_agents_that_die_cut_nobody(cluster: LocalCluster, inventory: Inventory) -> None:
@@ -111,7 +111,11 @@ def test_the_command_shows_drains_and_refuses(cluster: LocalCluster, inventory: 
     drained = _lb(cluster, "drain", "mb3")
     assert (drained.returncode, drained.stdout.split()[:2]) == (0, ["mb3", "drain"])
     shown = json.loads(_lb(cluster, "status", "--json").stdout)
-    assert [server["drained"] for server in shown["servers"]] == [False, False, True]
+    assert [server["drained"] for server in shown["balancers"][0]["servers"]] == [
+        False,
+        False,
+        True,
+    ]
     assert _lb(cluster, "ready", "mb3").returncode == 0
     unknown = _lb(cluster, "drain", "mb33")
     assert unknown.returncode == 1

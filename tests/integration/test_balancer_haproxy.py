@@ -2,143 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
 from lb import agents, runtime
-from lb.apply import apply, prepare_start, save_state, start_command
-from lb.errors import ApplyFailed, BalancerUnreachable, LbError
-from lb.inventory import Inventory, load
-from lb.runtime import SAID, ServerState
+from lb.apply import apply, save_state
+from lb.errors import ApplyFailed, LbError
+from lb.inventory import load
+from lb.runtime import SAID
 from messagebus.errors import ConfigError
 from tests.support.eventually import FACTOR, eventually
-from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
-
-HOST = "127.0.0.1"
-
-
-class Rig:
-    """Some fake nodes, an inventory of the first `brokers` of them, and HAProxy."""
-
-    def __init__(self, folder: Path, stack: ExitStack, nodes: int) -> None:
-        self.folder = folder
-        self.brokers: list[FakeBroker] = []
-        self.agents: list[FakeAgent] = []
-        self.ports = _free_ports(3)
-        self.master: subprocess.Popen[bytes] | None = None
-        for _ in range(nodes):
-            self.brokers.append(stack.enter_context(fake_broker()))
-            self.agents.append(stack.enter_context(fake_agent()))
-        (folder / "secrets").mkdir()
-        (folder / "secrets" / "probe").write_text("pr'o\"be $x")
-        (folder / "secrets" / "token").write_text("sesame")
-
-    def inventory(self, brokers: int = 2, *, stats_port: int | None = None) -> Inventory:
-        amqp, lists, stats = self.ports
-        path = self.folder / "inventory.toml"
-        text = INVENTORY.format(amqp=amqp, lists=lists, stats=stats_port or stats, host=HOST)
-        for number, (broker, agent) in enumerate(zip(self.brokers, self.agents, strict=True), 1):
-            if number <= brokers:
-                text += BROKER.format(
-                    number=number,
-                    address=f"{HOST}:{broker.port}",
-                    agent=agent.address,
-                    check=agent.check_address,
-                )
-        path.write_text(text)
-        return load(path)
-
-    def start(self, inventory: Inventory) -> None:
-        prepare_start(inventory)
-        with (self.folder / "haproxy.log").open("ab") as log:
-            self.master = subprocess.Popen(
-                start_command(inventory), stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
-        eventually(lambda: self.servers(inventory), within_s=10, what="HAProxy answers")
-
-    def kill(self) -> None:
-        """As a crash would: nothing is saved. A master goes when its worker is killed."""
-        if self.master is not None:
-            for pid in _children(self.master.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                self.master.wait(timeout=5 * FACTOR)
-            except subprocess.TimeoutExpired:
-                self.master.kill()
-                self.master.wait()
-            self.master = None
-
-    def servers(self, inventory: Inventory) -> dict[str, ServerState]:
-        with suppress(BalancerUnreachable):
-            return runtime.servers(inventory.balancer.socket)
-        return {}
-
-    def verdicts(self, inventory: Inventory) -> dict[str, str]:
-        return {name: server.verdict for name, server in self.servers(inventory).items()}
-
-    def wait(self, inventory: Inventory, within_s: float = 5, **verdicts: str) -> None:
-        def reached() -> bool:
-            return verdicts.items() <= self.verdicts(inventory).items()
-
-        eventually(reached, within_s=within_s, what=f"{verdicts}")
-
-    @contextmanager
-    def client(self) -> Iterator[socket.socket]:
-        """A publisher's connection through HAProxy. Raises OSError unless some broker answers."""
-        address = (HOST, self.ports[0])
-        with socket.create_connection(address, timeout=5 * FACTOR) as connection:
-            connection.sendall(CLIENT)
-            if connection.recv(len(CLIENT)) != CLIENT:
-                raise ConnectionError("no broker")
-            yield connection
-
-    def come_and_go(self, times: int) -> None:
-        for _ in range(times):
-            with self.client():
-                pass
-
-    @property
-    def list_url(self) -> str:
-        return f"http://{HOST}:{self.ports[1]}/consumer-list"
-
-
-INVENTORY = """
-cluster = "rig"
-list_file = "list.txt"
-token_file = "secrets/token"
-admin_user = "admin"
-admin_password_file = "secrets/admin"
-supervisor = "local"
-[balancer]
-amqp = "{host}:{amqp}"
-list = "{host}:{lists}"
-stats = "{host}:{stats}"
-config = "haproxy.cfg"
-socket = "admin.sock"
-state_file = "server-state"
-master_pid_file = "master.pid"
-probe_user = "probe"
-probe_password_file = "secrets/probe"
-sessions_max = 400
-"""
-BROKER = """
-[[brokers]]
-name = "mb{number}"
-address = "{address}"
-agent = "{agent}"
-check = "{check}"
-management = "127.0.0.1:{number}"
-node_list_file = "nodes/mb{number}.txt"
-"""
+from tests.support.haproxy import HOST, Rig
 
 
 @pytest.fixture
@@ -231,10 +110,10 @@ def test_a_drain_moves_nobody_and_takes_nobody(rig: Rig) -> None:
             stack.enter_context(rig.client())
         held = rig.brokers[0].clients
         assert held == 2
-        assert agents.drain(two, "mb1").sessions == 2
+        assert agents.drain(two, "mb1")["haproxy"].sessions == 2
         rig.come_and_go(20)
         assert rig.brokers[0].clients == held
-        assert agents.ready(two, "mb1").verdict == "up"
+        assert agents.ready(two, "mb1")["haproxy"].verdict == "up"
 
 
 def test_a_drain_outlives_a_crash_of_haproxy(rig: Rig) -> None:
@@ -404,13 +283,3 @@ def _ends(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]

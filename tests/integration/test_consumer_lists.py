@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +21,7 @@ from consumer_lists.push import push, recover
 from messagebus.broker import Broker, BrokerList
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
+from tests.support.sshd import ssh_server
 
 
 @pytest.fixture
@@ -96,13 +100,84 @@ def test_the_command_edits_pushes_and_shows(cluster: LocalCluster, lists: Cluste
     assert _command(cluster, "drain", name).returncode == 0
     assert _command(cluster, "diff").returncode == 1
     assert _command(cluster, "push").returncode == 0
-    assert _command(cluster, "diff").returncode == 0
+    # Clients of other tests, which ended a moment ago, may still be told.
+    assert "mb" not in {line[:2] for line in _command(cluster, "diff").stdout.splitlines()}
     shown = json.loads(_command(cluster, "show", "--json").stdout)
     assert all(node["same"] for node in shown["nodes"])
     assert _command(cluster, "ready", name).returncode == 0
     assert _command(cluster, "push").returncode == 0
     again = _command(cluster, "ready", name)
     assert (again.returncode, again.stderr) == (1, f"Error: {name} is not draining\n")
+
+
+def test_a_list_is_pushed_over_ssh_and_a_host_that_is_down_is_told(
+    cluster: LocalCluster, lists: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ssh_server(tmp_path / "sshd") as server:
+        monkeypatch.setenv("MESSAGEBUS_SSH_CONFIG", str(server.config))
+        far = _on_hosts(cluster, tmp_path / "inventory.toml", server.address, "root@127.0.0.1:1")
+        listfile.change(lists.list_file, lambda text: edit.drain(text, _last(text)))
+        pushed = _command(cluster, "--inventory", str(far), "push", "--within", "2")
+    assert pushed.returncode == 1
+    assert pushed.stderr.startswith("mb2 differs: not written: mkdir on root@127.0.0.1:1: ")
+    assert pushed.stderr.count("\n") == 1
+    assert ": 2 of 3\n" in pushed.stdout
+    assert lists.nodes[0].list_file.read_text() == lists.list_file.read_text()
+    assert lists.nodes[1].list_file.read_text() != lists.list_file.read_text()
+    assert _command(cluster, "diff").stdout.startswith("mb2: generation ")
+
+
+def test_the_second_of_two_operators_is_refused(cluster: LocalCluster, lists: Cluster) -> None:
+    before = listfile.read(lists.list_file)
+    with listfile.locked(lists.list_file):
+        for words in (("drain", cluster.node("mb1").broker), ("push",), ("push", "--recover")):
+            refused = _command(cluster, *words)
+            assert refused.returncode == 1
+            assert (
+                f"is being edited by {getpass.getuser()}, process {os.getpid()}" in refused.stderr
+            )
+    assert listfile.read(lists.list_file) == before
+
+
+def test_of_two_copies_of_a_list_the_second_to_be_pushed_is_refused(
+    cluster: LocalCluster, lists: Cluster, tmp_path: Path
+) -> None:
+    copy = tmp_path / "list.txt"
+    copy.write_text(listfile.read(lists.list_file))
+    other = replace(lists, list_file=copy)
+    listfile.change(copy, lambda text: edit.drain(text, _last(text)))
+    listfile.change(lists.list_file, lambda text: edit.add(text, Broker.parse("127.0.0.99:1")))
+    assert push(lists).complete
+    with pytest.raises(PushRefused, match="serves another list of generation"):
+        push(other)
+
+
+def test_the_list_of_another_cluster_on_a_node_stops_a_push(lists: Cluster, tmp_path: Path) -> None:
+    text = listfile.read(lists.list_file)
+    copy = tmp_path / "list.txt"
+    copy.write_text(edit.with_generation(text, 10**6).replace(lists.name, "elsewhere"))
+    for act in (push, recover):
+        with pytest.raises(PushRefused, match=f"mb1 serves the list of '{lists.name}'"):
+            act(replace(lists, name="elsewhere", list_file=copy))
+    assert lists.nodes[0].list_file.read_text() == text
+
+
+def _on_hosts(cluster: LocalCluster, path: Path, good: str, dead: str) -> Path:
+    """The cluster's inventory, as if its nodes were on hosts: the second on one that is down."""
+    lines = cluster.inventory.read_text().splitlines()
+    text = "\n".join(_absolute(line, cluster.inventory.parent) for line in lines)
+    for name in ("mb1", "mb2", "mb3"):
+        host = "down" if name == "mb2" else "up"
+        text = text.replace(f'name = "{name}"', f'name = "{name}"\nhost = "{host}"')
+    for name, ssh in (("up", good), ("down", dead)):
+        text += f'\n[[hosts]]\nname = "{name}"\nssh = "{ssh}"\n'
+    path.write_text(text)
+    return path
+
+
+def _absolute(line: str, base: Path) -> str:
+    key, sign, value = line.partition(' = "')
+    return f"{key}{sign}{base}/{value}" if key.endswith(("_file", "list_file")) else line
 
 
 def _is_heard_of(lists: Cluster, client: str) -> bool:

@@ -26,7 +26,13 @@ from tests.support.eventually import eventually
 # Of one block; all of them together take seconds.
 WITHIN_S = 120
 README = ROOT / "README.md"
-PAGES = [page for page in pages() if any("cluster" in block.marks for block in blocks_of(page))]
+# It kills parts of a cluster, and has tests of its own.
+OPERATIONS = ROOT / "docs" / "OPERATIONS.md"
+PAGES = [
+    page
+    for page in pages()
+    if page != OPERATIONS and any("cluster" in block.marks for block in blocks_of(page))
+]
 
 
 @pytest.fixture(scope="module")

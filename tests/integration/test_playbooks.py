@@ -1,123 +1,152 @@
-"""A broker is added and one removed under load: nothing is lost, nothing is doubled."""
+"""Brokers are added, removed, restarted, upgraded and replaced under load: nothing is lost or doubled."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
-import subprocess
+import re
 import sys
-import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from urllib.parse import quote
 
 import pytest
 
-from messagebus import Broker, BusConfig, Consumer, Message, Publisher, PublisherConfig
-from messagebus._io.link import Credentials, dial
+from messagebus import Broker, BusConfig, Consumer, Message, Publisher, count_parked, declare
+from messagebus._io.link import Credentials, Link, dial
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually, eventually_async
+from tests.support.faults import delete_queue, direct, operators_drain
+from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, ops
 
-TOPIC = "playbooks"
-PLAYBOOK_WITHIN_S = 300
-# Bodies are small: what matters here is who gets them, not how fast.
-PAUSE_S = 0.002
+RECEIVED_FIRST = 100
+SEEN_WITHIN_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
-    """One of their own: these tests change which brokers there are."""
+    """One of their own: these tests change which brokers there are. Each leaves three, all ready."""
     made = make_cluster(3)
     yield made
     made.down()
 
 
-def ops(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "ops", *words, "--inventory", str(cluster.inventory)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=PLAYBOOK_WITHIN_S)
+@pytest.fixture
+def load(bus: BusConfig, topic: str) -> AuditedLoad:
+    """bus, topic: as all integration tests have them."""
+    return AuditedLoad(bus, topic)
 
 
-class Load:
-    """Publishes and consumes until told to stop. ids: confirmed and received."""
-
-    def __init__(self, bus: BusConfig) -> None:
-        self._bus = bus
-        self._stop = threading.Event()
-        self._all_published = threading.Event()
-        self.confirmed: list[str] = []
-        self.received: Counter[str] = Counter()
-        self.brokers: Counter[str] = Counter()
-        self.consumed_from: Counter[str] = Counter()
-
-    def publish(self) -> None:
-        # Publishers renew often, so that a new broker gets some within the test.
-        config = PublisherConfig(connection_lifetime_s=2)
-        with Publisher(self._bus, config) as publisher:
-            while not self._stop.wait(PAUSE_S):
-                published = publisher.send_safe(TOPIC, Message.text("x"), timeout_s=30)
-                self.confirmed.append(published.message_id)
-                self.brokers[published.broker] += 1
-
-    def consume(self, consumer: Consumer) -> None:
-        while not self._all_published.is_set() or self._missing():
-            if delivery := consumer.receive(timeout_s=1):
-                self.received[delivery.message_id] += 1
-                self.consumed_from[delivery.broker] += 1
-                consumer.ack(delivery)
-
-    def _missing(self) -> bool:
-        return len(self.received) < len(self.confirmed)
-
-    @contextmanager
-    def running(self, publishers: int = 4) -> Iterator[None]:
-        with Consumer(self._bus, TOPIC, subscription="audit") as consumer:
-            publishing = [
-                threading.Thread(target=self.publish, daemon=True) for _ in range(publishers)
-            ]
-            consuming = threading.Thread(target=self.consume, args=(consumer,), daemon=True)
-            for thread in (*publishing, consuming):
-                thread.start()
-            try:
-                yield
-            finally:
-                self._stop.set()
-                for thread in publishing:
-                    thread.join(timeout=60)
-                self._all_published.set()
-                consuming.join(timeout=60)
-
-
-def test_adding_and_removing_under_load_loses_and_doubles_nothing(cluster: LocalCluster) -> None:
-    load = Load(BusConfig.from_env(cluster.client_env()))
+def test_adding_and_removing_under_load_loses_and_doubles_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
     with load.running():
-        eventually(lambda: len(load.received) > 100, within_s=60)
+        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
 
         added = ops(cluster, "add", "mb4", "--yes")
         assert added.returncode == 0, added.stderr
         fourth = cluster.node("mb4").broker
-        eventually(lambda: load.brokers[fourth] and load.consumed_from[fourth], within_s=30)
+        eventually(
+            lambda: load.confirmed_by(fourth) and load.consumed_from[fourth], within_s=SEEN_WITHIN_S
+        )
 
         second = cluster.node("mb2").broker
         removed = ops(cluster, "remove", "mb2", "--yes")
         assert removed.returncode == 0, removed.stderr
-        assert load.brokers[second]
-    assert set(load.received) == set(load.confirmed)
-    assert [id for id, times in load.received.items() if times > 1] == []
+        assert load.confirmed_by(second)
+        told = proofs(removed.stderr)
+        assert re.search(r"(\d+) of \1 clients work by generation \d+", told)
+        assert "0 messages are left in" in told
+    assert load.lost == set()
+    assert load.doubled == []
     assert cluster.names == ["mb1", "mb3", "mb4"]
     assert second not in cluster.consumer_list().names
     assert process.marked(f"{cluster.dir}#mb2#") == []
 
 
+def proofs(said: str) -> str:
+    return "\n".join(line for line in said.splitlines() if line.strip().startswith("proved"))
+
+
+def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    before = {name: process_of(cluster, name) for name in cluster.names}
+    with load.running():
+        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
+        restarted = ops(cluster, "restart", "--rolling", "--yes")
+        assert restarted.returncode == 0, restarted.stderr
+        last = cluster.node(cluster.names[-1]).broker
+        count = load.consumed_from[last]
+        eventually(lambda: load.consumed_from[last] > count, within_s=SEEN_WITHIN_S)
+    assert load.lost == set()
+    assert load.doubled == []
+    after = {name: process_of(cluster, name) for name in cluster.names}
+    assert all(before[name] != after[name] for name in before)
+    assert not any(entry.draining for entry in cluster.consumer_list())
+
+
+def process_of(cluster: LocalCluster, name: str) -> process.Process:
+    found = cluster.process_of(name)
+    assert found is not None
+    return found
+
+
+def test_an_upgrade_under_load_loses_and_doubles_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    name = cluster.names[0]
+    with load.running():
+        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
+        cookie = cluster.node(name).data_dir / "before"
+        cookie.write_text("of the old installation")
+        upgraded = ops(cluster, "upgrade", name, "--yes")
+        assert upgraded.returncode == 0, upgraded.stderr
+        assert not cookie.exists()
+        address = cluster.node(name).broker
+        count = load.consumed_from[address]
+        eventually(lambda: load.consumed_from[address] > count, within_s=SEEN_WITHIN_S)
+    assert load.lost == set()
+    assert load.doubled == []
+
+
+def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_be_missing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    name = cluster.names[1]
+    address = cluster.node(name).broker
+    with load.running():
+        eventually(lambda: load.confirmed_by(address) > RECEIVED_FIRST, within_s=60)
+        early = ops(cluster, "replace", name, "--lose-messages", "--yes")
+        assert early.returncode == 1
+        assert f"the broker of {name} answers" in early.stderr
+        undone = ops(cluster, "replace", name, "--undo", "--yes")
+        assert undone.returncode == 0, undone.stderr
+        cluster.kill(name)
+        cluster.kill(name, agent=True)
+        careless = ops(cluster, "replace", name, "--yes")
+        assert careless.returncode == 1
+        assert "what lay on its disk is lost for good" in careless.stderr
+        of_the_dead = {id for id, broker in dict(load.confirmed).items() if broker == address}
+        replaced = ops(cluster, "replace", name, "--lose-messages", "--yes")
+        assert replaced.returncode == 0, replaced.stderr
+        count = load.consumed_from[address]
+        eventually(lambda: load.consumed_from[address] > count, within_s=SEEN_WITHIN_S)
+    assert load.lost <= of_the_dead
+    cluster.wait_ready()
+
+
 def test_a_dry_run_prints_the_argv_and_changes_nothing(cluster: LocalCluster) -> None:
     before = cluster.layout, cluster.consumer_list()
-    dry = ops(cluster, "remove", "mb1", "--dry-run")
-    assert dry.returncode == 0, dry.stderr
-    assert (
-        f"$ {sys.executable} -m consumer_lists --inventory {cluster.inventory} drain" in dry.stdout
-    )
+    name = cluster.names[0]
+    for words in (["remove", name], ["restart", "--rolling"], ["upgrade", name], ["replace", name]):
+        dry = ops(cluster, *words, "--dry-run")
+        assert dry.returncode == 0, dry.stderr
+        argv = f"$ {sys.executable} -m consumer_lists --inventory {cluster.inventory} remove"
+        assert argv in dry.stdout
     assert (cluster.layout, cluster.consumer_list()) == before
 
 
@@ -126,40 +155,108 @@ def applications_on(cluster: LocalCluster, name: str) -> int:
         return sum(each.get("user") == "bus" for each in api.get("/api/connections").json())
 
 
-async def test_a_publisher_that_does_not_move_is_hung_up_on(cluster: LocalCluster) -> None:
-    login = Credentials(user="bus", password=cluster.password)
-    link = await dial(Broker.parse(cluster.node("mb4").broker), login, timeout_ms=5_000)
-    # Management shows the past: a connection is listed one statistics interval after it came.
-    await eventually_async(lambda: applications_on(cluster, "mb4"), within_s=30)
-    removed = await asyncio.to_thread(ops, cluster, "remove", "mb4", "--yes")
-    assert removed.returncode == 0, removed.stderr
-    assert "wait for publishers to leave mb4: 1 connections that may publish" in removed.stderr
-    assert not link.is_open
+async def foreign_link(cluster: LocalCluster, name: str) -> Link:
+    """A client that follows no list. Management lists it one statistics interval after it came."""
+    login = Credentials(user="bus", password=cluster.password, client_id="foreign")
+    link = await dial(Broker.parse(cluster.node(name).broker), login, timeout_ms=5_000)
+    await eventually_async(lambda: applications_on(cluster, name), within_s=30)
+    return link
 
 
-def test_a_queue_without_consumers_is_named_and_the_run_can_be_taken_back(
-    cluster: LocalCluster,
+async def test_clients_that_do_not_move_are_hung_up_on_and_named(
+    cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    bus = BusConfig.from_env(cluster.client_env())
-    with Consumer(bus, "forgotten", subscription="nobody"):
-        pass
-    with Publisher(bus) as publisher:
-        taken_by = publisher.send_safe("forgotten", Message.text("x"), timeout_s=30).broker
-    (name,) = (name for name in cluster.names if cluster.node(name).broker == taken_by)
-    refused = ops(cluster, "remove", name, "--yes")
+    """One that may publish, and a worker that died with deliveries in its hands."""
+    leaving = cluster.names[-1]
+    await asyncio.to_thread(declare, bus, [f"{topic}/{SUBSCRIPTION}"])
+    with Publisher(direct(cluster, leaving)) as publisher:
+        sent = {publisher.send_safe(topic, b"x", timeout_s=30).message_id for _ in range(3)}
+    publishes, holds = [await foreign_link(cluster, leaving) for _ in range(2)]
+    await holds.call(
+        "basic_consume",
+        queue=f"mb.sub/{topic}/{SUBSCRIPTION}",
+        on_message_callback=lambda *_: None,
+    )
+    words = ("remove", leaving, "--held-for", "3", "--move-remaining", "--yes")
+    removed = await asyncio.to_thread(ops, cluster, *words)
+    assert removed.returncode == 0, removed.stderr
+    assert (
+        f"wait for publishers to leave {leaving}: 1 connections that may publish: foreign at"
+        in removed.stderr
+    )
+    told = proofs(removed.stderr)
+    assert "closed 1 connections: foreign at 127." in told
+    assert "(user bus, holds 3 deliveries)" in told
+    assert "moved 3 messages of 1 queues" in told
+    assert not publishes.is_open
+    assert not holds.is_open
+    got = await asyncio.to_thread(received, bus, topic, len(sent))
+    assert got == sorted(sent)
+    added = await asyncio.to_thread(ops, cluster, "add", leaving, "--yes")
+    assert added.returncode == 0, added.stderr
+
+
+def received(bus: BusConfig, topic: str, count: int) -> list[str]:
+    ids: list[str] = []
+    with Consumer(bus, topic, subscription=SUBSCRIPTION) as consumer:
+        while delivery := consumer.receive(timeout_s=30 if len(ids) < count else 1):
+            ids.append(delivery.message_id)
+            consumer.ack(delivery)
+    return sorted(ids)
+
+
+def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    """In queues, parked and delayed."""
+    leaving, subscription = cluster.names[-1], f"{topic}/{SUBSCRIPTION}"
+    declare(bus, [subscription])
+    with Publisher(direct(cluster, leaving)) as publisher:
+        waiting = [
+            publisher.send_safe(topic, Message.text("x", key="k"), timeout_s=30).message_id
+            for _ in range(20)
+        ]
+        delayed = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
+    park(cluster, leaving, f"mb.park/{subscription}", "parked-1")
+    refused = ops(cluster, "remove", leaving, "--yes")
     assert refused.returncode == 1
-    assert "no consumer for mb.sub/forgotten/nobody" in refused.stderr
-    undone = ops(cluster, "remove", name, "--undo", "--yes")
+    assert (
+        f"no consumer for mb.park/{subscription} (1 messages), mb.sub/{subscription}"
+        in " ".join(refused.stderr.split())
+    )
+    assert "--move-remaining" in refused.stderr
+    undone = ops(cluster, "remove", leaving, "--undo", "--yes")
     assert undone.returncode == 0, undone.stderr
     cluster.wait_ready()
     assert not any(entry.draining for entry in cluster.consumer_list())
 
+    removed = ops(cluster, "remove", leaving, "--move-remaining", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert "moved 22 messages of 3 queues" in proofs(removed.stderr)
+    assert received(bus, topic, len(waiting) + 1) == sorted([*waiting, delayed])
+    (parked,) = count_parked(bus, [subscription]).counts
+    assert (parked.count, parked.reasons) == (1, {"timeout": 1})
+    assert ops(cluster, "add", leaving, "--yes").returncode == 0
+
+
+def park(cluster: LocalCluster, name: str, queue: str, message_id: str) -> None:
+    body = {
+        "properties": {"message_id": message_id, "headers": {"mb-park-reason": "timeout"}},
+        "routing_key": queue,
+        "payload": base64.b64encode(b"x").decode(),
+        "payload_encoding": "base64",
+    }
+    with cluster.management(name) as management:
+        management.post("/api/exchanges/%2F/amq.default/publish", json=body).raise_for_status()
+
 
 def test_wrong_use_is_told_in_one_line(cluster: LocalCluster) -> None:
+    listed = cluster.names[0]
     for words, said in (
-        (("remove", "mb7"), "no broker 'mb7' in the inventory"),
-        (("add", "mb1"), "mb1 is on the list already"),
+        (("remove", "mb9"), "no broker 'mb9' in the inventory"),
+        (("add", listed), f"{listed} is on the list already"),
         (("add", "rabbit"), "local brokers are called mb1"),
+        (("restart", "mb9"), "no broker 'mb9' in the inventory"),
     ):
         failed = ops(cluster, *words, "--yes")
         assert failed.returncode == 1
@@ -167,16 +264,14 @@ def test_wrong_use_is_told_in_one_line(cluster: LocalCluster) -> None:
         assert failed.stderr.count("\n") == 1
 
 
-def test_delayed_messages_are_told_and_waited_for(cluster: LocalCluster) -> None:
-    bus = BusConfig.from_env(cluster.client_env())
-    with Consumer(bus, "forgotten", subscription="nobody") as consumer:
-        while (left := consumer.receive(timeout_s=5)) is not None:
-            consumer.ack_safe(left)
+def test_delayed_messages_are_told_and_waited_for(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
     last = cluster.names[-1]
     there = dataclasses.replace(bus, broker=cluster.node(last).broker)
-    with Consumer(bus, "later", subscription="all") as consumer:
+    with Consumer(bus, topic, subscription="all") as consumer:
         with Publisher(there) as publisher:
-            sent = publisher.send_safe("later", b"x", deliver_after_s=10, timeout_s=30).message_id
+            sent = publisher.send_safe(topic, b"x", deliver_after_s=10, timeout_s=30).message_id
         # Statistics show the past.
         told = "until every queue is empty, counted twice and tried, 1 delayed messages too, which takes 10 s"
         eventually(lambda: told in ops(cluster, "remove", last, "--dry-run").stdout, within_s=8)
@@ -187,3 +282,48 @@ def test_delayed_messages_are_told_and_waited_for(cluster: LocalCluster) -> None
             assert delivery.message_id == sent
             consumer.ack(delivery)
             assert removing.result().returncode == 0, removing.result().stderr
+    assert ops(cluster, "add", last, "--yes").returncode == 0
+
+
+def test_what_differs_is_told_and_nothing_is_changed(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    """By `ops check` and `ops topology diff`."""
+    name, other = cluster.names[:2]
+    declare(bus, [f"{topic}/{SUBSCRIPTION}"])
+    for words in (["check"], ["topology", "diff"], ["topology", "sync"]):
+        fine = ops(cluster, *words)
+        assert fine.returncode == 0, fine.stdout + fine.stderr
+    queue, stranger = f"mb.sub/{topic}/{SUBSCRIPTION}", f"mb.sub/{topic}/old"
+    quorum = {"x-queue-type": "quorum"}
+    put_queue(cluster, name, stranger, quorum)
+    cluster.kill(other, agent=True)
+    delete_queue(cluster, other, queue)
+    put_queue(cluster, other, queue, {**quorum, "x-delivery-limit": 5})
+    told = ops(cluster, "check")
+    assert told.returncode == 1
+    assert f"{other}: nobody listens on its agent" in told.stdout
+    cluster.start(other, agent=True)
+    operators_drain(cluster, name, True)
+    eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=20)
+    told = ops(cluster, "topology", "diff")
+    assert told.returncode == 1
+    assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in told.stdout
+    assert f"{other}: {queue} is not there, or not settled" in told.stdout
+    told = ops(cluster, "check")
+    assert f"{name}: takes no new publishers: drain" in told.stdout
+
+    operators_drain(cluster, name, False)
+    delete_queue(cluster, name, stranger)
+    delete_queue(cluster, other, queue)
+    cluster.wait_ready()
+    eventually(lambda: ops(cluster, "check").returncode == 0, within_s=20)
+
+
+def put_queue(
+    cluster: LocalCluster, name: str, queue: str, arguments: Mapping[str, str | int]
+) -> None:
+    body = {"durable": True, "arguments": dict(arguments)}
+    with cluster.management(name) as management:
+        path = f"/api/queues/%2F/{quote(queue, safe='')}"
+        management.put(path, json=body).raise_for_status()

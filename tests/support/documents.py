@@ -8,7 +8,10 @@ sees them:
     <!-- cluster -->                it is run on real brokers
     <!-- cluster, in the background -->    it is a command that goes on, and is stopped with the page
     <!-- cluster, until: TEXT -->   it is a command that is repeated until it says this
-    <!-- first: CODE -->            Python, run before it: what is published, what is missing
+    <!-- cluster, exit 1 -->        it is run, and ends with this exit code
+    <!-- hardware: REASON -->       commands that need a real host; each is looked up
+    <!-- elsewhere: TEST -->        commands that this test runs; each is looked up
+    <!-- first: CODE -->            run before it, in its language: what is published, what fails
     <!-- then: CODE -->             Python, run after it: what must be true now
 
 Blocks of one page are one program: what a block defines, the next ones use.
@@ -35,8 +38,10 @@ LANGUAGES = {
 _FENCE = re.compile(r"^```(\S*)[ \t]*\n(.*?)^```[ \t]*$", re.M | re.S)
 _COMMENTS = re.compile(r"(?:<!--(?:(?!-->).)*-->\s*)+\Z", re.S)
 _COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->", re.S)
-_KINDS = ("not run", "file", "cluster", "first", "then")
-_MARK = re.compile(rf"({'|'.join(_KINDS)})(?:(?:, (in the background|until))?(?::\s*(.*))?)", re.S)
+_KINDS = ("not run", "file", "cluster", "hardware", "elsewhere", "first", "then")
+_MARK = re.compile(
+    rf"({'|'.join(_KINDS)})(?:(?:, (in the background|until|exit 1))?(?::\s*(.*))?)", re.S
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,24 @@ from messagebus._io.link import Credentials, Link, dial
 from messagebus.broker import Broker
 from messagebus.secret import Secret
 
-__all__ = ["publish_to_young_queue"]
+__all__ = ["declare_queue", "publish_to_young_queue"]
 
 DIAL_TIMEOUT_MS = 5_000
 CONFIRMED_WITHIN_S = 10.0
+QUORUM = {"x-queue-type": "quorum"}
+
+
+def declare_queue(broker: str, user: str, password: Secret, *, queue: str) -> None:
+    """Declare a quorum queue, and wait for nothing."""
+    asyncio.run(_declare(broker, Credentials(user=user, password=password), queue))
+
+
+async def _declare(broker: str, credentials: Credentials, queue: str) -> None:
+    link = await dial(Broker.parse(broker), credentials, timeout_ms=DIAL_TIMEOUT_MS)
+    try:
+        await link.call("queue_declare", queue=queue, durable=True, arguments=QUORUM)
+    finally:
+        link.abort()
 
 
 def publish_to_young_queue(
@@ -25,9 +39,7 @@ def publish_to_young_queue(
 async def _publish(broker: Broker, credentials: Credentials, queue: str, count: int) -> int:
     link = await dial(broker, credentials, timeout_ms=DIAL_TIMEOUT_MS)
     try:
-        await link.call(
-            "queue_declare", queue=queue, durable=True, arguments={"x-queue-type": "quorum"}
-        )
+        await link.call("queue_declare", queue=queue, durable=True, arguments=QUORUM)
         return await asyncio.wait_for(_confirmed(link, queue, count), CONFIRMED_WITHIN_S)
     finally:
         link.abort()

@@ -15,6 +15,7 @@ import messagebus
 # Modules whose names are for other parts of this repository, or that have an import of their own.
 NOT_EXPORTED = {
     "messagebus.events": "columns of recorded events, for bench and spark",
+    "messagebus.moving": "for operators' playbooks",
     "messagebus.tls": "certificates, for the agent and the kits too",
     "messagebus.topology": "what agents declare",
     "messagebus.worker": "what the command of that name does",

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from messagebus.agent.config import AgentConfig
-from messagebus.agent.management import Management, ManagementUnavailable
+from messagebus.agent.management import Load, Management, ManagementUnavailable
 
 
 @pytest.fixture
@@ -62,3 +62,32 @@ async def test_alarms_in_words(make: Callable[..., Management]) -> None:
     assert await make(503, ["?"]).alarm() == "alarm"
     with pytest.raises(ManagementUnavailable):
         await make(404, {}).alarm()
+
+
+async def test_the_load_of_queues_that_are_shared_and_counted(
+    make: Callable[..., Management],
+) -> None:
+    counted = {"durable": True, "exclusive": False, "messages": 3, "consumers": 1}
+    queues = [
+        {**counted, "name": "q1", "message_stats": {"ack": 5, "get_no_ack": 2, "publish": 9}},
+        {**counted, "name": "q2"},
+        {"name": "new", "durable": True},
+        {**counted, "name": "own", "exclusive": True},
+        {**counted, "name": "passing", "durable": False},
+    ]
+    assert await make(200, queues).loads() == [
+        Load(queue="q1", messages=3, consumers=1, departed=7),
+        Load(queue="q2", messages=3, consumers=1, departed=0),
+    ]
+    for wrong in ({"error": "x"}, [{"durable": True, "messages": "x", "name": "q"}]):
+        with pytest.raises(ManagementUnavailable):
+            await make(200, wrong).loads()
+
+
+async def test_the_room_that_a_broker_has(make: Callable[..., Management]) -> None:
+    node = {"disk_free": 9, "disk_free_limit": 2, "mem_used": 3, "mem_limit": 4}
+    room = await make(200, [node]).room()
+    assert (room.disk_free_bytes, room.memory_limit_bytes) == (9, 4)
+    for wrong in ([], [node, node], [{"disk_free": 9}]):
+        with pytest.raises(ManagementUnavailable):
+            await make(200, wrong).room()

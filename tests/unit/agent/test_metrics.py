@@ -23,3 +23,15 @@ def test_nothing_is_collected_before_the_first_scrape() -> None:
         raise AssertionError("collected")
 
     Metrics("h:1", too_early)
+
+
+def test_figures_of_queues_have_their_names() -> None:
+    figures = [
+        Figure("ready", "Ready.", 1),
+        Figure("queue_messages", "There.", 3, queue="mb.sub/a/b"),
+        Figure("queue_messages", "There.", 4, queue='"\\'),
+    ]
+    text = Metrics("h:1", lambda: figures).text().decode()
+    assert 'messagebus_agent_queue_messages{broker="h:1",queue="mb.sub/a/b"} 3.0' in text
+    assert 'messagebus_agent_queue_messages{broker="h:1",queue="\\"\\\\"} 4.0' in text
+    assert text.count("# TYPE messagebus_agent_queue_messages gauge") == 1

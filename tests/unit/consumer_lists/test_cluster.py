@@ -61,3 +61,43 @@ def test_where_agents_speak_tls_they_are_asked_with_certificates(tmp_path: Path)
     assert node.tls == TlsFiles(
         ca_file=f"{tmp_path}/ca.pem", cert_file=f"{tmp_path}/o.pem", key_file=f"{tmp_path}/o.key"
     )
+
+
+HOSTS = """
+[[hosts]]
+name = "one"
+ssh = "root@10.0.0.1:2222"
+[[hosts]]
+name = "two"
+ssh = "10.0.0.2"
+"""
+MIRROR = """
+[[mirrors]]
+name = "mb1"
+hosts = ["one", "two"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hosts"),
+    [
+        ("", "", ()),
+        ("", HOSTS, ()),
+        ('supervisor = "systemd"', "", ("mb1.example",)),
+        ("", 'host = "one"' + HOSTS, ("root@10.0.0.1:2222",)),
+        ("", 'host = "one"' + HOSTS + MIRROR, ("root@10.0.0.1:2222", "10.0.0.2")),
+    ],
+)
+def test_where_a_node_s_list_is(
+    tmp_path: Path, before: str, after: str, hosts: tuple[str, ...]
+) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(f'{before}\n{GOOD}address = "mb1.example:5672"\n{after}')
+    assert load(path).nodes[0].hosts == hosts
+
+
+def test_a_host_that_is_not_there_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(f'{GOOD}host = "none"\n')
+    with pytest.raises(ConfigError, match="'none'; see `python -m lb check`"):
+        load(path)

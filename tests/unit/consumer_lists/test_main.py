@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -10,7 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from consumer_lists import __main__ as command
+from consumer_lists import history
 from consumer_lists import push as pushing
+from ops import shell
+from ops.errors import CommandFailed
 from tests.support.agents_http import AgentsHttp
 
 INVENTORY = """
@@ -21,6 +26,17 @@ name = "a"
 agent = "a:8081"
 node_list_file = "a.txt"
 """
+HOSTS = """
+[[hosts]]
+name = "one"
+ssh = "a1"
+[[hosts]]
+name = "two"
+ssh = "a2"
+[[mirrors]]
+name = "a"
+hosts = ["one", "two"]
+"""
 TEXT = "# cluster: prod\n# generation: 7\nmb1\nmb2\n"
 
 
@@ -30,6 +46,7 @@ def http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AgentsHttp:
     (tmp_path / "prod.txt").write_text(TEXT)
     monkeypatch.setenv("MESSAGEBUS_INVENTORY", str(tmp_path / "inventory.toml"))
     monkeypatch.setattr(pushing, "POLL_S", 0)
+    monkeypatch.setattr(history, "advice", lambda path, said: f"keep {path.name}: {said}")
     http = AgentsHttp(monkeypatch)
     http.answers = {"a:8081/consumer-list": TEXT, "a:8081/clients": '{"clients": []}'}
     return http
@@ -87,7 +104,7 @@ def test_wrong_use_has_exit_code_2(words: tuple[str, ...]) -> None:
 
 
 def test_a_push_that_is_served(tmp_path: Path) -> None:
-    assert run("push").output == "generation 7: 1 of 1\n"
+    assert run("push").output == "generation 7: 1 of 1\nkeep prod.txt: prod: generation 7\n"
     assert (tmp_path / "a.txt").read_text() == TEXT
 
 
@@ -97,13 +114,66 @@ def test_a_push_that_is_not_served_has_exit_code_1(http: AgentsHttp) -> None:
     assert (pushed.exit_code, pushed.stderr) == (1, "a differs: Connection refused\n")
 
 
-def test_recovering_raises_the_generation(http: AgentsHttp) -> None:
+def test_recovering_raises_the_generation_and_tells_who_was_not_asked(http: AgentsHttp) -> None:
     http.answers["a:8081/consumer-list"] = TEXT.replace("7", "30")
-    assert "generation 31: 0 of 1" in run("push", "--recover", "--within", "0").output
+    del http.answers["a:8081/clients"]
+    recovered = run("push", "--recover", "--within", "0")
+    assert "generation 31: 0 of 1" in recovered.output
+    assert "a may know a newer generation and was not asked: Connection" in recovered.stderr
+
+
+class FakeRemote:
+    """SSH to every host but those that are down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.written: dict[tuple[str, str], str] = {}
+        self.down: set[str] = set()
+        monkeypatch.setattr(shell, "remote", self._remote)
+
+    @contextmanager
+    def _remote(self, host: str) -> Iterator[FakeRemote]:
+        self.host = host
+        yield self
+
+    def write(self, path: Path, text: str) -> None:
+        if self.host in self.down:
+            raise CommandFailed(["dd"], 127, "SSH: no route", self.host)
+        self.written[self.host, str(path)] = text
+
+
+@pytest.mark.parametrize("down", [set(), {"a1"}, {"a2"}])
+def test_a_mirrored_node_s_list_is_on_both_of_its_hosts_as_far_as_they_are_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down: set[str]
+) -> None:
+    (tmp_path / "inventory.toml").write_text(INVENTORY.replace('"a.txt"', '"/etc/a.txt"') + HOSTS)
+    far = FakeRemote(monkeypatch)
+    far.down = down
+    assert run("push").exit_code == 0
+    assert far.written == {(host, "/etc/a.txt"): TEXT for host in {"a1", "a2"} - down}
+
+
+def test_a_node_that_ssh_does_not_reach_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inventory.toml").write_text(INVENTORY + HOSTS)
+    FakeRemote(monkeypatch).down = {"a1", "a2"}
+    pushed = run("push")
+    assert pushed.exit_code == 1
+    assert "a differs: not written: dd on a1: exit code 127: SSH: no route; dd" in pushed.stderr
 
 
 def test_a_push_takes_no_file() -> None:
     assert run("--file", "x", "push").exit_code == 2
+
+
+def test_a_client_that_is_behind_is_a_difference(http: AgentsHttp) -> None:
+    client = {"id": "b-1", "subscription": "orders/billing", "applied": 6, "age_s": 4}
+    http.answers["a:8081/clients"] = json.dumps({"clients": [client]})
+    differs = run("diff")
+    assert (differs.exit_code, differs.output) == (
+        1,
+        "client b-1 of orders/billing: applied 6 instead of 7, heard of 4 s ago\n",
+    )
 
 
 def test_a_difference_has_exit_code_1(http: AgentsHttp) -> None:

@@ -29,6 +29,11 @@ class Nodes:
         self.written: list[str] = []
         monkeypatch.setattr(pushing, "POLL_S", 0)
 
+    def attach(self, name: str, applied: int) -> None:
+        """A client that asks the agent of this name."""
+        client = {"id": "x", "subscription": "s", "applied": applied, "age_s": 1}
+        self.http.answers[f"{name}:8081/clients"] = json.dumps({"clients": [client]})
+
     def serve(self, name: str, text: str) -> None:
         self.http.answers[f"{name}:8081/consumer-list"] = text
 
@@ -111,14 +116,33 @@ def test_two_operators_do_not_push_at_once(nodes: Nodes) -> None:
 
 def test_recovering_goes_above_what_nodes_serve(nodes: Nodes) -> None:
     nodes.serve("b", OURS.replace("7", "12"))
+    for name in "abc":
+        nodes.http.answers[f"{name}:8081/clients"] = '{"clients": []}'
     assert nodes.recover() == pushing.Pushed(generation=13, serving=("a", "b", "c"))
     assert "# generation: 13\n" in nodes.cluster.list_file.read_text()
 
 
 def test_recovering_goes_above_what_clients_have_applied(nodes: Nodes) -> None:
-    client = {"id": "x", "subscription": "s", "applied": 40, "age_s": 1}
-    nodes.http.answers["c:8081/clients"] = json.dumps({"clients": [client]})
-    assert nodes.recover().generation == 41
+    nodes.attach("c", applied=40)
+    recovered = nodes.recover()
+    assert recovered.generation == 41
+    assert recovered.silent == {"a": "Connection refused", "b": "Connection refused"}
+
+
+def test_a_client_that_has_applied_a_newer_list_stops_everything(nodes: Nodes) -> None:
+    nodes.attach("c", applied=8)
+    with pytest.raises(PushRefused, match="client x of s has applied generation 8, above 7"):
+        nodes.push()
+    assert nodes.written == []
+
+
+@pytest.mark.parametrize("act", ["push", "recover"])
+def test_a_node_that_serves_another_cluster_s_list_stops_everything(nodes: Nodes, act: str) -> None:
+    nodes.serve("b", OURS.replace("prod", "test"))
+    with pytest.raises(PushRefused, match="b serves the list of 'test', not of 'prod'"):
+        getattr(nodes, act)()
+    assert nodes.written == []
+    assert nodes.cluster.list_file.read_text() == OURS
 
 
 def test_recovering_goes_above_our_own_file(nodes: Nodes) -> None:

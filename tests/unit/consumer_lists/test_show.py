@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from consumer_lists.nodes import Client, Served
-from consumer_lists.show import client_table, differences, node_table, plain
+from consumer_lists.show import behind, client_table, differences, node_table, plain
 from messagebus.broker import BrokerList
 
 OURS = BrokerList.parse("# cluster: prod\n# generation: 7\nmb1\nmb2\n")
@@ -63,3 +63,25 @@ def test_people_see_who_is_behind() -> None:
     assert "6 (behind)" in shown
     assert "same" in shown
     assert "dead" in shown
+
+
+def test_who_is_behind_is_told_in_sentences() -> None:
+    late = Client(id="x", subscription="", applied=0, age_s=1.5)
+    good = Client(id="y", subscription="orders/billing", applied=7, age_s=1)
+    assert behind(OURS, [late, good]) == [
+        "client x of no subscription: applied 0 instead of 7, heard of 2 s ago"
+    ]
+
+
+def test_ten_thousand_clients_fit_a_screen() -> None:
+    clients = [
+        Client(id=f"c{number}", subscription="orders/billing", applied=7 - (number < 2), age_s=1)
+        for number in range(10_000)
+    ]
+    table = client_table(OURS, clients)
+    assert table.row_count == 2
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(table)
+    shown = console.export_text()
+    assert "c0 (1 s ago), c1 (1 s ago)" in shown
+    assert "c4 (1 s ago) and 9995 more" in shown

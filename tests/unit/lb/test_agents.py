@@ -8,6 +8,7 @@ import pytest
 
 from lb import agents, runtime
 from lb.errors import AgentRefused, BalancerUnreachable, NotReached
+from lb.fleet import Fleet
 from lb.inventory import Inventory
 from lb.runtime import ServerState
 from messagebus.errors import ConfigError
@@ -55,7 +56,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
 
 def test_a_drain_is_told_to_the_agent_and_seen_in_haproxy(rig: Rig) -> None:
     rig.shows = [UP, SILENT, DRAINED]
-    assert agents.drain(rig.read, "mb1") == DRAINED
+    assert agents.drain(rig.read, "mb1") == {"haproxy": DRAINED}
     (request,) = rig.asked
     assert str(request.url) == "http://10.0.1.1:8081/drain"
     assert request.headers["Authorization"] == "Bearer sesame"
@@ -64,12 +65,12 @@ def test_a_drain_is_told_to_the_agent_and_seen_in_haproxy(rig: Rig) -> None:
 
 def test_a_broker_that_is_down_can_be_drained(rig: Rig) -> None:
     rig.shows = [DOWN, DOWN_DRAINED]
-    assert agents.drain(rig.read, "mb1") == DOWN_DRAINED
+    assert agents.drain(rig.read, "mb1") == {"haproxy": DOWN_DRAINED}
 
 
 def test_ready_is_told_and_seen(rig: Rig) -> None:
     rig.shows = [DRAINED, UP]
-    assert agents.ready(rig.read, "mb1") == UP
+    assert agents.ready(rig.read, "mb1") == {"haproxy": UP}
     assert rig.asked[0].content == b'{"draining":false}'
 
 
@@ -95,7 +96,9 @@ def test_a_silent_balancer_is_told(rig: Rig) -> None:
 
 def test_a_dead_agent_is_told_with_what_can_be_done(rig: Rig) -> None:
     rig.answer = httpx.Response(599)
-    with pytest.raises(AgentRefused, match=r"agent of mb1 does not answer .* see `lb maint`"):
+    with pytest.raises(
+        AgentRefused, match=r"agent of mb1 does not answer .* see `lb drain --by-hand`"
+    ):
         agents.drain(rig.read, "mb1")
 
 
@@ -116,3 +119,19 @@ def test_a_missing_token_is_told(rig: Rig) -> None:
     rig.read.token_file.unlink()
     with pytest.raises(ConfigError, match="token_file"):
         agents.drain(rig.read, "mb1")
+
+
+def test_every_balancer_must_show_it(rig: Rig) -> None:
+    two = Fleet({"lb1": Path("one"), "lb2": Path("two")})
+    rig.shows = [UP, DRAINED, DRAINED, DRAINED]
+    assert agents.drain(rig.read, "mb1", fleet=two) == {"lb1": DRAINED, "lb2": DRAINED}
+    rig.shows = [DRAINED, UP]
+    with pytest.raises(NotReached, match=r"after 0 s: lb2: HAProxy says up \("):
+        agents.drain(rig.read, "mb1", within_s=0, fleet=two)
+
+
+def test_a_balancer_that_is_away_is_told_by_name(rig: Rig) -> None:
+    rig.shows = [DRAINED]
+    half = Fleet({"lb1": Path("one")}, away={"lb2": "SSH: no route"})
+    with pytest.raises(NotReached, match=r"after 0 s: lb2: SSH: no route$"):
+        agents.drain(rig.read, "mb1", within_s=0, fleet=half)

@@ -1,11 +1,10 @@
 """lb.apply: what it does with files, HAProxy and its master, all of them replaced here.
 
-On a real HAProxy: tests/integration/test_balancer.py.
+On a real HAProxy: tests/integration/test_balancer_haproxy.py.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import stat
 import subprocess
@@ -16,7 +15,8 @@ import pytest
 from lb import apply as applying
 from lb import runtime
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.inventory import Inventory
+from lb.here import Here
+from lb.inventory import Balancer, Inventory
 from lb.render import marker, render
 from lb.state import rows
 from messagebus.errors import ConfigError
@@ -37,7 +37,7 @@ class FakeHAProxy:
         self.worker = runtime.Process(pid=1, uptime_s=9, description="")
         self.signals = 0
         monkeypatch.setattr(subprocess, "run", self._check)
-        monkeypatch.setattr(applying, "_signal_master", self._signal)
+        monkeypatch.setattr(Here, "signal_master", lambda _here, *asked: self._signal(*asked))
         monkeypatch.setattr(runtime, "process", self._process)
         monkeypatch.setattr(runtime, "server_state_text", lambda _socket: STATE)
         monkeypatch.setattr(applying, "RELOAD_WITHIN_S", 0.01)
@@ -57,7 +57,7 @@ class FakeHAProxy:
         self.checked.append(candidate.read_text())
         return subprocess.CompletedProcess(argv, 1 if self.complaint else 0, "", self.complaint)
 
-    def _signal(self, _inventory: Inventory, number: signal.Signals | None) -> bool:
+    def _signal(self, _balancer: Balancer, number: signal.Signals | None) -> bool:
         if self.runs and number is signal.SIGUSR2:
             self.signals += 1
             if marker(self._config()) != self.broken:
@@ -163,8 +163,11 @@ def test_no_haproxy_program_is_told(balancer: FakeHAProxy, monkeypatch: pytest.M
 def test_a_second_operator_waits_and_is_told(
     balancer: FakeHAProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applying, "SAVE_WAITS_S", 0)
-    with applying._lock(balancer.read), pytest.raises(ApplyFailed, match="somebody else applies"):
+    monkeypatch.setattr("lb.here.SAVE_WAITS_S", 0)
+    with (
+        Here().locked(balancer.read.balancer),
+        pytest.raises(ApplyFailed, match="somebody else applies"),
+    ):
         applying.apply(balancer.read)
 
 
@@ -182,20 +185,3 @@ def test_the_start_command_runs_a_master_with_a_pid_file(balancer: FakeHAProxy) 
         *("/usr/sbin/haproxy", "-W", "-f", f"{folder}/haproxy.cfg"),
         *("-p", f"{folder}/master.pid"),
     ]
-
-
-@pytest.mark.parametrize("text", ["", "no number", "1", "999999999", str(os.getpid())])
-def test_a_pid_that_is_not_our_haproxy_is_never_signalled(tmp_path: Path, text: str) -> None:
-    read = inventory(base=tmp_path)
-    read.balancer.master_pid_file.parent.mkdir()
-    read.balancer.master_pid_file.write_text(text)
-    assert not applying._signal_master(read, signal.SIGUSR2)
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    applying.write_private(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        applying.write_private(path, "\ud800")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]

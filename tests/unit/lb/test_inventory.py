@@ -149,7 +149,7 @@ def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         parse(values, base=BASE)
     assert str(raised.value) == (
-        "inventory: token_file: missing; balancer.socket: missing; brokers[0].check: missing"
+        "inventory: balancer.socket: missing; token_file: missing; brokers[0].check: missing"
     )
 
 
@@ -213,9 +213,26 @@ def _toml() -> str:
 def mirrored(**changes: Any) -> dict[str, Any]:
     values = inventory_values()
     values["hosts"] = [
-        {"name": "a1", "ssh": "root@10.77.0.1", "replication": "10.78.0.1"},
-        {"name": "a2", "ssh": "10.77.0.2:2222", "replication": "10.78.0.2"},
+        {
+            "name": "a1",
+            "ssh": "root@10.77.0.1",
+            "replication": "10.78.0.1",
+            "management": "10.77.0.1",
+        },
+        {
+            "name": "a2",
+            "ssh": "10.77.0.2:2222",
+            "replication": "10.78.0.2",
+            "management": "10.77.0.2",
+        },
         {"name": "b1", "ssh": "b1.example"},
+        {"name": "b2", "ssh": "b2.example", "replication": "10.78.0.4"},
+        {
+            "name": "b3",
+            "ssh": "b3.example",
+            "replication": "10.78.0.5",
+            "management": "10.78.0.5",
+        },
     ]
     values["brokers"][0]["host"] = "a1"
     values["mirrors"] = [
@@ -236,6 +253,7 @@ def test_a_mirror_names_its_broker_and_two_hosts() -> None:
     read = parse(mirrored(), base=BASE)
     mirror = read.mirror("mb1")
     assert mirror.hosts == ("a1", "a2")
+    assert (mirror.address, mirror.resync_rate) == ("", "100M")
     assert read.host("a2").ssh == "10.77.0.2:2222"
     assert (read.find("mb1").host, read.find("mb2").host) == ("a1", "")
 
@@ -248,6 +266,10 @@ def test_a_mirror_names_its_broker_and_two_hosts() -> None:
         ({"hosts": ["a1", "a1"]}, "mirrors[0].hosts: ['a1', 'a1']; 2 different ones wanted"),
         ({"hosts": ["a1"]}, "2 different ones wanted"),
         ({"hosts": ["a1", "b1"]}, "mirror mb1: host b1 has no replication address"),
+        ({"hosts": ["a1", "b2"]}, "mirror mb1: host b2 has no management address"),
+        ({"hosts": ["a1", "b3"]}, "host b3 has 10.78.0.5 for management and replication"),
+        ({"address": "10.77.0.9"}, "mirrors[0].address: '10.77.0.9' is not of the form"),
+        ({"resync_rate": "fast"}, "mirrors[0].resync_rate: 'fast' is not of the form"),
         ({"device": "drbd0"}, "mirrors[0].device: 'drbd0' is not of the form"),
         ({"port": 0}, "mirrors[0].port: 0 is not a whole number"),
         ({"disks": "/dev/vdb"}, "mirrors[0].disks: unknown key; did you mean 'disk'?"),
@@ -274,4 +296,67 @@ def test_two_hosts_of_one_name_or_address_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"host a1 is there twice; ssh address b1.example is there"
     ):
+        parse(values, base=BASE)
+
+
+def several(**second: Any) -> dict[str, Any]:
+    """Two balancers, of which the second is on another host."""
+    values = inventory_values()
+    values["hosts"] = [{"name": "front2", "ssh": "root@10.0.0.2"}]
+    own = {key: values["balancer"].pop(key) for key in OWN}
+    there = {
+        "name": "lb2",
+        "host": "front2",
+        "amqp": "10.0.0.2:5672",
+        "list": "10.0.0.2:8081",
+        "stats": "10.0.0.2:8404",
+        "config": "/etc/haproxy/haproxy.cfg",
+        "socket": "/run/haproxy/admin.sock",
+        "state_file": "/var/lib/haproxy/state",
+        "master_pid_file": "/run/haproxy.pid",
+    }
+    values["balancers"] = [{"name": "lb1", **own}, there | second]
+    return values
+
+
+OWN = ("amqp", "list", "stats", "config", "socket", "state_file", "master_pid_file")
+
+
+def test_several_balancers_share_what_stands_in_one_table() -> None:
+    read = parse(several(sessions_max=99), base=BASE)
+    assert [each.name for each in read.balancers] == ["lb1", "lb2"]
+    assert [each.host for each in read.balancers] == ["", "front2"]
+    assert [each.probe_user for each in read.balancers] == ["probe", "probe"]
+    assert [each.sessions_max for each in read.balancers] == [8_000, 99]
+    assert [each.server_sessions_max for each in read.balancers] == [8_000, 99]
+    assert read.balancer.name == "lb1"
+    assert read.at(read.find_balancer("lb2")).balancers == (read.balancers[1],)
+    with pytest.raises(ConfigError, match=r"no balancer 'lb3'.*did you mean 'lb"):
+        read.find_balancer("lb3")
+
+
+@pytest.mark.parametrize(
+    ("second", "fault"),
+    [
+        ({"name": "lb1"}, "balancer lb1 is there twice"),
+        ({"host": "front9"}, "balancer lb2: no host 'front9'; did you mean 'front2'?"),
+        ({"config": "haproxy.cfg"}, "'haproxy.cfg' is on another host: an absolute path wanted"),
+        ({"amqp": "10.0.0.1:5672"}, "balancer address 10.0.0.1:5672 is there twice"),
+        ({"host": "", "socket": "haproxy/admin.sock"}, "balancers[1].host: '' is not of the form"),
+        ({"sokcet": "/x"}, "balancers[1].sokcet: unknown key; did you mean 'socket'?"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_balancers_is_told(
+    second: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(ConfigError) as told:
+        parse(several(**second), base=BASE)
+    assert fault in str(told.value)
+
+
+def test_two_balancers_of_this_machine_have_files_of_their_own() -> None:
+    values = several()
+    del values["balancers"][1]["host"]
+    values["balancers"][1]["socket"] = "haproxy/admin.sock"
+    with pytest.raises(ConfigError, match=r"admin socket .*/haproxy/admin.sock is there twice"):
         parse(values, base=BASE)

@@ -69,7 +69,10 @@ def test_what_is_written_does_not(tmp_path: Path) -> None:
 def test_apply_says_what_it_did(
     applied: Applied, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "apply", lambda _inventory, *, reload: applied)
+    def apply_all(read: Inventory, _reach: object, *, reload: bool) -> object:
+        return [(read.balancer, applied)]
+
+    monkeypatch.setattr(command, "apply_all", apply_all)
     assert run("apply").output == said
 
 
@@ -81,17 +84,21 @@ def test_status_for_people() -> None:
 
 def test_status_for_programs() -> None:
     shown = json.loads(run("status", "--json").output)
-    assert shown["process"]["pid"] == 4711
-    assert [server["verdict"] for server in shown["servers"]] == ["up", "down"]
+    (one,) = shown["balancers"]
+    assert one["process"]["pid"] == 4711
+    assert [server["verdict"] for server in one["servers"]] == ["up", "down"]
 
 
 def test_a_drain_prints_what_haproxy_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "drain", lambda _inventory, _name, *, within_s: UP)
+    def drain(*_: object, **__: object) -> dict[str, runtime.ServerState]:
+        return {"haproxy": UP}
+
+    monkeypatch.setattr(agents, "drain", drain)
     assert run("drain", "mb1").output.startswith("mb1 up sessions=1 weight=100")
 
 
 def test_a_fault_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_inventory: Inventory, _name: str, *, within_s: float) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise NotReached("mb1 is not\nseen as ready")
 
     monkeypatch.setattr(agents, "ready", fail)
@@ -104,17 +111,36 @@ def test_a_silent_haproxy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise BalancerUnreachable("nobody on the socket")
 
     monkeypatch.setattr(runtime, "process", fail)
-    assert run("status").stderr == "Error: nobody on the socket\n"
+    silent = run("status")
+    assert (silent.exit_code, silent.output) == (1, "haproxy  no answer: nobody on the socket\n")
 
 
-def test_orders_by_hand_go_to_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_by_hand_go_to_the_socket_and_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     orders: list[object] = []
-    monkeypatch.setattr(runtime, "maint", lambda _s, name, *, on: orders.append((name, on)))
-    monkeypatch.setattr(runtime, "set_weight", lambda _s, name, weight: orders.append(weight))
-    assert run("maint", "10.0.1.1:5672").exit_code == 0
+    shows = {"mb1": dataclasses.replace(UP, agent="L4TOUT")}
+
+    def change(name: str, **what: object) -> None:
+        orders.append(what)
+        shows[name] = dataclasses.replace(shows[name], **what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runtime, "servers", lambda _socket: shows)
+    monkeypatch.setattr(
+        runtime, "maint", lambda _s, name, *, on: change(name, verdict="maint" if on else "up")
+    )
+    monkeypatch.setattr(runtime, "set_drain", lambda _s, name, *, on: change(name, drained=on))
+    monkeypatch.setattr(runtime, "set_weight", lambda _s, name, weight: change(name, weight=weight))
+    assert run("maint", "10.0.1.1:5672").output.startswith("mb1 maint ")
     assert run("maint", "mb1", "--off").exit_code == 0
     assert run("weight", "mb1", "40").exit_code == 0
-    assert orders == [("mb1", True), ("mb1", False), 40]
+    assert run("drain", "mb1", "--by-hand").exit_code == 0
+    assert run("ready", "mb1", "--by-hand").exit_code == 0
+    assert orders == [
+        {"verdict": "maint"},
+        {"verdict": "up"},
+        {"weight": 40},
+        {"drained": True},
+        {"drained": False},
+    ]
 
 
 def test_a_weight_out_of_range_is_wrong_use() -> None:

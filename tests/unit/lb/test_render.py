@@ -28,6 +28,21 @@ def test_every_broker_is_a_server_with_two_checks() -> None:
     ]
 
 
+def test_a_broker_takes_so_many_connections_at_most() -> None:
+    read = inventory()
+    assert " maxconn 8000 " in render(read)
+    less = dataclasses.replace(
+        read, balancer=dataclasses.replace(read.balancer, server_sessions_max=7)
+    )
+    assert " maxconn 7 " in render(less)
+
+
+def test_on_a_host_the_process_that_serves_is_not_root() -> None:
+    assert "user haproxy" not in render(inventory())
+    host = render(dataclasses.replace(inventory(), supervisor="systemd"))
+    assert {"user haproxy", "group haproxy"} <= set(_section(host, "global"))
+
+
 def test_publishers_go_where_the_fewest_are() -> None:
     brokers = _section(render(inventory()), "backend mb_brokers")
     assert "balance leastconn" in brokers

@@ -65,3 +65,19 @@ def test_an_unknown_key_names_the_nearest() -> None:
 @pytest.mark.parametrize(("word", "said"), [("mb3", "; did you mean 'mb1'?"), ("zzzzzz", "")])
 def test_a_name_far_from_all_gets_no_hint(word: str, said: str) -> None:
     assert nearest(word, ["mb1", "other"]) == said
+
+
+def test_several_tables_may_have_something_in_common() -> None:
+    read, faults = table({"common": {"a": "x", "b": "y"}, "each": [{"b": "z"}, {}]})
+    first, second = read.tables("each", common="common")
+    assert (first.text("a", WORD), first.text("b", WORD)) == ("x", "z")
+    assert (second.text("a", WORD), second.text("b", WORD)) == ("x", "y")
+    read.nothing_else()
+    assert faults == []
+
+
+def test_a_path_of_another_host_is_absolute() -> None:
+    read, faults = table({"here": "/a", "there": "a"})
+    assert read.path("here", absolute=True) == Path("/a")
+    read.path("there", absolute=True)
+    assert faults == ["there: 'a' is on another host: an absolute path wanted"]

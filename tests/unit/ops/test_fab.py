@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ops import fab
+from ops.__main__ import cli
+from ops.commands.paths import CHECKOUT
 
 
 @pytest.mark.parametrize(
@@ -12,6 +17,20 @@ from ops import fab
     [
         (lambda: fab.add.body(None, "mb4", dry_run=True), ["add", "mb4", "--dry-run"]),
         (lambda: fab.remove.body(None, "mb2", yes=True), ["remove", "mb2", "--yes"]),
+        (
+            lambda: fab.remove.body(None, "mb2", move_remaining=True),
+            ["remove", "mb2", "--move-remaining"],
+        ),
+        (lambda: fab.restart.body(None, rolling=True), ["restart", "--rolling"]),
+        (lambda: fab.restart.body(None, "mb1", yes=True), ["restart", "mb1", "--yes"]),
+        (lambda: fab.upgrade.body(None, "mb1"), ["upgrade", "mb1"]),
+        (
+            lambda: fab.replace.body(None, "mb1", lose_messages=True),
+            ["replace", "mb1", "--lose-messages"],
+        ),
+        (lambda: fab.topology.body(None, "diff"), ["topology", "diff"]),
+        (lambda: fab.check.body(None), ["check"]),
+        (lambda: fab.provision.body(None, dry_run=True), ["provision", "--dry-run"]),
         (lambda: fab.local.body(None, "up"), ["local", "up"]),
     ],
 )
@@ -29,3 +48,18 @@ def test_a_task_is_the_command_of_its_name(
         task()
     assert ended.value.code == 3
     assert seen == [ran]
+
+
+def test_every_task_says_what_it_does_and_is_in_the_fabfile() -> None:
+    listed = subprocess.run(
+        [str(Path(sys.executable).with_name("fab")), "--list"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for name in fab.__all__:
+        task = getattr(fab, name)
+        assert task.__doc__
+        assert f"  {name} " in listed
+        assert name in cli.commands

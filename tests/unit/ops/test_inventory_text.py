@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from ops.errors import OpsError
-from ops.inventory_text import without_broker
+from ops.inventory_text import broker_table, with_broker, with_host, without_broker
 
 TEXT = """\
 cluster = "local"  # ours
@@ -49,3 +49,56 @@ def test_an_unknown_broker_changes_nothing() -> None:
 def test_what_cannot_be_edited_surely_is_not_edited() -> None:
     with pytest.raises(OpsError, match="edit the file"):
         without_broker('brokers = [{name = "mb1"}, {name = "mb2"}]', "mb1")
+
+
+def test_a_broker_is_moved_and_nothing_else_is_touched() -> None:
+    text = (
+        'cluster = "c"  # ours\n\n[[brokers]]\nname = "mb1"\nhost = "db1"\n\n'
+        '[[brokers]]\nname = "mb2"\n\n[[hosts]]\nname = "mb1"\n'
+    )
+    moved = with_host(text, "mb1", "db2")
+    assert moved == text.replace("db1", "db2")
+    given = with_host(text, "mb2", "db2")
+    assert given == text.replace(
+        '[[brokers]]\nname = "mb2"', '[[brokers]]\nhost = "db2"\nname = "mb2"'
+    )
+    assert with_host(text, "mb1", "db1") == with_host(text, "mb9", "db1") == text
+
+
+def test_a_broker_that_is_written_in_another_way_is_not_guessed_at() -> None:
+    with pytest.raises(OpsError, match="edit the file"):
+        with_host('brokers = [{name = "mb1"}]', "mb1", "db2")
+
+
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+def test_what_was_taken_out_is_put_back(name: str) -> None:
+    table = broker_table(TEXT, name)
+    again = tomllib.loads(with_broker(without_broker(TEXT, name), table))
+    assert sorted(map(str, again["brokers"])) == sorted(map(str, tomllib.loads(TEXT)["brokers"]))
+
+
+def test_putting_back_twice_changes_nothing() -> None:
+    assert with_broker(TEXT, broker_table(TEXT, "mb2")) == TEXT
+    assert broker_table(TEXT, "mb9") == ""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "[[brokers]]\n",
+        "brokers = 1",
+        "[[brokers]",
+        "[[brokers]]\nname='a'\n[[brokers]]\nname='b'",
+    ],
+)
+def test_what_is_no_table_of_a_broker_is_refused(table: str) -> None:
+    with pytest.raises(OpsError, match="not one"):
+        with_broker(TEXT, table)
+
+
+def test_a_broker_goes_with_its_mirror() -> None:
+    mirror = '\n[[mirrors]]\nname = "mb2"\nport = 7788\n\n[[mirrors]]\nname = "mb3"\n'
+    left = tomllib.loads(without_broker(TEXT + mirror, "mb2"))
+    assert left["mirrors"] == [{"name": "mb3"}]
+    assert [each["name"] for each in left["brokers"]] == ["mb1", "mb3"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ops.journal import Journal
+from ops.journal import Journal, unfinished
 
 
 def test_an_unfinished_run_is_taken_up(tmp_path: Path) -> None:
@@ -31,3 +31,11 @@ def test_a_line_that_a_crash_cut_off_does_not_count(tmp_path: Path) -> None:
     file = tmp_path / "add-mb4.jsonl"
     file.write_text(file.read_text()[:-5])
     assert Journal(tmp_path, "add mb4").done == ("one",)
+
+
+def test_runs_of_other_playbooks_that_are_not_finished_are_known(tmp_path: Path) -> None:
+    for name in ("add mb4", "remove mb2", "remove mb1"):
+        Journal(tmp_path, name).begin({"address": "x"})
+    Journal(tmp_path, "remove mb1").finish()
+    assert unfinished(tmp_path, but="remove mb2") == ["add-mb4"]
+    assert unfinished(tmp_path / "none", but="") == []

@@ -126,3 +126,37 @@ def test_undo_goes_backwards_from_the_step_that_failed(journal: Journal, tmp_pat
     runner.undo(plan, recorder, Journal(tmp_path, "test"), say=lambda line: None)
     assert recorder.ran == ["undo-third", "undo-second", "undo-first"]
     assert not Journal(tmp_path, "test").is_resumed
+
+
+def test_who_stays_silent_ends_it_long_before_its_time(journal: Journal) -> None:
+    def check() -> str:
+        raise NoAnswer("agent of mb1 does not answer")
+
+    deaf = step("first", check=check, within_s=3600.0, silent_within_s=0.0)
+    with pytest.raises(PlanFailed, match="after 0 s: agent of mb1 does not answer"):
+        carry_out(Plan(name="test", steps=(deaf,)), journal)
+    assert journal.done == ()
+
+
+def test_what_steps_prove_is_told_at_the_end_also_by_a_run_that_was_taken_up(
+    journal: Journal, tmp_path: Path
+) -> None:
+    class Telling(Recorder):
+        def run(self, command: Command) -> str:
+            super().run(command)
+            return "some line\nmoved 3 messages\n\n"
+
+    first = step("first", "a", tells=True, proof=lambda: "0 left")
+    runner.carry_out(
+        Plan(name="test", steps=(first, step("second", "b"))),
+        Telling(),
+        journal,
+        say=(said := list[str]()).append,
+    )
+    assert said[-1] == "   proved  moved 3 messages; 0 left"
+    with pytest.raises(PlanFailed):
+        carry_out(
+            Plan(name="test", steps=(first, step("second", "fail"))), Journal(tmp_path, "test")
+        )
+    _, said = carry_out(Plan(name="test", steps=(first, step("second"))), Journal(tmp_path, "test"))
+    assert said[-1] == "   proved  0 left"

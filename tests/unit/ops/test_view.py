@@ -56,13 +56,25 @@ def test_connections_are_those_of_applications_with_whether_they_consume(
     view: View, answers: dict[str, Any]
 ) -> None:
     answers["/api/connections"] = [
-        {"name": "1 -> 2", "user": "bus"},
-        {"name": "3 -> 2", "user": "bus"},
+        {"name": "1 -> 2", "user": "bus", "client_properties": {"product": "java"}},
+        {"name": "3 -> 2", "user": "bus", "peer_host": "10.0.0.1", "peer_port": 4},
         {"name": "4 -> 2", "user": "admin"},
         {"name": "5 -> 2", "user": "probe"},
     ]
     answers["/api/consumers"] = [{"channel_details": {"connection_name": "3 -> 2"}}]
-    assert view.client_connections("mb1") == {"1 -> 2": False, "3 -> 2": True}
+    answers["/api/channels"] = [
+        {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 4},
+        {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 1},
+    ]
+    found = view.connections("mb1")
+    assert [(one.name, one.consumes, one.unacked) for one in found] == [
+        ("1 -> 2", False, 0),
+        ("3 -> 2", True, 5),
+    ]
+    assert [str(one) for one in found] == [
+        "java at ?:? (user bus)",
+        "10.0.0.1:4 (user bus, holds 5 deliveries)",
+    ]
 
 
 def test_maps_of_all_agents(view: View, answers: dict[str, Any]) -> None:

@@ -15,3 +15,4 @@ def test_changes_of_the_list() -> None:
     assert lists.ready(FILE, "a:1").argv == (*LISTS, "ready", "a:1")
     assert lists.remove(FILE, "a:1").argv == (*LISTS, "remove", "a:1")
     assert lists.push(FILE).argv == (*LISTS, "push")
+    assert lists.recover(FILE).argv == (*LISTS, "push", "--recover")

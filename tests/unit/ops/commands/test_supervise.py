@@ -25,3 +25,15 @@ def test_another_node_is_a_host_with_units() -> None:
     assert nodes.stop_agent("mb4") == (
         Command(("systemctl", "stop", "messagebus-agent"), "mb4.example"),
     )
+
+
+def test_installing_anew_leaves_nothing_that_the_node_has_learned() -> None:
+    first, second, install = SystemdNodes({"mb4": "mb4.example"}).reinstall("mb4", "3.12.1-1")
+    assert [first.argv, second.argv] == [
+        ("find", "/var/lib/rabbitmq/mnesia", "-mindepth", "1", "-delete"),
+        ("find", "/var/lib/messagebus", "-mindepth", "1", "-delete"),
+    ]
+    assert install.argv[-2:] == ("install", "rabbitmq-server=3.12.1-1")
+    assert {first.host, second.host, install.host} == {"mb4.example"}
+    local = LocalNodes(Path("/c")).reinstall("mb4", "")
+    assert [command.argv[4:6] for command in local] == [("forget", "mb4"), ("provision", "mb4")]

@@ -21,12 +21,12 @@ def test_the_order_of_an_addition() -> None:
         "tell mb4 of the others",
         "hold publishers back from mb4",
         "bring the topology to mb4",
-        "list mb4",
-        "bring the list to every agent",
-        "wait for the clients",
+        "put mb4 on the list",
+        "bring the list with mb4 to every agent",
+        "wait for the clients at mb4",
         "compare the topology of mb4 with the others",
         "send publishers to mb4",
-        "verify that publishes arrive and are consumed",
+        "verify that publishes arrive at mb4 and are consumed",
     ]
     assert plan.name == "add mb4"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ops.commands.supervise import LocalNodes
 from ops.plan import Plan
 from ops.playbooks import remove
+from ops.playbooks.remove import Drain
 from ops.playbooks.target import Target
 from ops.view import View
 
@@ -13,21 +14,27 @@ FILE = Path("/c/inventory.toml")
 TARGET = Target(name="mb2", address="127.0.0.12:5672", agent_port=8081)
 
 
-def removal() -> Plan:
-    return remove.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")), statistics_s=1.5)
+WAITS = Drain(statistics_s=1.5)
+
+
+def removal(how: Drain = WAITS) -> Plan:
+    return remove.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")), how)
 
 
 def test_the_order_of_a_removal() -> None:
     assert [step.name for step in removal().steps] == [
         "mark mb2 as draining in the list",
-        "bring that list to every agent",
+        "bring the list that drains mb2 to every agent",
         "send no publishers to mb2",
         "wait for publishers to leave mb2",
         "hang up on the publishers that are left on mb2",
         "wait until mb2 is empty",
+        "hang up on whoever keeps deliveries of mb2 without an answer",
+        "wait until others have taken what was given back on mb2",
         "take mb2 off the list",
         "bring the list without mb2 to every agent",
         "wait for the clients to let go of mb2",
+        "hang up on the clients that are left on mb2",
         "see that nothing is left on mb2",
         "take mb2 out of the balancer",
         "stop broker mb2",
@@ -46,8 +53,10 @@ def test_exactly_what_a_removal_runs() -> None:
         f"{lists} push",
         f"{balancer} drain mb2",
         f"{ops} hangup mb2 --inventory /c/inventory.toml",
+        f"{ops} hangup mb2 --holding --inventory /c/inventory.toml",
         f"{lists} remove 127.0.0.12:5672",
         f"{lists} push",
+        f"{ops} hangup mb2 --all --inventory /c/inventory.toml",
         f"{ops} inventory drop mb2 --inventory /c/inventory.toml",
         f"{balancer} apply",
         f"{ops} local stop mb2 --dir /c",
@@ -66,11 +75,27 @@ def test_a_removal_is_taken_back_in_the_list_before_the_balancer() -> None:
 
 
 def test_the_plan_says_which_delayed_messages_it_waits_for() -> None:
-    made = remove.plan(
-        TARGET, FILE, View(FILE), LocalNodes(Path("/c")), statistics_s=1.5, delayed=(1200, 7200.0)
-    )
+    made = removal(Drain(statistics_s=1.5, delayed=(1200, 7200.0)))
     told = [line.strip() for line in made.lines() if "delayed" in line]
     assert told == [
         "until every queue is empty, counted twice and tried, 1,200 delayed messages too, "
         "which takes 2 h at most, 10800 s at most"
     ]
+
+
+def test_what_nobody_takes_is_moved_when_no_consumer_is_there_any_more() -> None:
+    moves = removal(Drain(statistics_s=1.5, delayed=(1, 7200.0), moves=True))
+    ran = [" ".join(command.argv[2:]) for step in moves.steps for command in step.commands]
+    move = ran.index("ops move mb2 --inventory /c/inventory.toml")
+    assert ran.index("ops hangup mb2 --all --inventory /c/inventory.toml") < move
+    assert move < ran.index("ops inventory drop mb2 --inventory /c/inventory.toml")
+    assert not any("delayed" in line for line in moves.lines())
+
+
+def test_a_run_that_was_blocked_is_taken_up_as_one_that_moves() -> None:
+    """What was done under one set of options has the same name, and stands first, under the other."""
+    plain = [step.name for step in removal().steps]
+    moves = [step.name for step in removal(Drain(statistics_s=1.5, moves=True)).steps]
+    blocked_at = plain.index("wait until mb2 is empty")
+    assert plain[:blocked_at] == moves[:blocked_at]
+    assert [name for name in plain if name in moves] == moves

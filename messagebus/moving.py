@@ -1,0 +1,103 @@
+"""What lies on one broker is moved to others, for a broker that leaves or whose queues nobody reads.
+
+Ids, headers, keys and times stay; each message is answered at the old broker after a new one has
+confirmed it. Needs a user who may read every queue there and write to the default exchange and the delay
+exchanges of the others: operators have one, applications do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from messagebus._io.moving import WINDOW, Mover
+from messagebus.config import BusConfig
+from messagebus.errors import ConfigError, LinkError, TopologyError
+
+__all__ = ["MOVES_AT_ONCE", "MessagesMoved", "MovingProgress", "move_messages"]
+
+MOVES_AT_ONCE = WINDOW
+"""So many messages at most are on both brokers after a move that was killed."""
+# Taken ahead and in memory, of one queue.
+AHEAD_BYTES_MAX = 64 * 1024 * 1024
+# Of many brokers each queue goes to some, the next queue to others: fewer links.
+TARGETS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesMoved:
+    """moved: how many of each queue went to which broker, by (queue, broker). faults: queue -> why not."""
+
+    moved: Mapping[tuple[str, str], int]
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Over all queues and brokers."""
+        return sum(self.moved.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovingProgress:
+    """queue: that is moved now. total: moved so far, of all queues."""
+
+    queue: str
+    total: int
+
+
+def move_messages(
+    bus: BusConfig,
+    queues: Iterable[str],
+    *,
+    source: str,
+    targets: Sequence[str],
+    message_bytes: Mapping[str, int] | None = None,
+    on_progress: Callable[[MovingProgress], None] = lambda progress: None,
+) -> MessagesMoved:
+    """Move all that is ready in these queues of `source` to the queues of the same names elsewhere.
+
+    bus: how to log in; its own broker is not looked at. queues: AMQP's names, ``mb.sub/orders/billing``.
+    source, targets: brokers, ``host:port``. message_bytes: how large a message of a queue is, about: of
+    large ones fewer are taken ahead. Messages of one key stay in their order, others are spread.
+    What was delayed waits for the rest of its time, rounded up to the next step; what expires
+    has its whole time again. Interrupted or killed, it loses nothing: at most MOVES_AT_ONCE messages
+    are there twice, under their ids. Raises ConfigError without targets.
+    """
+    if not targets:
+        raise ConfigError("no other broker to move to")
+    sizes = message_bytes or {}
+    windows = {
+        queue: min(WINDOW, max(1, AHEAD_BYTES_MAX // max(1, sizes.get(queue, 1))))
+        for queue in queues
+    }
+    return asyncio.run(_move(bus, windows, source, list(targets), on_progress))
+
+
+async def _move(
+    bus: BusConfig,
+    windows: Mapping[str, int],
+    source: str,
+    targets: list[str],
+    on_progress: Callable[[MovingProgress], None],
+) -> MessagesMoved:
+    done, faults = Counter[tuple[str, str]](), dict[str, str]()
+    for number, (queue, window) in enumerate(windows.items()):
+
+        def moved(broker: str, count: int, queue: str = queue) -> None:
+            done[queue, broker] += count
+            on_progress(MovingProgress(queue=queue, total=done.total()))
+
+        try:
+            mover = Mover(bus, source, _some(targets, number))
+            await mover.move(queue, on_moved=moved, window=window)
+        except (LinkError, TopologyError) as fault:
+            faults[queue] = str(fault)
+    return MessagesMoved(dict(done), faults)
+
+
+def _some(targets: list[str], number: int) -> list[str]:
+    """Another TARGETS_MAX of them for each queue."""
+    begin = number * TARGETS_MAX % len(targets)
+    return [*targets[begin:], *targets[:begin]][:TARGETS_MAX]

@@ -1,0 +1,161 @@
+"""What a backup of a cluster holds, and what of it is missing from a cluster. Pure.
+
+In it: the inventory and what it names on this machine, the consumer list, every agent's topology, and every
+broker's definitions. Not in it: messages. Those are on the brokers' disks, and their copies are mirrors.
+
+What is there is never changed by a restore: only what is missing is made, and what differs is told.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ops.archive import Archive
+from ops.topology import latest, wanted_items
+
+__all__ = [
+    "Missing",
+    "definitions_of",
+    "files_named",
+    "generation_of",
+    "missing_definitions",
+    "missing_topology",
+    "topology_of",
+]
+
+INVENTORY = "inventory.toml"
+# Keys of the inventory that name files of other hosts, or what is made anew by itself.
+_NOT_OURS = {"state_file", "master_pid_file", "node_list_file"}
+_NO_SECRETS = {"list_file", "ca_file", "cert_file"}
+# Kinds of definitions -> what a thing of that kind is known by. Without the broker's own name and other
+# global parameters: each broker has its own.
+_KINDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "vhosts": lambda one: one["name"],
+    "users": lambda one: one["name"],
+    "permissions": lambda one: (one["user"], one["vhost"]),
+    "topic_permissions": lambda one: (one["user"], one["vhost"], one["exchange"]),
+    "parameters": lambda one: (one["vhost"], one["component"], one["name"]),
+    "policies": lambda one: (one["vhost"], one["name"]),
+    "exchanges": lambda one: (one["vhost"], one["name"]),
+    "queues": lambda one: (one["vhost"], one["name"]),
+    "bindings": lambda one: json.dumps(one, sort_keys=True),
+}
+# Made by agents, who settle what they make.
+_AGENTS = "mb."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """definitions: to import. told: of each thing that differs and is left as it is."""
+
+    definitions: Mapping[str, list[Any]]
+    told: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [
+            f"{_one(kind)} {_name(one)}"
+            for kind, things in self.definitions.items()
+            for one in things
+        ]
+
+
+def files_named(inventory: str, base: Path) -> dict[Path, bool]:
+    """Files of this machine that an inventory names: path -> whether it holds a secret.
+
+    A folder stands for the files in it, whatever there is now. Files need not be there.
+    """
+    found: dict[Path, bool] = {}
+    for key, value in _texts(tomllib.loads(inventory)):
+        path = base / value
+        if key.endswith("_file") and key not in _NOT_OURS:
+            found[path] = found.get(path, False) or key not in _NO_SECRETS
+        elif key.endswith("_dir") and path.is_dir():
+            found.update({each: True for each in sorted(path.iterdir()) if each.is_file()})
+    return found
+
+
+def definitions_of(archive: Archive, node: str) -> dict[str, Any] | None:
+    return _json(archive, f"definitions/{node}.json")
+
+
+def topology_of(archive: Archive) -> dict[str, Mapping[str, Any]]:
+    """Of every name the newest entry, over all agents."""
+    maps = {
+        name: {entry["wanted"]: entry for entry in json.loads(raw)["entries"]}
+        for name, raw in archive.files.items()
+        if name.startswith("topology/")
+    }
+    return latest(maps)
+
+
+def generation_of(archive: Archive) -> int:
+    return int(archive.facts["generation"])
+
+
+def missing_definitions(before: Mapping[str, Any], now: Mapping[str, Any]) -> Missing:
+    """What of a broker's definitions it does not have any more."""
+    wanted: dict[str, list[Any]] = {}
+    told = []
+    for kind, key in _KINDS.items():
+        has = {key(one): one for one in now.get(kind, [])}
+        for one in before.get(kind, []):
+            if _is_made_by_agents(kind, one):
+                continue
+            if key(one) not in has:
+                wanted.setdefault(kind, []).append(one)
+            elif has[key(one)] != one:
+                told.append(f"{_one(kind)} {_name(one)} is another one now")
+    return Missing(definitions=wanted, told=tuple(told))
+
+
+def missing_topology(
+    before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """What to register again, as agents take it, and names that were deleted since and stay so."""
+    missing = wanted_items(entry for name, entry in before.items() if name not in now)
+    deleted = [
+        name
+        for name, entry in before.items()
+        if entry["alive"] and name in now and not now[name]["alive"]
+    ]
+    return missing, sorted(deleted)
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for each, inner in value.items():
+            yield from _texts(inner, each)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
+    elif isinstance(value, str) and value:
+        yield key, value
+
+
+def _is_made_by_agents(kind: str, one: Mapping[str, Any]) -> bool:
+    if kind == "bindings":
+        return any(str(one[end]).startswith(_AGENTS) for end in ("source", "destination"))
+    return kind in ("exchanges", "queues") and str(one["name"]).startswith(_AGENTS)
+
+
+def _one(kind: str) -> str:
+    return "policy" if kind == "policies" else kind.removesuffix("s")
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    if "source" in one:
+        return f"{one['source']} to {one['destination']}"
+    return str(one.get("name") or f"of {one.get('user')}")
+
+
+def _json(archive: Archive, name: str) -> dict[str, Any] | None:
+    if name not in archive.files:
+        return None
+    found: dict[str, Any] = json.loads(archive.files[name])
+    return found

@@ -1,0 +1,237 @@
+"""`python -m ops backup` and `restore`: everything of a cluster but its messages, kept in one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from consumer_lists import edit, listfile
+from messagebus.broker import BrokerList
+from ops import archive as archives
+from ops import lock
+from ops.archive import Archive
+from ops.backup import (
+    INVENTORY,
+    Missing,
+    definitions_of,
+    files_named,
+    generation_of,
+    missing_definitions,
+    missing_topology,
+    topology_of,
+)
+from ops.carrying import LOCK, confirm, inventory_option
+from ops.commands import lists
+from ops.errors import OpsError
+from ops.runner import HostRunner
+from ops.topology import latest
+from ops.view import View
+
+__all__ = ["backup", "restore"]
+
+INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
+
+
+@click.command()
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--with-secrets",
+    is_flag=True,
+    help="Also the files of passwords, tokens and keys that the inventory names.",
+)
+@inventory_option
+def backup(archive: Path, with_secrets: bool, file: Path) -> None:
+    """Write inventory, consumer list, topology and every broker's definitions to ARCHIVE, of mode 0600.
+
+    Definitions hold password hashes. Messages are not in it. Every broker and agent must answer.
+
+    \b
+    Example:
+      python -m ops backup /backup/prod-2026-11-21.tar.gz
+    """
+    made = _collect(file.absolute(), with_secrets=with_secrets)
+    archives.write(archive, made)
+    for name in made.files:
+        click.echo(f"{name}{'  (secret)' if name in made.secret else ''}")
+    left_out = made.facts["left_out"]
+    if left_out:
+        click.echo(f"not in it: {', '.join(left_out)}", err=True)
+
+
+def _collect(file: Path, *, with_secrets: bool) -> Archive:
+    view, base = View(file), file.parent
+    text = file.read_text()
+    files: dict[str, bytes] = {}
+    secret, left_out = set(), []
+    for path, is_secret in files_named(text, base).items():
+        name = os.path.relpath(path, base)
+        if not path.is_file() or (is_secret and not with_secrets):
+            left_out.append(name)
+            continue
+        files[f"files/{name}"] = path.read_bytes()
+        if is_secret:
+            secret.add(f"files/{name}")
+    for name, snapshot in view.snapshots().items():
+        files[f"topology/{name}.json"] = json.dumps(snapshot, indent=1).encode()
+    for node in view.nodes:
+        name = f"definitions/{node.name}.json"
+        files[name] = json.dumps(view.definitions(node.name), indent=1).encode()
+        secret.add(name)
+    facts = {
+        "cluster": view.inventory.cluster,
+        "generation": view.listed.generation,
+        "made_at": time.strftime("%FT%TZ", time.gmtime()),
+        "left_out": left_out,
+    }
+    return Archive(facts, {INVENTORY: text.encode(), **files}, frozenset(secret))
+
+
+@click.command()
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--files",
+    "only_files",
+    is_flag=True,
+    help="The inventory and the files that it names, to this machine; no host is asked.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what is missing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@inventory_option
+def restore(archive: Path, only_files: bool, dry_run: bool, yes: bool, file: Path) -> None:
+    """Bring back what ARCHIVE holds and is missing now. What is there is never changed.
+
+    First, on a machine that has lost them, --files; then the hosts are provisioned and run; then, without
+    it, what brokers and agents miss: users, policies, queues of others, topology. The consumer list gets a
+    generation above all that clients may know.
+
+    \b
+    Example:
+      python -m ops restore /backup/prod-2026-11-21.tar.gz --files --yes
+      python -m ops restore /backup/prod-2026-11-21.tar.gz --dry-run
+    """
+    kept = archives.read(archive)
+    click.echo(f"{kept.facts['cluster']} of {kept.facts['made_at']}")
+    file = file.absolute()
+    if only_files:
+        _restore_files(kept, file, dry_run=dry_run, yes=yes)
+    else:
+        _restore_cluster(kept, file, dry_run=dry_run, yes=yes)
+
+
+def _restore_files(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> None:
+    wanted = {file: INVENTORY} | {
+        Path(os.path.normpath(file.parent / name.removeprefix("files/"))): name
+        for name in kept.files
+        if name.startswith("files/")
+    }
+    missing = {path: name for path, name in wanted.items() if not path.exists()}
+    for path, name in wanted.items():
+        if path not in missing and path.read_bytes() != kept.files[name]:
+            click.echo(f"is another one now: {path}", err=True)
+    for path in missing:
+        click.echo(f"write {path}")
+    if not missing:
+        click.echo("nothing is missing")
+    elif not dry_run:
+        if not yes:
+            confirm()
+        for path, name in missing.items():
+            _write(path, kept.files[name], SECRET_MODE if name in kept.secret else INVENTORY_MODE)
+
+
+def _write(path: Path, raw: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """definitions: by broker. generation: below which the list must not stay, 0 where it is above."""
+
+    definitions: Mapping[str, Missing]
+    topology: list[dict[str, Any]]
+    deleted: list[str]
+    generation: int
+
+    @property
+    def is_nothing(self) -> bool:
+        some = any(missing.definitions for missing in self.definitions.values())
+        return not (some or self.topology or self.generation)
+
+    def lines(self) -> Iterator[str]:
+        for node, missing in self.definitions.items():
+            yield from (f"{node}: make {name}" for name in missing.names)
+            yield from (f"{node}: leave: {told}" for told in missing.told)
+        yield from (f"topology: want {each['name']}" for each in self.topology)
+        yield from (f"topology: leave {name}: deleted since" for name in self.deleted)
+        if self.generation:
+            yield f"list: push it under a generation above {self.generation}"
+
+
+def _restore_cluster(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> None:
+    view = View(file)
+    if view.inventory.cluster != kept.facts["cluster"]:
+        raise OpsError(
+            f"a backup of {kept.facts['cluster']!r}, and the inventory is of"
+            f" {view.inventory.cluster!r}"
+        )
+    lack = _lack(kept, view)
+    for line in lack.lines():
+        click.echo(line)
+    if lack.is_nothing:
+        click.echo("nothing is missing")
+    elif not dry_run:
+        if not yes:
+            confirm()
+        with lock.held(file.parent / LOCK, "restore"):
+            _make(lack, view, file)
+
+
+def _lack(kept: Archive, view: View) -> Lack:
+    maps = {
+        name: {entry["wanted"]: entry for entry in snapshot["entries"]}
+        for name, snapshot in view.snapshots().items()
+    }
+    topology, deleted = missing_topology(topology_of(kept), latest(maps))
+    return Lack(
+        definitions={
+            node.name: missing_definitions(before, view.definitions(node.name))
+            for node in view.nodes
+            if (before := definitions_of(kept, node.name))
+        },
+        topology=topology,
+        deleted=deleted,
+        generation=_generation_lacking(kept, view),
+    )
+
+
+def _generation_lacking(kept: Archive, view: View) -> int:
+    """Clients that live on would not take an older list than they had."""
+    known = generation_of(kept)
+    return known if min(view.generations().values(), default=known) < known else 0
+
+
+def _make(lack: Lack, view: View, file: Path) -> None:
+    for node, missing in lack.definitions.items():
+        if missing.definitions:
+            view.define(node, dict(missing.definitions))
+            click.echo(f"{node}: made {len(missing.names)}")
+    if lack.topology:
+        click.echo(f"topology: {view.want(lack.topology)}")
+    if lack.generation:
+        listfile.change(view.inventory.list_file, lambda text: _at_least(text, lack.generation))
+        click.echo(HostRunner().run(lists.recover(file)).strip())
+
+
+def _at_least(text: str, generation: int) -> str:
+    known = BrokerList.parse(text).generation
+    return edit.with_generation(text, max(known, generation))

@@ -1,0 +1,122 @@
+"""Commands on a host that has a broker's disk: mounting it, its services, its address. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lb.inventory import Host
+from ops.mirror_files import PROGRAMS
+from ops.step import Command
+
+__all__ = [
+    "AGENT_UNIT",
+    "BROKER_UNIT",
+    "address",
+    "as_root",
+    "broker_folder",
+    "check_disk",
+    "close_mount_point",
+    "disable",
+    "erase",
+    "forget_death",
+    "has_file_system",
+    "make_file_system",
+    "mount",
+    "on",
+    "power",
+    "say_dead",
+    "service",
+    "settle",
+    "unmount",
+    "write_out",
+]
+
+BROKER_UNIT = "rabbitmq-server"
+AGENT_UNIT = "messagebus-agent"
+
+Argv = tuple[str, ...]
+
+
+def as_root(host: Host, argv: Argv) -> Argv:
+    """The same, by who logs in there."""
+    return ("sudo", "-n", "--", *argv) if host.sudo else argv
+
+
+def on(where: Sequence[Host], *argvs: Argv) -> tuple[Command, ...]:
+    """On each of these hosts in turn, all of these."""
+    return tuple(Command(as_root(host, argv), host.ssh) for host in where for argv in argvs)
+
+
+def erase(disk: Path) -> Argv:
+    """Make a disk blank, as far as its signatures say; there is no way back."""
+    return ("wipefs", "--all", "--quiet", str(disk))
+
+
+def has_file_system(device: Path) -> Argv:
+    """Ends with 0 when it has one, or anything else that blkid knows."""
+    return ("blkid", "-p", str(device))
+
+
+def make_file_system(device: Path) -> Argv:
+    return ("mkfs.ext4", "-q", str(device))
+
+
+def check_disk(device: Path) -> Argv:
+    return (f"{PROGRAMS}/check-disk", str(device))
+
+
+def mount(device: Path, folder: Path) -> Argv:
+    return ("mount", str(device), str(folder))
+
+
+def unmount(folder: Path) -> Argv:
+    return ("umount", str(folder))
+
+
+def close_mount_point(folder: Path) -> Argv:
+    """Without its disk no broker may write there: it would start empty, and be believed."""
+    return ("install", "-d", "-o", "root", "-g", "root", "-m", "555", str(folder))
+
+
+def broker_folder(folder: Path) -> Argv:
+    """The mounted disk is RabbitMQ's."""
+    return ("install", "-d", "-o", "rabbitmq", "-g", "rabbitmq", "-m", "750", str(folder))
+
+
+def write_out(folder: Path) -> Argv:
+    return ("sync", "-f", str(folder))
+
+
+def settle(folder: Path) -> Argv:
+    """After topology, users, cookie or a first start: wait, write out, and see that it was all."""
+    return (f"{PROGRAMS}/settle", str(folder))
+
+
+def address(word: str, address: str) -> Argv:
+    """word: take or drop. address: with its prefix."""
+    return (f"{PROGRAMS}/move-address", word, address)
+
+
+def service(word: str, unit: str) -> Argv:
+    """word: start, stop or is-active."""
+    return ("systemctl", word, unit)
+
+
+def disable(*units: str) -> Argv:
+    """A boot starts no broker of a mirror: which host has the disk is for a playbook to decide."""
+    return ("systemctl", "disable", *units)
+
+
+def say_dead(proof: str) -> Argv:
+    """proof: the file by which the fencing handler is told."""
+    return ("install", "-D", "-m", "600", "/dev/null", proof)
+
+
+def forget_death(proof: str) -> Argv:
+    return ("rm", "-f", proof)
+
+
+def power(program: str, word: str, host: str) -> Argv:
+    """word: off or status."""
+    return (program, word, host)

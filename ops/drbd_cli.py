@@ -1,0 +1,449 @@
+"""`python -m ops drbd`: the two disks of a broker's mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lb.inventory import Host
+from messagebus.errors import ConfigError
+from ops import shell
+from ops.carrying import Go, go_options, inventory_option
+from ops.commands import drbd as argv
+from ops.commands import hosts
+from ops.drbd import Status, is_split
+from ops.errors import NoAnswer, OpsError
+from ops.mirror_cli import (
+    agents,
+    begun,
+    both_answer,
+    of_mirror,
+    permitted,
+    proof_options,
+    run,
+)
+from ops.mirror_files import FENCE_KEY, KNOWN_PEERS, authorized_line, files, partner
+from ops.mirrors import MirrorView
+from ops.playbooks import mirror as playbooks
+from ops.provision.hosts import Root
+from ops.provision.wanted import WantedFile
+
+__all__ = ["drbd"]
+
+AUTHORIZED_KEYS = Path("/root/.ssh/authorized_keys")
+HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
+
+
+@click.group()
+def drbd() -> None:
+    """The mirror of a broker's disk. NAME is the broker's.
+
+    \b
+    Example:
+      python -m ops drbd status
+      python -m ops drbd create mb1 --dry-run
+    """
+
+
+@drbd.command()
+@click.argument("name")
+@inventory_option
+def install(name: str, file: Path) -> None:
+    """Write the mirror's files on both its hosts, and let them fence each other; changes no data.
+
+    A step of `create`; by itself after a change of the inventory, before `connect`.
+
+    \b
+    Example:
+      python -m ops drbd install mb1
+    """
+    view = MirrorView(file.absolute(), name)
+    keys = {host.name: _furnish(view, host) for host in view.hosts}
+    for host in view.hosts:
+        peer = partner(view.inventory, view.mirror, host)
+        with as_root(host) as root:
+            _acquaint(root, peer, *keys[peer.name])
+
+
+@contextmanager
+def as_root(host: Host) -> Iterator[Root]:
+    with shell.remote(host.ssh) as remote:
+        yield Root(remote, host=host.name, sudo=host.sudo)
+
+
+def _furnish(view: MirrorView, host: Host) -> tuple[str, str]:
+    """Write the host's files. Returns its host key, and the key of its fencing handler; public both."""
+    with as_root(host) as root:
+        for each in files(view.inventory, view.mirror, host):
+            root.write(each)
+        if not root.ask(("cat", f"{FENCE_KEY}.pub")).startswith("ssh-"):
+            root.run(("install", "-d", "-m", "700", str(Path(FENCE_KEY).parent)))
+            root.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", FENCE_KEY))
+        return root.run(("cat", HOST_KEY)), root.run(("cat", f"{FENCE_KEY}.pub"))
+
+
+def _acquaint(root: Root, peer: Host, host_key: str, fence_key: str) -> None:
+    """The host knows its peer, and lets the peer's fencing handler in, for that alone."""
+    kind, key = host_key.split()[:2]
+    known = f"{peer.name} {kind} {key}\n"
+    root.write(WantedFile(path=Path(KNOWN_PEERS), text=known, mode=0o600))
+    line = authorized_line(peer, fence_key)
+    root.run(("install", "-d", "-m", "700", str(AUTHORIZED_KEYS.parent)))
+    root.run(("touch", str(AUTHORIZED_KEYS)))
+    has = root.run(("cat", str(AUTHORIZED_KEYS))).splitlines()
+    kept = [each for each in has if not each.endswith(f" {line.split()[-1]}")]
+    if has != [*kept, line]:
+        text = "\n".join([*kept, line]) + "\n"
+        root.write(WantedFile(path=AUTHORIZED_KEYS, text=text, mode=0o600))
+
+
+@drbd.command()
+@click.argument("name")
+@click.option(
+    "--skip-sync",
+    is_flag=True,
+    help="Declare the disks alike instead of copying: for two that are new.",
+)
+@click.option(
+    "--overwrite",
+    "phrases",
+    metavar="PHRASE",
+    multiple=True,
+    help="What the refusal says, exactly, for a disk that holds something.",
+)
+@go_options
+def create(
+    go: Go,
+    name: str,
+    skip_sync: bool,
+    phrases: tuple[str, ...],
+) -> None:
+    """Make the mirror NAME on two blank disks, with a file system, mounted on its first host.
+
+    \b
+    Example:
+      python -m ops drbd create mb1 --dry-run
+      python -m ops drbd create mb1 --skip-sync
+    """
+    view = MirrorView(go.file, name)
+    for host in view.hosts:
+        called = view.tells(host, ("uname", "-n")).strip()
+        if called != host.name:
+            raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
+    erase = _to_be_erased(view, phrases, view.hosts)
+    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase)
+    run(plan, go)
+
+
+def _to_be_erased(
+    view: MirrorView, phrases: tuple[str, ...], among: tuple[Host, ...]
+) -> list[Host]:
+    """Hosts whose disk holds what the operator gave up. Raises OpsError before anything is changed."""
+    found, refused = [], []
+    for host in among:
+        holds = view.tells(host, argv.signatures(view.mirror.disk)).split()
+        if not holds or set(holds) == {"drbd"} or _is_ours(view.status(host)):
+            continue  # blank, or ours from an earlier run of the same plan
+        phrase = f"destroy {' and '.join(holds)} on {host.name}:{view.mirror.disk}"
+        if phrase in phrases:
+            found.append(host)
+        else:
+            refused.append(f'--overwrite "{phrase}"')
+    if refused:
+        raise OpsError(f"a disk is not blank; if nobody needs what it holds: {' '.join(refused)}")
+    return found
+
+
+def _is_ours(side: Status) -> bool:
+    """DRBD holds the disk already."""
+    return side.is_up and side.disk != "Diskless"
+
+
+@drbd.command()
+@click.argument("name")
+@click.argument("host")
+@click.option(
+    "--overwrite",
+    "phrases",
+    metavar="PHRASE",
+    multiple=True,
+    help="What the refusal says, exactly, for a disk that holds something.",
+)
+@go_options
+def disk(
+    go: Go,
+    name: str,
+    host: str,
+    phrases: tuple[str, ...],
+) -> None:
+    """HOST has a new disk for the mirror NAME: everything is copied to it from the other host.
+
+    \b
+    Example:
+      python -m ops drbd disk mb1 db2 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    wanted = of_mirror(view, host)
+    side = view.status(wanted)
+    if side.disk not in ("Diskless", "DUnknown"):
+        raise OpsError(f"{host} has its disk: {side}")
+    erase = bool(_to_be_erased(view, phrases, (wanted,)))
+    plan = playbooks.new_disk(view, wanted, erase=erase)
+    run(plan, go)
+
+
+@drbd.command()
+@click.argument("name")
+@click.option(
+    "--dead",
+    metavar="HOST",
+    required=True,
+    help="You have seen that this host is off, and it will not come back by itself.",
+)
+@go_options
+def thaw(
+    go: Go,
+    name: str,
+    dead: str,
+) -> None:
+    """The frozen writes of the mirror NAME go on, because the other host is dead.
+
+    \b
+    Example:
+      python -m ops drbd thaw mb1 --dead db2
+    """
+    view = MirrorView(go.file, name)
+    gone = of_mirror(view, dead)
+    if isinstance(answer := view.sides()[gone.name], Status):
+        raise OpsError(f"{dead} is not dead: it answers, and says {answer}")
+    plan = playbooks.thaw(view, partner(view.inventory, view.mirror, gone))
+    run(plan, go)
+
+
+@drbd.command()
+@click.argument("name", default="")
+@inventory_option
+def status(name: str, file: Path) -> int:
+    """What both hosts of the mirror NAME say, or those of every mirror. Exit code 1 if not all is well.
+
+    \b
+    Example:
+      python -m ops drbd status
+    """
+    file = file.absolute()
+    inventory = MirrorView(file, name).inventory
+    names = [inventory.mirror(name).name] if name else [each.name for each in inventory.mirrors]
+    well = [_show(MirrorView(file, each)) for each in names]
+    return 0 if all(well) else 1
+
+
+def _show(view: MirrorView) -> bool:
+    """Returns whether all is well."""
+    sides = view.sides()
+    for host, side in sides.items():
+        click.echo(f"{view.name}  {host:12} {side}")
+    is_split = view.is_split()
+    if is_split:
+        click.echo(f"{view.name}  SPLIT BRAIN: python -m ops drbd resolve {view.name}")
+    whole = [side.is_whole for side in sides.values() if isinstance(side, Status)]
+    if not all(whole) or len(whole) < len(sides):
+        click.echo(f"{view.name}  single copy")
+        return False
+    return not is_split
+
+
+@drbd.command()
+@click.argument("name")
+@click.argument("host")
+@proof_options
+@go_options
+def promote(
+    go: Go,
+    name: str,
+    host: str,
+    dead: str,
+    give_up: str,
+) -> None:
+    """Let HOST write to the mirror NAME; refused where that could lose a confirmed message.
+
+    `ops storage failover` does this and all that follows.
+
+    \b
+    Example:
+      python -m ops drbd promote mb1 db2 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    wanted = of_mirror(view, host)
+    how = permitted(view, wanted, dead=dead, give_up=give_up)
+    run(playbooks.promote(view, wanted, **how), go)
+
+
+@drbd.command()
+@click.argument("name")
+@click.argument("host")
+@go_options
+def demote(
+    go: Go,
+    name: str,
+    host: str,
+) -> None:
+    """HOST does not write to the mirror NAME any more; its disk must be unmounted.
+
+    \b
+    Example:
+      python -m ops drbd demote mb1 db1
+    """
+    view = MirrorView(go.file, name)
+    plan = playbooks.demote(view, of_mirror(view, host))
+    run(plan, go)
+
+
+@drbd.command()
+@click.argument("name")
+@go_options
+def connect(
+    go: Go,
+    name: str,
+) -> None:
+    """Bring both sides of the mirror NAME up and together; waits until both disks are alike.
+
+    \b
+    Example:
+      python -m ops drbd connect mb1
+    """
+    run(playbooks.connect(MirrorView(go.file, name)), go)
+
+
+@drbd.command()
+@click.argument("name")
+@click.argument("host")
+@go_options
+def disconnect(
+    go: Go,
+    name: str,
+    host: str,
+) -> None:
+    """HOST lets go of the mirror NAME, to be worked on; its partner goes on with a single copy.
+
+    \b
+    Example:
+      python -m ops drbd disconnect mb1 db2
+    """
+    view = MirrorView(go.file, name)
+    wanted = of_mirror(view, host)
+    if view.status(wanted).role == "Primary":
+        raise OpsError(f"{host} is primary; disconnect its partner")
+    plan = playbooks.disconnect(view, wanted)
+    run(plan, go)
+
+
+@drbd.command()
+@click.argument("name")
+@go_options
+def verify(
+    go: Go,
+    name: str,
+) -> int:
+    """Compare the disks of the mirror NAME while everything runs. Exit code 1 where they differ.
+
+    \b
+    Example:
+      python -m ops drbd verify mb1
+    """
+    view = MirrorView(go.file, name)
+    for host, side in both_answer(view).items():
+        if not side.is_whole:
+            raise OpsError(f"only a whole mirror is verified; {host} says {side}")
+    home = view.hosts[0]
+    run(playbooks.verify(view, home), go)
+    if go.dry_run:
+        return 0
+    after = view.status(home)
+    if after.out_of_sync_kib:
+        click.echo(
+            f"{after.out_of_sync_kib:,} KiB differ: `ops drbd disconnect` and `ops drbd connect` "
+            "copy them from the primary"
+        )
+        return 1
+    click.echo(f"{after.size_kib:,} KiB compared, all alike")
+    return 0
+
+
+@drbd.command()
+@click.argument("name")
+@click.argument("value")
+@go_options
+def rate(
+    go: Go,
+    name: str,
+    value: str,
+) -> None:
+    """Copy and compare the mirror NAME with VALUE bytes a second, as 40M, until it is set up anew.
+
+    \b
+    Example:
+      python -m ops drbd rate mb1 40M
+    """
+    if not value.rstrip("KMG").isdigit():
+        raise ConfigError(f"{value!r} is no rate; 40M is 40 MiB a second")
+    run(playbooks.rate(MirrorView(go.file, name), value), go)
+
+
+@drbd.command()
+@click.argument("name")
+@click.option("--victim", metavar="HOST", default="", help="Whose data are given up.")
+@go_options
+def resolve(
+    go: Go,
+    name: str,
+    victim: str,
+) -> None:
+    """End a split brain of the mirror NAME: show what each side has, and give one of them up.
+
+    Without --victim its name is asked for, and must be typed.
+
+    \b
+    Example:
+      python -m ops drbd resolve mb1 --dry-run --victim db2
+    """
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"drbd resolve {name}") or _chosen(view, victim)
+    how = {key: value for key, value in facts.items() if key != "victim"}
+    plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
+    run(plan, go, facts)
+
+
+def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
+    """Show what each side has, and have a person say which is given up."""
+    sides = both_answer(view)
+    if not is_split(sides):
+        raise OpsError(f"no split brain of {view.name}: {'; '.join(map(str, sides.values()))}")
+    for host in view.hosts:
+        click.echo(f"{host.name}: {_belongings(view, host, sides[host.name])}")
+    if not victim:
+        names = " or ".join(view.mirror.hosts)
+        victim = click.prompt(f"whose data are given up for ever, {names}?", err=True)
+    loser = of_mirror(view, victim)
+    return {
+        "victim": loser.name,
+        "is_primary": sides[loser.name].role == "Primary",
+        "agent": agents(view, loser),
+    }
+
+
+def _belongings(view: MirrorView, host: Host, side: Status) -> str:
+    """What an operator decides by."""
+    words = [str(side), f"{side.out_of_sync_kib:,} KiB written since the other was lost"]
+    runs = view.succeeds(host, hosts.service("is-active", hosts.BROKER_UNIT))
+    words.append("its broker runs" if runs else "no broker runs")
+    newest = ("find", str(view.mirror.mount), "-type", "f", "-printf", "%TY-%Tm-%Td %TH:%TM\\n")
+    try:
+        written = sorted(view.tells(host, newest).split("\n"))[-1]
+        words.append(f"newest file of {written}" if written else "not mounted")
+    except NoAnswer:
+        words.append("not mounted")
+    return "; ".join(words)

@@ -1,0 +1,165 @@
+"""One mirror of a running cluster: what its two hosts say, asked over SSH. Changes nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import lb.inventory
+from lb.inventory import Host, Inventory, Mirror, Node
+from ops import shell
+from ops.commands import drbd as argv
+from ops.commands.hosts import as_root, power
+from ops.drbd import Bad, Status, is_split, parse_events, parse_generations
+from ops.errors import CommandFailed, NoAnswer
+from ops.step import Check
+
+__all__ = ["MirrorView", "amqp_answers"]
+
+ASK_WITHIN_S = 20.0
+AMQP_WITHIN_S = 3.0
+AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
+# What drbdadm and drbdsetup end with where the mirror, or DRBD itself, is not there.
+_NOT_THERE = (1, 10)
+
+
+class There(Protocol):
+    """A connection to a host."""
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> str: ...
+
+
+Connect = Callable[[str], AbstractContextManager[There]]
+
+
+class MirrorView:
+    """Asks the hosts of one mirror; the inventory is read anew for every question.
+
+    connect: as `ops.shell.remote`, which it is unless told otherwise.
+    """
+
+    def __init__(self, file: Path, name: str, connect: Connect | None = None) -> None:
+        self.name = name
+        self._file = file
+        self._connect = connect or shell.remote
+
+    @property
+    def inventory(self) -> Inventory:
+        return lb.inventory.load(self._file)
+
+    @property
+    def mirror(self) -> Mirror:
+        return self.inventory.mirror(self.name)
+
+    @property
+    def node(self) -> Node:
+        return self.inventory.find(self.name)
+
+    @property
+    def hosts(self) -> tuple[Host, Host]:
+        """As the inventory orders them: home first."""
+        home, standby = self.mirror.hosts
+        return self.inventory.host(home), self.inventory.host(standby)
+
+    def status(self, host: Host) -> Status:
+        """What one host says. Raises NoAnswer where it cannot be reached."""
+        with self._connect(host.ssh) as there:
+            events = _said(there, host, argv.events(self.name))
+            generations = _said(there, host, argv.generations(self.name))
+        try:
+            return parse_events(events, parse_generations(generations))
+        except Bad as fault:
+            raise Bad(f"{host.name}: {fault}") from fault
+
+    def sides(self) -> dict[str, Status | NoAnswer]:
+        """What each host says, both asked at the same time; by name, home first."""
+        with ThreadPoolExecutor(2) as pool:
+            answers = pool.map(self._status_or_fault, self.hosts)
+            return dict(zip((host.name for host in self.hosts), answers, strict=True))
+
+    def is_split(self) -> bool:
+        """Of those that answer."""
+        return is_split({n: s for n, s in self.sides().items() if isinstance(s, Status)})
+
+    def succeeds(self, host: Host, command: tuple[str, ...]) -> bool:
+        """Whether a command that changes nothing ends with 0 there. Raises NoAnswer."""
+        try:
+            with self._connect(host.ssh) as there:
+                there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
+        except CommandFailed as fault:
+            if _is_unreached(fault):
+                raise NoAnswer(f"{host.name}: {fault}") from fault
+            return False
+        return True
+
+    def tells(self, host: Host, command: tuple[str, ...]) -> str:
+        """What such a command writes. Raises NoAnswer, also where it fails."""
+        try:
+            with self._connect(host.ssh) as there:
+                return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
+        except CommandFailed as fault:
+            raise NoAnswer(f"{host.name}: {fault}") from fault
+
+    def power_of(self, host: Host) -> str:
+        """What its power controller says, asked from here. Raises CommandFailed."""
+        return shell.run(power(host.power, "status", host.name), timeout_s=ASK_WITHIN_S).strip()
+
+    def _status_or_fault(self, host: Host) -> Status | NoAnswer:
+        try:
+            return self.status(host)
+        except NoAnswer as fault:
+            return fault
+
+    # Checks of steps.
+
+    def has_role(self, host: Host, role: str) -> Check:
+        """The host is primary, or secondary, and its writes are not frozen."""
+
+        def check() -> str:
+            status = self.status(host)
+            return "" if status.role == role and not status.frozen else str(status)
+
+        return check
+
+    def is_whole(self, host: Host) -> Check:
+        """Both copies are good, and every write reaches both."""
+
+        def check() -> str:
+            status = self.status(host)
+            return "" if status.is_whole else str(status)
+
+        return check
+
+
+def _said(there: There, host: Host, command: tuple[str, ...]) -> str:
+    """ "" where the mirror is not there. Raises NoAnswer."""
+    try:
+        return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
+    except CommandFailed as fault:
+        if fault.exit_code in _NOT_THERE and not _is_unreached(fault):
+            return ""
+        raise NoAnswer(f"{host.name}: {fault}") from fault
+
+
+def _is_unreached(fault: CommandFailed) -> bool:
+    return fault.exit_code == shell.TIMED_OUT or fault.output.startswith("SSH:")
+
+
+def amqp_answers(view: MirrorView) -> Check:
+    """The broker speaks AMQP at its address, which it does when it has booted."""
+
+    def check() -> str:
+        node = view.node
+        with socket.create_connection(node.address, timeout=AMQP_WITHIN_S) as connection:
+            if view.inventory.tls:
+                return (
+                    ""  # it would want a certificate first, and takes nobody before it has booted
+                )
+            connection.sendall(AMQP_HEADER)
+            return "" if connection.recv(1) == b"\x01" else f"{node.address} does not speak AMQP"
+
+    return check

@@ -1,0 +1,92 @@
+"""Put a new, empty broker in the place of one that is dead for good.
+
+What lay on its disk is lost: where a mirror of the disk exists, `mirrored` promotes that instead. The order:
+
+1. Nothing answers there, and whatever may be left of it is stopped: an old broker that came back beside
+   the new one would have its address.
+2. The list and the balancer forget it, so that no client dials it and the other agents are a majority by
+   themselves.
+3. A new node of the same name is made, and brought in as in `add`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ops import checks
+from ops.commands import balancer, lists
+from ops.commands.paths import kit
+from ops.commands.supervise import Supervisor
+from ops.plan import Plan
+from ops.playbooks import add
+from ops.playbooks.target import Target
+from ops.step import COMMAND_WITHIN_S, Command, Step
+from ops.view import View
+
+__all__ = ["mirrored", "plan"]
+
+# Proof of death, promotion, a check of the file system, the start of a full broker.
+FAILOVER_WITHIN_S = 3600.0
+
+
+def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept: Path) -> Plan:
+    """kept: file that its entry of the inventory waits in meanwhile."""
+    name, address = target.name, target.address
+    where = ("--inventory", str(inventory))
+    return Plan(
+        name=f"replace {name}",
+        steps=(
+            Step(
+                name=f"see that {name} is dead",
+                until="neither broker nor agent answers",
+                check=checks.is_dead(view, name),
+            ),
+            Step(
+                name=f"stop whatever is left of {name}",
+                commands=(*nodes.stop_broker(name), *nodes.stop_agent(name)),
+            ),
+            Step(
+                name=f"take {name} off the list",
+                commands=(lists.remove(inventory, address),),
+                done=lambda: address not in view.listed.names,
+                is_final=True,
+            ),
+            Step(
+                name=f"take {name} out of the balancer",
+                commands=(
+                    kit("ops", "inventory", "drop", name, "--keep", str(kept), *where),
+                    balancer.apply(inventory),
+                ),
+            ),
+            Step(
+                name=f"bring the list without {name} to every agent",
+                commands=(lists.push(inventory),),
+                until="every agent serves it",
+                check=checks.agents_serve_the_list(view),
+            ),
+            Step(
+                name=f"make node {name} anew, empty",
+                commands=(
+                    kit("ops", "inventory", "put", str(kept), *where),
+                    *nodes.reinstall(name, ""),
+                ),
+            ),
+            *add.started(name, view, nodes),
+            *add.joined(target, inventory, view),
+            *add.listed(target, inventory, view),
+            *add.ready(name, inventory, view),
+        ),
+    )
+
+
+def mirrored(name: str, inventory: Path, *, yes: bool) -> Command:
+    """The storage's own playbook, for a broker whose disk has a mirror."""
+    words = (
+        "storage",
+        "failover",
+        name,
+        "--inventory",
+        str(inventory),
+        *(["--yes"] if yes else []),
+    )
+    return Command(kit("ops", *words).argv, within_s=max(FAILOVER_WITHIN_S, COMMAND_WITHIN_S))

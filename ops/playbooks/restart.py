@@ -1,0 +1,51 @@
+"""Restart brokers one after the other while everything runs, with nothing lost and nothing doubled.
+
+What consumers hold without an answer comes again when their broker stops under them. So each one is taken
+off the list before, which consumers follow in an orderly way, and put on it afterwards; what lies in
+its queues stays there meanwhile. The next one begins when this one takes publishes again.
+
+The order, for each: publishers leave, consumers let go (`remove` without waiting for it to be
+empty), stop, start, the gate, then as in `add`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ops.commands.supervise import Supervisor
+from ops.plan import Plan
+from ops.playbooks import add, remove
+from ops.playbooks.remove import Drain
+from ops.playbooks.target import Target
+from ops.step import Step
+from ops.view import View
+
+__all__ = ["plan"]
+
+
+def plan(
+    targets: Iterable[Target],
+    inventory: Path,
+    view: View,
+    nodes: Supervisor,
+    how: Drain,
+    *,
+    name: str,
+) -> Plan:
+    """name: of the plan, which its journal has too."""
+    steps = [step for target in targets for step in _steps(target, inventory, view, nodes, how)]
+    return Plan(name=name, steps=tuple(steps))
+
+
+def _steps(
+    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
+) -> Iterator[Step]:
+    name = target.name
+    yield from remove.unpublished(target, inventory, view, how)
+    yield from remove.released(target, inventory, view, how)
+    yield Step(name=f"stop broker {name}", commands=nodes.stop_broker(name))
+    yield from add.started(name, view, nodes)
+    yield from add.joined(target, inventory, view)
+    yield from add.listed(target, inventory, view)
+    yield from add.ready(name, inventory, view)

@@ -1,0 +1,52 @@
+"""Install a broker anew, empty, in another version, while everything runs.
+
+Brokers share nothing, so an upgrade is a removal and an addition: it is drained to empty as in
+`remove`, installed with an empty disk, and brought in as in `add`. It stays in the inventory. Other brokers
+may be of other versions meanwhile, for as long as one likes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ops.commands.supervise import Supervisor
+from ops.plan import Plan
+from ops.playbooks import add, remove
+from ops.playbooks.remove import Drain
+from ops.playbooks.target import Target
+from ops.step import Step
+from ops.view import View
+
+__all__ = ["plan"]
+
+
+def plan(
+    target: Target,
+    inventory: Path,
+    view: View,
+    nodes: Supervisor,
+    how: Drain,
+    *,
+    version: str = "",
+) -> Plan:
+    """version: of RabbitMQ's package; "" for the one that its host's package sources have."""
+    name = target.name
+    return Plan(
+        name=f"upgrade {name}",
+        steps=(
+            *remove.unpublished(target, inventory, view, how),
+            *remove.drained(target, inventory, view, how),
+            *remove.released(target, inventory, view, how),
+            remove.see_that_nothing_is_left(target, inventory, view, how),
+            Step(name=f"stop broker {name}", commands=nodes.stop_broker(name)),
+            Step(name=f"stop the agent of {name}", commands=nodes.stop_agent(name)),
+            Step(
+                name=f"install {name} anew{f' with RabbitMQ {version}' if version else ''}, empty",
+                commands=nodes.reinstall(name, version),
+            ),
+            *add.started(name, view, nodes),
+            *add.joined(target, inventory, view),
+            *add.listed(target, inventory, view),
+            *add.ready(name, inventory, view),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Hosts as they should be: what that is, what they are, and the steps from one to the other."""

@@ -1,0 +1,141 @@
+"""From what a host has to what it should have: the changes, in their order. Pure.
+
+A broker that runs is never restarted by this: a change that it reads at its start is told, and `ops restart`
+brings it about without losing anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.provision.observed import Observed
+from ops.provision.wanted import (
+    AGENT_UNIT,
+    BROKER_UNIT,
+    COOKIE,
+    ETC,
+    PROGRAMS,
+    WantedFile,
+    WantedHost,
+)
+
+__all__ = ["COOKIE_COPY", "Change", "changes", "restart_wanted"]
+
+COOKIE_COPY = ETC / "cookie"
+APT = (
+    *("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--no-install-recommends"),
+    *("-o", "Dpkg::Options::=--force-confold", "install"),
+)
+INSTALL_WITHIN_S = 900.0
+COMMAND_WITHIN_S = 180.0
+# What a running broker reads only when it starts.
+READ_AT_START = ("rabbitmq-env.conf", "advanced.config", "enabled_plugins")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """what: is changed, in words. argv: a command; None where a file or the program is written.
+
+    file: to be written. program: digest of the agent's program to be put there.
+    """
+
+    what: str
+    argv: tuple[str, ...] | None = None
+    file: WantedFile | None = None
+    program: str = ""
+    within_s: float = COMMAND_WITHIN_S
+
+
+def changes(wanted: WantedHost, observed: Observed) -> list[Change]:
+    """None when the host is as it should be."""
+    return [
+        *_packages(wanted, observed),
+        *_users(wanted, observed),
+        *_folders(wanted, observed),
+        *(written := [*_files(wanted, observed)]),
+        *_program(wanted, observed),
+        *_cookie(wanted, observed),
+        *_units(wanted, observed, written),
+    ]
+
+
+def _packages(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
+    lacking = [
+        f"{name}={version}" if version else name
+        for name, version in wanted.packages.items()
+        if name not in observed.packages or version not in ("", observed.packages[name])
+    ]
+    if lacking:
+        yield Change(
+            what=f"install {', '.join(lacking)}", argv=(*APT, *lacking), within_s=INSTALL_WITHIN_S
+        )
+
+
+def _users(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
+    for name, group in wanted.users.items():
+        if name not in observed.users:
+            argv = ("useradd", "--system", "--user-group", "--no-create-home", "--shell")
+            yield Change(what=f"make user {name}", argv=(*argv, "/usr/sbin/nologin", name))
+        if group not in observed.users.get(name, ()):
+            yield Change(
+                what=f"put {name} into group {group}",
+                argv=("usermod", "--append", "--groups", group, name),
+            )
+
+
+def _folders(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
+    for path, owner in wanted.folders.items():
+        if observed.files.get(path, ("", 0, ""))[1:] != (0o750, owner):
+            user, _, group = owner.partition(":")
+            argv = ("install", "-d", "-m", "750", "-o", user, "-g", group, str(path))
+            yield Change(what=f"make folder {path}", argv=argv)
+
+
+def _files(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
+    for file in wanted.files:
+        has = observed.files.get(file.path)
+        if has == (file.digest, file.mode, file.owner):
+            continue
+        how = "new" if has is None else "differs" if has[0] != file.digest else "mode or owner"
+        yield Change(what=f"write {file.path} ({how})", file=file)
+
+
+def _program(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
+    if wanted.program and wanted.program != observed.program:
+        yield Change(
+            what=f"put the agent's program into {PROGRAMS / wanted.program}", program=wanted.program
+        )
+
+
+def _cookie(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
+    if wanted.program and not observed.has_cookie:
+        owner = next(iter(wanted.users))
+        argv = ("install", "-m", "400", "-o", owner, "-g", owner, str(COOKIE), str(COOKIE_COPY))
+        yield Change(what="let the agent have the broker's cookie", argv=argv)
+
+
+def _units(wanted: WantedHost, observed: Observed, written: list[Change]) -> Iterator[Change]:
+    paths = {change.file.path for change in written if change.file}
+    if any(path.is_relative_to("/etc/systemd") for path in paths):
+        yield Change(what="have systemd read its units", argv=("systemctl", "daemon-reload"))
+    for unit in wanted.units:
+        if unit not in observed.enabled:
+            yield Change(what=f"start {unit} at boot", argv=("systemctl", "enable", unit))
+    if Path("/etc/rabbitmq/definitions.json") in paths and BROKER_UNIT in observed.active:
+        argv = ("rabbitmqctl", "import_definitions", "/etc/rabbitmq/definitions.json")
+        yield Change(what="tell the broker its users, rights and policies", argv=argv)
+    agents = wanted.program and wanted.program != observed.program
+    if AGENT_UNIT in observed.active and (agents or any(_is_agents(path) for path in paths)):
+        yield Change(what="restart the agent", argv=("systemctl", "restart", AGENT_UNIT))
+
+
+def _is_agents(path: Path) -> bool:
+    return path.is_relative_to(ETC) or path.name.startswith(AGENT_UNIT)
+
+
+def restart_wanted(made: list[Change], observed: Observed) -> bool:
+    """Whether the broker runs, and reads some of this only when it starts."""
+    paths = [change.file.path for change in made if change.file]
+    return BROKER_UNIT in observed.active and any(path.name in READ_AT_START for path in paths)

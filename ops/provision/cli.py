@@ -1,0 +1,90 @@
+"""`python -m ops provision`: hosts as the inventory wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+import lb.inventory
+from lb.inventory import Inventory
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+from ops import lock, shell
+from ops.carrying import LOCK, inventory_option
+from ops.errors import OpsError
+from ops.provision.changes import changes, restart_wanted
+from ops.provision.hosts import Root, look, make, see_room
+from ops.provision.program import pack
+from ops.provision.wanted import secret_files, wanted_host
+
+__all__ = ["provision", "read_secrets", "root_of"]
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Look, and print what would change.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@inventory_option
+def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> None:
+    """Set up the hosts NAMES, or all: packages, settings, users, policies, the agent, time.
+
+    What is right already is left alone, so a second run changes nothing and says so. No broker is
+    started, and none that runs is restarted.
+
+    \b
+    Example:
+      python -m ops provision mbA --dry-run
+      python -m ops provision --yes
+    """
+    file = file.absolute()
+    inventory = lb.inventory.load(file)
+    hosts = [inventory.host(name) for name in names] or list(inventory.hosts)
+    if not hosts:
+        raise ConfigError("the inventory has no [[hosts]]")
+    secrets, program = read_secrets(inventory), pack()
+    for host in hosts:
+        wanted = wanted_host(inventory, host.name, secrets, program.digest)
+        with root_of(inventory, host.name) as root:
+            observed = look(wanted, root)
+            wants = changes(wanted, observed)
+            if not wants:
+                click.echo(f"{host.name}: nothing to change")
+                continue
+            for change in wants:
+                click.echo(f"{host.name}: {change.what}")
+            if dry_run:
+                continue
+            if not (yes or click.confirm(f"change {host.name}?", err=True)):
+                raise OpsError("not confirmed; --yes does not ask")
+            see_room(root, host=host.name)
+            with lock.held(file.parent / LOCK, f"provision {host.name}"):
+                make(wants, root, program, say=lambda what: click.echo(f"  {what}", err=True))
+            click.echo(f"{host.name}: {len(wants)} changes made")
+            if restart_wanted(wants, observed):
+                click.echo(
+                    f"{host.name}: its broker reads some of this when it starts: ops restart"
+                )
+
+
+@contextmanager
+def root_of(inventory: Inventory, name: str) -> Iterator[Root]:
+    """As root on the host of this name."""
+    host = inventory.host(name)
+    with shell.remote(host.ssh) as remote:
+        yield Root(remote, host=host.name, sudo=host.sudo)
+
+
+def read_secrets(inventory: Inventory) -> dict[Path, Secret]:
+    """Raises ConfigError naming every file that cannot be read."""
+    read, faults = {}, []
+    for path in secret_files(inventory, inventory.brokers):
+        try:
+            read[path] = Secret(path.read_text().strip())
+        except (OSError, UnicodeDecodeError) as fault:
+            faults.append(f"{path}: {fault}")
+    if faults:
+        raise ConfigError("; ".join(sorted(set(faults))))
+    return read

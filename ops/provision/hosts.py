@@ -1,0 +1,88 @@
+"""Looks at hosts and changes them, over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ops import shell
+from ops.errors import CommandFailed, HostUnreachable, NoRoom, SudoRefused
+from ops.provision.changes import COOKIE_COPY, Change
+from ops.provision.observed import Observed, observe
+from ops.provision.program import Program, unpack_command
+from ops.provision.wanted import WantedFile, WantedHost
+from ops.shell import Remote
+
+__all__ = ["ASK_WITHIN_S", "Root", "look", "make", "see_room"]
+
+ASK_WITHIN_S = 60.0
+UNPACK_WITHIN_S = 300.0
+# Packages unpacked, files twice while they are replaced, and what a package's own script writes.
+FREE_MB_MIN = 100
+NEW_SUFFIX = ".messagebus-new"
+
+
+class Root:
+    """Commands as root on one host."""
+
+    def __init__(self, remote: Remote, *, host: str, sudo: bool) -> None:
+        """sudo: who logs in is not root, and may become it without a password."""
+        self._remote, self._host = remote, host
+        self._prefix = ("sudo", "-n", "--") if sudo else ()
+
+    def run(self, argv: Sequence[str], *, within_s: float = ASK_WITHIN_S, stdin: str = "") -> str:
+        """Raises CommandFailed; HostUnreachable and SudoRefused, which are CommandFailed too."""
+        try:
+            return self._remote.run([*self._prefix, *argv], timeout_s=within_s, stdin=stdin)
+        except CommandFailed as fault:
+            if fault.exit_code == shell.NOT_FOUND and fault.output.startswith("SSH: "):
+                raise HostUnreachable(self._host, fault.output.removeprefix("SSH: ")) from fault
+            if self._prefix and fault.output.lstrip().startswith("sudo: "):
+                raise SudoRefused(self._host, fault.output.strip()) from fault
+            raise
+
+    def ask(self, argv: Sequence[str]) -> str:
+        """What it wrote, whatever its exit code."""
+        try:
+            return self.run(argv)
+        except (HostUnreachable, SudoRefused):
+            raise
+        except CommandFailed as fault:
+            return fault.output
+
+    def write(self, file: WantedFile) -> None:
+        """A reader sees the old or the new one; a disk that is full leaves the old one."""
+        user, _, group = file.owner.partition(":")
+        new = f"{file.path}{NEW_SUFFIX}"
+        self.run(("mkdir", "-p", str(file.path.parent)))
+        mode = f"{file.mode:o}"
+        self.run(("install", "-m", mode, "-o", user, "-g", group, "/dev/null", new))
+        self.run(("dd", "status=none", "conv=fsync,notrunc", f"of={new}"), stdin=file.text)
+        self.run(("mv", "-f", "-T", new, str(file.path)))
+
+
+def look(wanted: WantedHost, root: Root) -> Observed:
+    """Raises HostUnreachable, SudoRefused."""
+    root.run(("true",))
+    return observe(wanted, root.ask, cookie_copy=COOKIE_COPY)
+
+
+def see_room(root: Root, *, host: str) -> None:
+    """Raises NoRoom, before anything is written by halves."""
+    said = root.run(("df", "--output=avail", "-B1", "/")).split()
+    free_mb = int(said[-1]) // 1_000_000
+    if free_mb < FREE_MB_MIN:
+        raise NoRoom(host, free_mb, FREE_MB_MIN)
+
+
+def make(
+    changes: Sequence[Change], root: Root, program: Program, *, say: Callable[[str], None]
+) -> None:
+    """In their order. say: one line before each. Raises CommandFailed; a second run does the rest."""
+    for change in changes:
+        say(change.what)
+        if change.file:
+            root.write(change.file)
+        elif change.program:
+            root.run(unpack_command(program), stdin=program.text, within_s=UNPACK_WITHIN_S)
+        elif change.argv:
+            root.run(change.argv, within_s=change.within_s)

@@ -1,0 +1,111 @@
+"""The agent's program as one archive: messagebus and the libraries that it needs, as they are here.
+
+So a host runs what was tested on this machine, and needs neither pip nor a package registry. All of it is
+pure Python. The same files make the same archive, and its digest names the folder that it goes to.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+import tarfile
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from ops.commands.paths import CHECKOUT
+from ops.errors import OpsError
+from ops.provision.wanted import PROGRAMS
+
+__all__ = ["Program", "pack", "unpack_command"]
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+COMPILED = (".so", ".pyd")
+DIGEST_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """text: base64 of a gzipped tar. digest: of what is in it."""
+
+    digest: str
+    text: str
+
+
+def pack() -> Program:
+    """Raises OpsError when a library is missing here, or is compiled for this machine."""
+    files = dict(sorted(_files()))
+    summed = hashlib.sha256()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, path in files.items():
+            data = path.read_bytes()
+            summed.update(f"{name} {len(data)}\n".encode() + data)
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o644
+            tar.addfile(info, io.BytesIO(data))
+    return Program(
+        digest=summed.hexdigest()[:DIGEST_CHARS], text=base64.b64encode(packed.getvalue()).decode()
+    )
+
+
+def unpack_command(program: Program) -> tuple[str, ...]:
+    """Reads the archive from its standard input, on the host."""
+    script = Path(__file__).with_name("unpack.py").read_text()
+    return ("python3", "-c", script, str(PROGRAMS), program.digest)
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """Name in the archive -> file."""
+    for path in (CHECKOUT / "messagebus").rglob("*.py"):
+        yield str(path.relative_to(CHECKOUT)), path
+    for name in _needed():
+        for file in distribution(name).files or ():
+            text = str(file)
+            if text.endswith(COMPILED):
+                raise OpsError(f"{name} is compiled for this machine: {text}")
+            if not text.startswith("..") and "__pycache__" not in text:
+                yield text, Path(str(file.locate()))
+
+
+def _needed() -> set[str]:
+    """Names of all distributions, those that others need included."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    waiting = [*project["dependencies"], *project["optional-dependencies"]["agent"]]
+    found: set[str] = set()
+    while waiting:
+        name = _name(waiting.pop())
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            waiting += _required(distribution(name).requires or ())
+        except PackageNotFoundError as fault:
+            raise OpsError(f"the agent needs {name}, which is not installed here") from fault
+    return found
+
+
+def _required(requirements: Iterable[str]) -> list[str]:
+    """Without what belongs to an extra; what a marker leaves out here is not installed either."""
+    found = []
+    for each in requirements:
+        text, _, marker = each.partition(";")
+        if "extra" in marker:
+            continue
+        try:
+            distribution(_name(text))
+        except PackageNotFoundError:
+            if marker:
+                continue
+        found.append(text)
+    return found
+
+
+def _name(requirement: str) -> str:
+    found = _NAME.match(requirement.strip())
+    assert found, requirement
+    return found[0].lower().replace("_", "-")

@@ -1,0 +1,287 @@
+"""What a host should have: packages, files, system users, units. Pure, from the inventory and secrets.
+
+Nothing here knows what the host has already; `changes` compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from lb.inventory import Inventory, Node, User
+from messagebus.secret import Secret
+from ops.errors import OpsError
+from ops.local.secrets import password_hash
+from ops.unit_files import BALANCER_STATE_UNIT, balancer_files
+
+__all__ = [
+    "AGENT_UNIT",
+    "BROKER_UNIT",
+    "COOKIE",
+    "PROGRAMS",
+    "Secrets",
+    "WantedFile",
+    "WantedHost",
+    "definitions",
+    "secret_files",
+    "wanted_host",
+]
+
+AGENT_UNIT, BROKER_UNIT, BALANCER_UNIT = "messagebus-agent", "rabbitmq-server", "haproxy"
+AGENT_USER = "messagebus"
+ETC, STATE, PROGRAMS = Path("/etc/messagebus"), Path("/var/lib/messagebus"), Path("/opt/messagebus")
+RABBIT_ETC, RABBIT_DATA = Path("/etc/rabbitmq"), Path("/var/lib/rabbitmq/mnesia")
+COOKIE = Path("/var/lib/rabbitmq/.erlang.cookie")
+PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
+
+# configure, write, read; tags. docs/security.md has the same table.
+OURS = r"mb\..*"
+RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
+    "operator": ("administrator", ".*", ".*", ".*"),
+    "agent": (
+        "monitoring",
+        rf"^({OURS}|amq\.gen.*)$",
+        rf"^({OURS}|amq\.gen.*|amq\.default)$",
+        rf"^({OURS}|amq\.gen.*|amq\.rabbitmq\.event)$",
+    ),
+    "application": (
+        "",
+        "^$",
+        r"^(mb\.(topic|queue|delay)/.*|amq\.default)$",
+        r"^mb\.(sub|queue|park)/.*",
+    ),
+    "publisher": ("", "^$", r"^mb\.(topic|queue|delay)/.*", "^$"),
+    # Retries and what is parked are copies: through the delay ladder, or the default exchange.
+    "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park)/.*"),
+    "monitor": ("monitoring", "^$", "^$", "^$"),
+    "probe": ("", "^$", "^$", "^$"),
+}
+
+Secrets = Mapping[Path, Secret]
+"""What is in the files that the inventory names, by their path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedFile:
+    """owner: ``user:group``. is_secret: its text is shown to nobody."""
+
+    path: Path
+    text: str
+    mode: int = 0o644
+    owner: str = "root:root"
+    is_secret: bool = False
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedHost:
+    """What one host should have.
+
+    packages: name -> version, "" for any. users: system users of ours -> the group of others that they
+    are in. folders: path -> owner. files: in the order in which they are written.
+    units: started at each boot. program: digest of the agent's program, "" where there is no agent.
+    """
+
+    name: str
+    packages: Mapping[str, str] = field(default_factory=dict)
+    users: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[Path, str] = field(default_factory=dict)
+    files: tuple[WantedFile, ...] = ()
+    units: tuple[str, ...] = ()
+    program: str = ""
+
+
+def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str) -> WantedHost:
+    """Of the host of this name, from what runs on it. program: digest of the agent's program.
+
+    Raises OpsError when nothing is to run there, or more than one broker.
+    """
+    nodes = [node for node in inventory.brokers if name in _hosts_of(inventory, node)]
+    has_balancer = any(each.host == name for each in inventory.balancers)
+    if len(nodes) > 1:
+        raise OpsError(f"host {name} has several brokers: {', '.join(n.name for n in nodes)}")
+    if not nodes and not has_balancer:
+        raise OpsError(f"nothing of the inventory runs on host {name}")
+    packages = {"chrony": ""} | ({"haproxy": "", "python3": ""} if has_balancer else {})
+    units = ("chrony", *((BALANCER_UNIT, BALANCER_STATE_UNIT) if has_balancer else ()))
+    front = tuple(_balancer_files(inventory, name))
+    if not nodes:
+        return WantedHost(name=name, packages=packages, files=front, units=units)
+    (node,) = nodes
+    is_mirrored = any(mirror.name == node.name for mirror in inventory.mirrors)
+    return WantedHost(
+        name=name,
+        packages={
+            **packages,
+            **({"drbd-utils": ""} if is_mirrored else {}),
+            "rabbitmq-server": node.version,
+            "python3": "",
+        },
+        users={AGENT_USER: "rabbitmq"},
+        folders={ETC: f"root:{AGENT_USER}", STATE: f"{AGENT_USER}:{AGENT_USER}"},
+        files=(*front, *_broker_files(inventory, node, secrets)),
+        # Which host of a mirror starts the broker is for the storage's playbooks to decide.
+        units=units if is_mirrored else (*units, BROKER_UNIT, AGENT_UNIT),
+        program=program,
+    )
+
+
+def _hosts_of(inventory: Inventory, node: Node) -> set[str]:
+    """Where its broker runs, or would: both hosts of a mirror."""
+    mirrored = (mirror.hosts for mirror in inventory.mirrors if mirror.name == node.name)
+    return {node.host}.union(*mirrored)
+
+
+def _balancer_files(inventory: Inventory, name: str) -> Iterator[WantedFile]:
+    """Its configuration is `lb apply`'s."""
+    for balancer in inventory.balancers:
+        if balancer.host == name:
+            for path, text in balancer_files(inventory, balancer).items():
+                yield WantedFile(path=path, text=text)
+
+
+def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterator[WantedFile]:
+    users = _users(inventory)
+    agent = next((user for user in users if user.role == "agent"), users[0])
+    words: dict[str, Any] = {
+        "inventory": inventory,
+        "node": node,
+        "settings": inventory.provision,
+        "agent_user": agent.name,
+        "etc": ETC,
+        "state": STATE,
+        "data": RABBIT_DATA,
+        "rabbit_etc": RABBIT_ETC,
+        "program": PROGRAMS / "current",
+        "unix_user": AGENT_USER,
+    }
+    ours = f"root:{AGENT_USER}"
+    rabbit = "root:rabbitmq"
+
+    def rendered(
+        template: str, path: Path, mode: int = 0o644, owner: str = "root:root"
+    ) -> WantedFile:
+        return WantedFile(path=path, text=_render(template, words), mode=mode, owner=owner)
+
+    def secret(path: Path, text: str, owner: str) -> WantedFile:
+        return WantedFile(path=path, text=text, mode=0o640, owner=owner, is_secret=True)
+
+    yield rendered("rabbitmq-env.conf.j2", RABBIT_ETC / "rabbitmq-env.conf")
+    yield rendered("advanced.config.j2", RABBIT_ETC / "advanced.config")
+    yield WantedFile(path=RABBIT_ETC / "enabled_plugins", text=PLUGINS)
+    yield secret(RABBIT_ETC / "definitions.json", definitions(inventory, node, secrets), rabbit)
+    yield rendered(
+        "rabbitmq-limits.conf.j2",
+        Path(f"/etc/systemd/system/{BROKER_UNIT}.service.d/messagebus.conf"),
+    )
+    yield rendered("agent.toml.j2", ETC / "agent.toml", owner=ours)
+    yield secret(ETC / "password", secrets[agent.password_file].reveal() + "\n", ours)
+    yield secret(ETC / "token", secrets[inventory.token_file].reveal() + "\n", ours)
+    if inventory.tls and inventory.provision.tls_dir:
+        folder = inventory.provision.tls_dir
+        yield WantedFile(path=ETC / "ca.pem", text=secrets[inventory.tls.ca_file].reveal())
+        certificate = secrets[folder / f"{node.name}.pem"].reveal()
+        yield WantedFile(path=ETC / "node.pem", text=certificate)
+        # Broker and agent both read it: the agent's user is in the group of the broker's.
+        yield secret(ETC / "node.key", secrets[folder / f"{node.name}.key"].reveal(), rabbit)
+    yield rendered("messagebus-agent.service.j2", Path(f"/etc/systemd/system/{AGENT_UNIT}.service"))
+
+
+def secret_files(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[Path]:
+    """Files here that `wanted_host` is to be given, of these brokers' hosts."""
+    yield from (user.password_file for user in _users(inventory))
+    yield inventory.token_file
+    if inventory.tls and inventory.provision.tls_dir:
+        yield inventory.tls.ca_file
+        for node in nodes:
+            yield from (
+                inventory.provision.tls_dir / f"{node.name}.{end}" for end in ("pem", "key")
+            )
+
+
+def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
+    """Users, rights, policies and the broker's own name, as RabbitMQ imports them at every boot."""
+    users = _users(inventory)
+    bound = inventory.provision.queue_mb_max * 1_000_000
+    return json.dumps(
+        {
+            "vhosts": [{"name": "/"}],
+            "users": [
+                {
+                    "name": user.name,
+                    "password_hash": password_hash(
+                        secrets[user.password_file], _salt(inventory, user, secrets)
+                    ),
+                    "hashing_algorithm": "rabbit_password_hashing_sha256",
+                    "tags": RIGHTS[user.role][0],
+                }
+                for user in users
+            ],
+            "permissions": [
+                {"user": user.name, "vhost": "/", "configure": can, "write": write, "read": read}
+                for user in users
+                for _tags, can, write, read in (RIGHTS[user.role],)
+            ],
+            # A queue that is full refuses: its overflow, an argument, is reject-publish.
+            "policies": [
+                {
+                    "vhost": "/",
+                    "name": "mb.bound",
+                    "pattern": r"^mb\.(sub|queue|park|delay)/",
+                    "apply-to": "queues",
+                    "priority": 0,
+                    "definition": {"max-length-bytes": bound},
+                }
+            ],
+            "global_parameters": [{"name": "cluster_name", "value": str(node.address)}],
+        },
+        indent=1,
+    )
+
+
+def _users(inventory: Inventory) -> list[User]:
+    balancer = inventory.balancer
+    return [
+        User(
+            name=inventory.admin_user,
+            role="operator",
+            password_file=inventory.admin_password_file,
+        ),
+        User(name=balancer.probe_user, role="probe", password_file=balancer.probe_password_file),
+        *inventory.users,
+    ]
+
+
+def _salt(inventory: Inventory, user: User, secrets: Secrets) -> bytes:
+    """The same at every run, so that a second one changes nothing; another for each password."""
+    password = secrets[user.password_file].reveal()
+    return hashlib.sha256(f"{inventory.cluster} {user.name} {password}".encode()).digest()[:4]
+
+
+def _render(template: str, words: Mapping[str, Any]) -> str:
+    return _TEMPLATES.get_template(template).render(words)
+
+
+def _quoted(value: object) -> str:
+    """A string of TOML and of Erlang, which both are as JSON's, for what an inventory may contain."""
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    autoescape=False,
+)
+_TEMPLATES.filters["quoted"] = _quoted

@@ -1,0 +1,181 @@
+"""`python -m ops storage`: a broker and its disk on the other host of its mirror."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lb.inventory import Host
+from ops.carrying import Go, go_options, inventory_option
+from ops.errors import OpsError
+from ops.inventory_text import with_host
+from ops.mirror_cli import (
+    agents,
+    begun,
+    both_answer,
+    of_mirror,
+    permitted,
+    proof_options,
+    run,
+)
+from ops.mirror_files import partner
+from ops.mirrors import MirrorView
+from ops.pieces import inventory
+from ops.playbooks import storage as playbooks
+
+__all__ = ["storage"]
+
+_consume_only = click.option(
+    "--consume-only",
+    is_flag=True,
+    help="Hold publishers back, until `python -m lb ready NAME`.",
+)
+
+
+@click.group()
+def storage() -> None:
+    """Move a broker with its mirrored disk. NAME is the broker's.
+
+    \b
+    Example:
+      python -m ops storage failover mb1 --dead db1
+    """
+
+
+@storage.command()
+@click.argument("name")
+@click.option("--to", metavar="HOST", default="", help="Default: the one it does not run on.")
+@_consume_only
+@proof_options
+@go_options
+def failover(
+    go: Go,
+    name: str,
+    to: str,
+    consume_only: bool,
+    dead: str,
+    give_up: str,
+) -> None:
+    """The host of the broker NAME is dead: start the broker on its mirror, under the same name.
+
+    That it is dead is proved by its power controller, or by your word with --dead.
+
+    \b
+    Example:
+      python -m ops storage failover mb1 --dead db1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage failover {name}")
+    if not facts:
+        host = of_mirror(view, to) if to else partner(view.inventory, view.mirror, _where(view))
+        facts = {
+            **permitted(view, host, dead=dead, give_up=give_up),
+            "consume_only": consume_only,
+            "agent": agents(view, host),
+            "host": host.name,
+        }
+    how = {key: value for key, value in facts.items() if key != "host"}
+    plan = playbooks.failover(view, go.file, view.inventory.host(facts["host"]), **how)
+    run(plan, go, facts)
+
+
+@storage.command()
+@click.argument("name")
+@_consume_only
+@go_options
+def failback(
+    go: Go,
+    name: str,
+    consume_only: bool,
+) -> None:
+    """Move the broker NAME to the other host of its mirror, both alive and alike.
+
+    \b
+    Example:
+      python -m ops storage failback mb1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage failback {name}")
+    if not facts:
+        for each, side in both_answer(view).items():
+            if not side.is_whole:
+                raise OpsError(f"only a whole mirror is moved; {each} says {side}")
+        host = partner(view.inventory, view.mirror, _where(view))
+        facts = {"consume_only": consume_only, "agent": agents(view, host), "host": host.name}
+    how = {key: value for key, value in facts.items() if key != "host"}
+    plan = playbooks.failback(view, go.file, view.inventory.host(facts["host"]), **how)
+    run(plan, go, facts)
+
+
+@storage.command()
+@click.argument("name")
+@click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
+@_consume_only
+@go_options
+def start(
+    go: Go,
+    name: str,
+    where: str,
+    consume_only: bool,
+) -> None:
+    """Start the broker NAME on a host of its mirror: it is new, or both hosts were switched off.
+
+    \b
+    Example:
+      python -m ops storage start mb1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage start {name}")
+    if not facts:
+        host = of_mirror(view, where) if where else _where(view)
+        permitted(view, host, dead="", give_up="")
+        facts = {"consume_only": consume_only, "agent": agents(view, host), "host": host.name}
+    how = {key: value for key, value in facts.items() if key != "host"}
+    plan = playbooks.start(view, go.file, view.inventory.host(facts["host"]), **how)
+    run(plan, go, facts)
+
+
+@storage.command()
+@click.argument("name")
+@go_options
+def stop(
+    go: Go,
+    name: str,
+) -> None:
+    """Stop the broker NAME and let go of its disk, so that its host may be switched off.
+
+    \b
+    Example:
+      python -m ops storage stop mb1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    facts = begun(go, f"storage stop {name}")
+    if not facts:
+        host = _where(view)
+        facts = {"agent": agents(view, host), "host": host.name}
+    plan = playbooks.stop(view, view.inventory.host(facts["host"]), agent=facts["agent"])
+    run(plan, go, facts)
+
+
+def _where(view: MirrorView) -> Host:
+    """The host that the broker runs on, by the inventory."""
+    return of_mirror(view, view.node.host or view.mirror.hosts[0])
+
+
+@inventory.command()
+@click.argument("name")
+@click.argument("host")
+@inventory_option
+def move(name: str, host: str, file: Path) -> None:
+    """Write down that the broker NAME runs on HOST; nothing else is done.
+
+    \b
+    Example:
+      python -m ops inventory move mb1 db2
+    """
+    view = MirrorView(file.absolute(), name)
+    of_mirror(view, host)
+    part = file.with_name(file.name + ".part")
+    part.write_text(with_host(file.read_text(), name, host))
+    part.replace(file)

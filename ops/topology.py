@@ -1,0 +1,118 @@
+"""Whether all agents know the same topology, and every broker has it. Pure.
+
+Agents repeat what they know to each other every second, so a difference that stays is one of an agent that
+is not on the list, is cut off, or cannot bring its broker about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Difference", "differences", "latest", "newer_than", "strangers", "wanted_items"]
+
+# What we declare; other queues are other people's.
+OURS = ("mb.sub/", "mb.queue/", "mb.park/", "mb.delay/")
+
+Entry = Mapping[str, Any]
+"""As an agent tells it: wanted, number, origin, alive, and options."""
+Maps = Mapping[str, Mapping[str, Entry]]
+"""Name of the node -> wanted -> its entry."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Difference:
+    """node: whose agent or broker. about: the entry or the queue. what: is different, in words."""
+
+    node: str
+    about: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.about} {self.what}"
+
+
+def latest(maps: Maps) -> dict[str, Entry]:
+    """The newest entry of each name, over all agents."""
+    found: dict[str, Entry] = {}
+    for entries in maps.values():
+        for wanted, entry in entries.items():
+            if wanted not in found or _age(entry) > _age(found[wanted]):
+                found[wanted] = entry
+    return found
+
+
+def newer_than(mine: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> list[str]:
+    """Names of which they have a newer entry."""
+    return [
+        wanted
+        for wanted, entry in theirs.items()
+        if wanted not in mine or _age(entry) > _age(mine[wanted])
+    ]
+
+
+def differences(
+    maps: Maps,
+    settled: Mapping[str, Mapping[str, bool]],
+    queues: Mapping[str, Mapping[str, int | None]],
+) -> list[Difference]:
+    """What one agent or broker has otherwise than the newest map says.
+
+    settled: node -> wanted queue -> whether it is there and settled, as its agent says. queues: node ->
+    queue that its broker has -> messages in it.
+    """
+    return sorted(
+        [
+            *_of_agents(maps),
+            *_of_brokers(settled),
+            *(
+                each
+                for node in queues
+                for each in _strange(node, settled.get(node, {}), queues[node])
+            ),
+        ]
+    )
+
+
+def _of_agents(maps: Maps) -> Iterator[Difference]:
+    newest = latest(maps)
+    for node, entries in maps.items():
+        for wanted in newer_than(entries, newest):
+            has = entries.get(wanted)
+            state = "is deleted" if not newest[wanted]["alive"] else "is wanted"
+            what = "its agent does not know" if has is None else "its agent has an older word"
+            yield Difference(node, wanted, f"{state}: {what}")
+
+
+def _of_brokers(settled: Mapping[str, Mapping[str, bool]]) -> Iterator[Difference]:
+    for node, queues in settled.items():
+        for queue, is_settled in queues.items():
+            if not is_settled:
+                yield Difference(node, queue, "is not there, or not settled")
+
+
+def _strange(
+    node: str, wanted: Mapping[str, bool], has: Mapping[str, int | None]
+) -> Iterator[Difference]:
+    for queue in strangers(wanted, has):
+        yield Difference(node, queue, f"is wanted by nobody; it holds {has[queue] or 0:,} messages")
+
+
+def strangers(wanted: Mapping[str, bool], has: Iterable[str]) -> list[str]:
+    """Queues of ours that a broker has and the map does not."""
+    return sorted(queue for queue in has if queue.startswith(OURS) and queue not in wanted)
+
+
+def wanted_items(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Those that are wanted, as an agent takes them in a question."""
+    known = ("wanted", "number", "origin", "alive", "tomb", "changed_at_ms")
+    return [
+        {"name": entry["wanted"], **{key: entry[key] for key in entry if key not in known}}
+        for entry in entries
+        if entry["alive"]
+    ]
+
+
+def _age(entry: Entry) -> tuple[int, str, bool]:
+    return int(entry["number"]), str(entry["origin"]), bool(entry["alive"])

@@ -1,0 +1,115 @@
+"""`python -m ops topology`: whether all brokers have the same, and bringing it about."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from ops import lock
+from ops.carrying import LOCK, inventory_option
+from ops.errors import OpsError
+from ops.topology import Difference, differences, newer_than, wanted_items
+from ops.view import View
+
+__all__ = ["drift", "topology"]
+
+SAME_WITHIN_S = 30.0
+POLL_S = 0.25
+# Names in one question to an agent.
+ASKED_AT_ONCE = 500
+
+
+@click.group()
+def topology() -> None:
+    """Compare the topology of all agents and brokers, and bring it about where it differs.
+
+    \b
+    Example:
+      python -m ops topology diff
+    """
+
+
+@topology.command()
+@inventory_option
+def diff(file: Path) -> None:
+    """Print what differs: between agents, on brokers, in queues that exist otherwise. Exit code 1 then.
+
+    \b
+    Example:
+      python -m ops topology diff
+    """
+    view = View(file.absolute())
+    told = [*map(str, drift(view)), *_otherwise(view)]
+    for line in told:
+        click.echo(line)
+    if told:
+        sys.exit(1)
+    click.echo(f"{len(view.nodes)} agents and brokers have the same")
+
+
+@topology.command()
+@inventory_option
+def sync(file: Path) -> None:
+    """Tell every agent what any agent knows, and wait until every broker has it, settled.
+
+    What nobody wants is left where it is, and told.
+
+    \b
+    Example:
+      python -m ops topology sync
+    """
+    file = file.absolute()
+    view = View(file)
+    with lock.held(file.parent / LOCK, "topology sync"):
+        told = _tell_all(view)
+        click.echo(f"{told} entries were told to agents that did not know them")
+        until = time.monotonic() + SAME_WITHIN_S
+        while left := [each for each in drift(view) if "wanted by nobody" not in each.what]:
+            if time.monotonic() > until:
+                raise OpsError(f"after {SAME_WITHIN_S:.0f} s: {left[0]}; {len(left)} differences")
+            time.sleep(POLL_S)
+    for each in drift(view):
+        click.echo(str(each))
+    for line in _otherwise(view):
+        click.echo(line)
+
+
+def drift(view: View) -> list[Difference]:
+    """Between all agents and brokers of the inventory. Raises NoAnswer."""
+    names = [node.name for node in view.nodes]
+    return differences(
+        {name: _entries(found) for name, found in view.snapshots().items()},
+        {name: view.settled(name)["queues"] for name in names},
+        {name: {queue.name: queue.messages for queue in view.queues(name)} for name in names},
+    )
+
+
+def _entries(snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
+    found = snapshot["entries"]
+    assert isinstance(found, list)
+    return {str(entry["wanted"]): entry for entry in found}
+
+
+def _tell_all(view: View) -> int:
+    """Each agent's map to those that are behind it; how many entries that were."""
+    snapshots, told = view.snapshots(), 0
+    for name, mine in snapshots.items():
+        for theirs in snapshots.values():
+            if newer := newer_than(_entries(mine), _entries(theirs)):
+                view.merge(name, theirs)
+                told += len(newer)
+    return told
+
+
+def _otherwise(view: View) -> list[str]:
+    """Queues and exchanges that somebody declared with other arguments than we would."""
+    told = []
+    for name, snapshot in view.snapshots().items():
+        items = wanted_items(_entries(snapshot).values())
+        for begin in range(0, len(items), ASKED_AT_ONCE):
+            if fault := view.mismatch(name, items[begin : begin + ASKED_AT_ONCE]):
+                told.append(f"{name}: {fault}")
+    return told

@@ -1,0 +1,107 @@
+"""A broker whose disk is mirrored, on two virtual hosts, operated by `python -m ops` over SSH."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+from messagebus import BusConfig
+from tests.hosts.lab import DATA_DISK, ROOT, Host, Lab
+from tests.support.eventually import FACTOR, eventually
+from tests.support.mirrors import mirrored_inventory
+
+__all__ = ["NAME", "Mirrored"]
+
+NAME = "mb1"
+MOUNT = "/var/lib/rabbitmq"
+OPS_WITHIN_S = 240.0
+STATE_WITHIN_S = 60.0
+
+
+class Mirrored:
+    """The mirror, its operator, and how long the operator's playbooks took, step by step."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.address = f"{lab.management}.100"
+        self.inventory = lab.folder / "inventory.toml"
+        self.inventory.write_text(
+            mirrored_inventory(
+                {host.name: (host.address, host.replication) for host in lab.hosts},
+                address=self.address,
+                disk=DATA_DISK,
+                service_network="24",
+            )
+        )
+        self.primary, self.standby = lab.hosts
+
+    # -------------------------------------------------------------- operating
+    def ops(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the kit, as an operator does; see `done` and `refused`."""
+        return subprocess.run(
+            [sys.executable, "-m", "ops", *words, "--inventory", str(self.inventory)],
+            env=self.lab.environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=OPS_WITHIN_S * FACTOR,
+        )
+
+    def done(self, *words: str) -> str:
+        """It ends well. Returns what it printed."""
+        ended = self.ops(*words)
+        assert ended.returncode == 0, f"ops {' '.join(words)}:\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def refused(self, *words: str) -> str:
+        """It ends with exit code 1. Returns the line that it says why."""
+        ended = self.ops(*words)
+        assert ended.returncode == 1, f"ops {' '.join(words)}:\n{ended.stdout}{ended.stderr}"
+        return ended.stderr.strip().splitlines()[-1]
+
+    def failover(self) -> dict[str, float]:
+        """The primary is off: the broker goes to the standby. Returns seconds by step."""
+        self.done("storage", "failover", NAME, "--dead", self.primary.name, "--yes")
+        self.primary, self.standby = self.standby, self.primary
+        return self.steps("storage failover")
+
+    def steps(self, plan: str) -> dict[str, float]:
+        """How long each step of the last finished run of a plan took."""
+        name = f"{plan} {NAME}".replace(" ", "-")
+        *_, last = sorted((self.lab.folder / "journal").glob(f"{name}.2*"))
+        lines = [json.loads(line) for line in last.read_text().splitlines()]
+        return {line["step"]: line["took_s"] for line in lines if "step" in line}
+
+    def come_back(self) -> float:
+        """The standby was off: it boots and gets what it missed. Returns the seconds of the resync."""
+        self.standby.boot()
+        began = time.monotonic()
+        self.done("drbd", "connect", NAME, "--yes")
+        return time.monotonic() - began
+
+    def settle(self) -> None:
+        """What a playbook does after topology, users, cookie or a first start."""
+        self.primary.run(f"/usr/local/lib/messagebus/settle {MOUNT}")
+
+    # ---------------------------------------------------------------- looking
+    def state(self, host: Host) -> str:
+        """As the kernel tells it, without any code of ours: ``cs:... ro:... ds:...``."""
+        lines = host.run("cat /proc/drbd").splitlines()
+        return next((line.strip() for line in lines if " cs:" in line), "down")
+
+    def until(self, host: Host, *words: str) -> str:
+        """Wait until all words are in the host's state."""
+
+        def seen() -> str:
+            state = self.state(host)
+            return state if all(word in state for word in words) else ""
+
+        return eventually(seen, within_s=STATE_WITHIN_S, what=f"{host.name}: {words}")
+
+    @property
+    def bus(self) -> BusConfig:
+        """The broker alone, wherever it runs; the library declares queues by itself."""
+        return BusConfig(broker=f"{self.address}:5672")

@@ -1,0 +1,248 @@
+"""Promise: what `send_safe` reported as confirmed is on two disks, whatever becomes of one host.
+
+Two virtual hosts with DRBD's real module, the library under load, playbooks over SSH. A power-off is
+SIGKILL to everything a host consists of; nothing is flushed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messagebus import PublisherConfig, Queue, declare
+from messagebus.errors import MessageBusError
+from tests.hosts.conftest import MakeLab
+from tests.hosts.lab import DATA_DISK, ROOT, Host
+from tests.hosts.mirrored import MOUNT, NAME, Mirrored
+from tests.support.eventually import eventually
+from tests.support.load import Load, drain, publishing
+from tests.support.raw import declare_queue, publish_to_young_queue
+
+log = logging.getLogger(__name__)
+
+CONFIRMED_BEFORE = 300
+AGAIN_WITHIN_S = 30.0
+YOUNG = 100
+YOUNG_QUEUES = ("young-settled", "young-named", "young-control")
+# A process that outlives the command that began it.
+APART = "< /dev/null > /dev/null 2>&1"
+RESOURCE = f"/etc/drbd.d/{NAME}.res"
+SYNC_NAMES = (
+    '[dets:sync(T) || T <- dets:all(), filename:basename(dets:info(T, filename)) =:= "names.dets"].'
+)
+QUEUES = ["power-off-1", "power-off-2", "power-off-3", "fenced", "moved", "slow"]
+# One publisher that does not move: there is nowhere to move to.
+STAYS = PublisherConfig(connection_lifetime_s=600, deadline_ms=120_000)
+
+
+@pytest.fixture(scope="module")
+def mirrored(make_lab: MakeLab) -> Mirrored:
+    """A mirror that was made by playbook, over disks that hold something else, and its broker."""
+    found = Mirrored(make_lab("ready"))
+    found.primary.run(f"mkfs.ext4 -q {DATA_DISK}")
+    phrase = f"destroy ext4 on {found.primary.name}:{DATA_DISK}"
+    assert phrase in found.refused("drbd", "create", NAME, "--yes")
+    assert found.state(found.primary) == "down"
+    found.done("drbd", "create", NAME, "--yes", "--overwrite", phrase)
+    found.done("storage", "start", NAME, "--yes")
+    declare(found.bus, [Queue(name) for name in QUEUES])
+    found.settle()
+    return found
+
+
+def confirmed(load: Load, count: int) -> None:
+    """Wait until so many more are."""
+    wanted = len(load.confirmed_ids()) + count
+    eventually(lambda: len(load.confirmed_ids()) >= wanted, within_s=AGAIN_WITHIN_S)
+
+
+def lost(mirrored: Mirrored, queue: str, ids: set[str]) -> set[str]:
+    return ids - drain(mirrored.bus, f"queue:{queue}", expected=ids).keys()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_every_confirmed_message_is_there_after_a_power_off_and_a_failover(
+    mirrored: Mirrored, number: int
+) -> None:
+    queue = f"power-off-{number}"
+    with publishing(mirrored.bus, f"queue:{queue}", publishers=1, config=STAYS) as load:
+        confirmed(load, CONFIRMED_BEFORE)
+        off_ns = time.monotonic_ns()
+        mirrored.primary.power_off()
+        steps = mirrored.failover()
+        eventually(lambda: load.confirmed(since_ns=off_ns), within_s=AGAIN_WITHIN_S)
+        serving_s = (time.monotonic_ns() - off_ns) / 1e9
+    ids = load.confirmed_ids()
+    assert lost(mirrored, queue, ids) == set()
+    resync_s = mirrored.come_back()
+    assert "ro:Primary/Secondary ds:UpToDate/UpToDate" in mirrored.state(mirrored.primary)
+    keep_figures(
+        f"failover-{number}",
+        {"steps_s": steps, "serving_s": serving_s, "resync_s": resync_s, "confirmed": len(ids)},
+    )
+
+
+def test_a_queue_is_safe_when_it_is_settled_and_not_before(mirrored: Mirrored) -> None:
+    """The control, a queue that nobody settled, must lose: then the test is able to see a loss."""
+    publish(mirrored, "young-settled", settle=mirrored.settle)
+    publish(mirrored, "young-named", settle=lambda: sync_names(mirrored.primary))
+    publish(mirrored, "young-control", settle=lambda: None)
+    mirrored.primary.power_off()
+    mirrored.failover()
+    lost = {queue: YOUNG - left(mirrored, queue) for queue in YOUNG_QUEUES}
+    keep_figures("young", {"confirmed": YOUNG, "lost": lost})
+    assert lost["young-settled"] == 0
+    assert lost["young-control"] > 0
+    mirrored.come_back()
+
+
+def test_writes_wait_until_the_peer_is_outdated_and_then_it_is_not_promoted(
+    mirrored: Mirrored,
+) -> None:
+    """The link is cut, then the primary loses its power: nothing that was confirmed between is lost."""
+    primary, standby = mirrored.primary, mirrored.standby
+    with publishing(mirrored.bus, "queue:fenced", publishers=1, config=STAYS) as load:
+        confirmed(load, CONFIRMED_BEFORE)
+        standby.cut()
+        mirrored.until(primary, "ro:Primary/Unknown", "/Outdated")
+        assert "ds:Outdated/" in mirrored.state(standby)
+        confirmed(load, CONFIRMED_BEFORE)
+        primary.power_off()
+        standby.mend()
+        refused = mirrored.refused("storage", "failover", NAME, "--dead", primary.name, "--yes")
+        assert f"{primary.name} has newer data" in refused or "name it" in refused
+        primary.boot()
+        mirrored.done("drbd", "connect", NAME, "--yes")
+        mirrored.done("storage", "start", NAME, "--yes")
+        confirmed(load, 1)
+    assert lost(mirrored, "fenced", load.confirmed_ids()) == set()
+
+
+def test_a_peer_that_is_silent_is_not_taken_for_dead(mirrored: Mirrored) -> None:
+    """Both cables are cut: the handler learns nothing, and writes wait until a cable is back."""
+    primary, standby = mirrored.primary, mirrored.standby
+    primary.run(
+        f"setsid sh -c 'sleep 4; date > {MOUNT}/alone; sync -f {MOUNT}; touch /run/went' {APART} &"
+    )
+    standby.cut()
+    standby.cut("management")
+    mirrored.until(primary, "cs:WFConnection")
+    eventually(
+        lambda: "ssh says" in primary.run("cat /var/log/messagebus-fence.log"), within_s=30.0
+    )
+    assert "s-----" in mirrored.state(primary)
+    assert primary.attempt("test -e /run/went")[0] == 1
+    standby.mend("management")
+    standby.mend()
+    mirrored.until(primary, "cs:Connected", "ds:UpToDate/UpToDate")
+    eventually(lambda: primary.attempt("test -e /run/went")[0] == 0, within_s=30.0)
+
+
+def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored) -> None:
+    """It takes two false words: on each side somebody swore that the other was dead."""
+    primary, standby = mirrored.primary, mirrored.standby
+    primary.run(f"install -D /dev/null /run/messagebus/dead/{NAME}.{standby.name}")
+    primary.run(
+        f"setsid sh -c 'while sleep 1; do date > {MOUNT}/kept; sync -f {MOUNT}; done' {APART} &"
+    )
+    primary.cut()
+    primary.cut("management")
+    mirrored.until(standby, "cs:WFConnection")
+    mirrored.done("drbd", "promote", NAME, standby.name, "--dead", primary.name, "--yes")
+    standby.run("mount /dev/drbd0 /mnt && date > /mnt/victim && umount /mnt")
+    primary.mend("management")
+    mirrored.until(primary, "cs:WFConnection", "/Outdated")
+    primary.mend()
+    eventually(
+        lambda: any("cs:StandAlone" in mirrored.state(host) for host in (primary, standby)),
+        within_s=30.0,
+    )
+    assert "role:Primary" in primary.run(f"drbdadm status {NAME}")  # which shows nothing wrong
+    told = mirrored.ops("drbd", "status")
+    assert told.returncode == 1
+    assert f"SPLIT BRAIN: python -m ops drbd resolve {NAME}" in told.stdout
+
+    shown = mirrored.done("drbd", "resolve", NAME, "--victim", standby.name, "--yes")
+    assert "Primary/Unknown" in shown
+    assert "its broker runs" in shown
+    mirrored.done("drbd", "status")
+    files = primary.run(f"ls {MOUNT}").split()
+    assert "kept" in files
+    assert "victim" not in files
+
+
+def test_the_two_disks_are_compared_and_alike(mirrored: Mirrored) -> None:
+    mirrored.done("drbd", "rate", NAME, "200M", "--yes")
+    assert "all alike" in mirrored.done("drbd", "verify", NAME, "--yes")
+
+
+def test_a_broker_is_moved_in_good_order_and_nothing_is_lost(mirrored: Mirrored) -> None:
+    with publishing(mirrored.bus, "queue:moved", publishers=1, config=STAYS) as load:
+        confirmed(load, CONFIRMED_BEFORE)
+        moved_ns = time.monotonic_ns()
+        mirrored.done("storage", "failback", NAME, "--yes")
+        mirrored.primary, mirrored.standby = mirrored.standby, mirrored.primary
+        eventually(lambda: load.confirmed(since_ns=moved_ns), within_s=AGAIN_WITHIN_S)
+    keep_figures("failback", {"steps_s": mirrored.steps("storage failback")})
+    assert lost(mirrored, "moved", load.confirmed_ids()) == set()
+
+
+def test_with_protocol_a_on_a_slow_link_the_same_test_finds_lost_messages(
+    mirrored: Mirrored,
+) -> None:
+    """The control of them all. The mirror is of no use afterwards: it comes last."""
+    for host in (mirrored.primary, mirrored.standby):
+        host.run(
+            f"sed -i 's/protocol .*/protocol A;/; s/fencing .*/fencing dont-care;/' {RESOURCE}"
+        )
+        host.run(f"drbdadm disk-options --fencing=dont-care {NAME}")
+    for host in (mirrored.primary, mirrored.standby):
+        host.run(f"drbdadm adjust {NAME}")
+    mirrored.until(mirrored.primary, "cs:Connected", "UpToDate/UpToDate A")
+    mirrored.primary.run("tc qdisc replace dev eth1 root netem delay 400ms limit 100000")
+    with publishing(mirrored.bus, "queue:slow", publishers=1, config=STAYS) as load:
+        confirmed(load, CONFIRMED_BEFORE)
+        mirrored.primary.power_off()
+        before = load.confirmed_ids()
+        mirrored.failover()
+    assert lost(mirrored, "slow", before) != set()
+
+
+def publish(mirrored: Mirrored, queue: str, *, settle: Callable[[], None]) -> None:
+    """Declare a queue, settle it in some way, and publish at once; all is confirmed."""
+    user, password = "guest", mirrored.bus.password
+    declare_queue(mirrored.bus.broker, user, password, queue=queue)
+    settle()
+    confirmed = publish_to_young_queue(
+        mirrored.bus.broker, user, password, queue=queue, count=YOUNG
+    )
+    assert confirmed == YOUNG
+
+
+def left(mirrored: Mirrored, queue: str) -> int:
+    """How many messages come out of a queue; none of one that lost its name and does not answer."""
+    try:
+        return drain(mirrored.bus, f"queue:{queue}", expected={"all of them"}).total()
+    except MessageBusError as fault:
+        log.info("%s: %s", queue, fault)
+        return 0
+
+
+def sync_names(host: Host) -> None:
+    """What the agent does first: the table of names alone, not the file system."""
+    said = host.run(
+        f"echo '{SYNC_NAMES}' | HOME={MOUNT} runuser -u rabbitmq -- erl_call -n rabbit@localhost -e"
+    )
+    assert said == "{ok, [ok]}", said
+
+
+def keep_figures(name: str, figures: dict[str, Any]) -> None:
+    """As JSON, in out/hosts/ of the checkout."""
+    folder = ROOT / "out" / "hosts"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")

@@ -1,0 +1,60 @@
+"""The virtual hosts are what the other tests here take them for."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.hosts.lab import DATA_DISK, Lab
+
+
+def test_a_bare_host_installs_packages_without_the_internet(bare_lab: Lab) -> None:
+    host = bare_lab["mbA"]
+    assert host.attempt("command -v rabbitmq-server haproxy drbdadm")[0] != 0
+    host.run("apt-get install -y -q haproxy", within_s=120)
+    assert "HAProxy version" in host.run("haproxy -v")
+
+
+def test_a_unit_of_a_package_is_started_and_stopped_by_systemctl(bare_lab: Lab) -> None:
+    host = bare_lab["mbB"]
+    host.run(
+        "printf '[Service]\\nType=simple\\nUser=nobody\\nEnvironment=SECONDS_=600\\n"
+        "ExecStart=/bin/sleep $SECONDS_\\n' > /etc/systemd/system/rest.service"
+    )
+    assert host.attempt("systemctl is-active rest")[0] == 3
+    host.run("systemctl daemon-reload; systemctl enable --now rest")
+    assert host.run("systemctl is-active rest; ps -o user= -C sleep").split() == [
+        "active",
+        "nobody",
+    ]
+    host.run("systemctl restart rest; systemctl stop rest")
+    assert host.attempt("pgrep sleep")[0] == 1
+    assert host.run("systemctl is-enabled rest") == "enabled\n"
+    assert host.attempt("systemctl start nothing")[0] == 4
+
+
+def test_hosts_are_reached_by_the_ssh_config_of_their_lab(bare_lab: Lab) -> None:
+    config = bare_lab.home / ".ssh" / "config"
+    argv = ["ssh", "-F", str(config), "mbB", "uname", "-n"]
+    answered = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
+    assert answered.stdout == "mbB\n"
+
+
+def test_a_power_off_keeps_what_was_written_out_and_nothing_else(bare_lab: Lab) -> None:
+    host = bare_lab["mbA"]
+    host.run(f"mkfs.ext4 -q {DATA_DISK} && mount {DATA_DISK} /mnt")
+    host.run("echo kept > /mnt/kept && sync -f /mnt && echo lost > /mnt/lost")
+    host.power_off()
+    assert not host.is_running
+    host.boot()
+    assert host.run(f"mount {DATA_DISK} /mnt && ls /mnt").split() == ["kept", "lost+found"]
+
+
+def test_a_cable_that_is_cut_is_silence_on_one_network_alone(bare_lab: Lab) -> None:
+    one, other = bare_lab.hosts
+    ping = f"ping -q -c 1 -W 1 {other.replication}"
+    one.run(ping)
+    one.cut()
+    assert one.attempt(ping)[0] == 1
+    one.run(f"ping -q -c 1 -W 1 {other.address}")
+    one.mend()
+    one.run(f"ping -q -c 2 -W 2 {other.replication}")

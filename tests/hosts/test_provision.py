@@ -1,0 +1,225 @@
+"""Bare hosts become a running cluster over SSH; a second time nothing changes; playbooks work there."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.hosts.lab import Host, Lab
+
+from messagebus import BusConfig, Consumer, Publisher
+from tests.support.eventually import FACTOR
+
+OPS_WITHIN_S = 900.0
+DEADLINE_S = 60.0
+USERS = {"admin": "", "probe": "", "mb-agent": "agent", "pub": "publisher", "con": "consumer"}
+AMQP, LIST = 5670, 8080
+
+TOP = """\
+cluster = "lab"
+list_file = "lists/lab.txt"
+token_file = "token"
+admin_user = "admin"
+admin_password_file = "admin"
+supervisor = "systemd"
+
+[balancer]
+host = "mbA"
+amqp = "{balancer}:5670"
+list = "{balancer}:8080"
+stats = "{balancer}:8404"
+config = "/etc/haproxy/haproxy.cfg"
+socket = "/var/lib/haproxy/admin.sock"
+state_file = "/var/lib/haproxy/server-state"
+master_pid_file = "/run/haproxy.pid"
+probe_user = "probe"
+probe_password_file = "probe"
+
+[provision]
+disk_free_mb = 20
+wal_mb_max = 16
+"""
+HOST = """
+[[hosts]]
+name = "{name}"
+ssh = "{name}"
+"""
+BROKER = """
+[[brokers]]
+name = "{broker}"
+host = "{host}"
+address = "{ip}:5672"
+agent = "{ip}:8081"
+check = "{ip}:8082"
+management = "{ip}:15672"
+node_list_file = "/etc/messagebus/consumer-list.txt"
+"""
+USER = """
+[[users]]
+name = "{name}"
+role = "{role}"
+password_file = "{name}"
+"""
+
+
+class Cluster:
+    """An inventory of hosts of the lab. Its file is written anew by `of`."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.inventory = folder / "inventory.toml"
+        (folder / "lists").mkdir()
+        for name in (*USERS, "token"):
+            (folder / name).write_text(secrets.token_hex(16))
+
+    def of(self, brokers: dict[str, str], **ssh: str) -> None:
+        """brokers: name -> its host. ssh: of a host, where it is not its name."""
+        hosts = [host.name for host in self.lab.hosts]
+        text = TOP.format(balancer=self.lab["mbA"].address)
+        for name in hosts:
+            lines = HOST.format(name=name)
+            text += lines.replace(f'ssh = "{name}"', f"ssh = {ssh[name]}") if name in ssh else lines
+        for broker, host in brokers.items():
+            text += BROKER.format(broker=broker, host=host, ip=self.lab[host].address)
+        for name, role in USERS.items():
+            text += USER.format(name=name, role=role) if role else ""
+        self.inventory.write_text(text)
+
+    def ops(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ops", *words, "--inventory", str(self.inventory)],
+            env=self.lab.environment,
+            capture_output=True,
+            text=True,
+            timeout=OPS_WITHIN_S * FACTOR,
+        )
+
+    def well(self, *words: str) -> str:
+        done = self.ops(*words)
+        assert done.returncode == 0, (words, done.stdout[-3000:], done.stderr[-3000:])
+        return done.stdout + done.stderr
+
+    def bus(self, user: str) -> BusConfig:
+        address = self.lab["mbA"].address
+        return BusConfig(
+            broker=f"{address}:{AMQP}",
+            list_urls=(f"http://{address}:{LIST}/consumer-list",),
+            user=user,
+            password_file=str(self.folder / user),
+            dial_timeout_ms=5_000,
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster(bare_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    made = Cluster(bare_lab, tmp_path_factory.mktemp("cluster"))
+    made.of({"mb1": "mbA"})
+    return made
+
+
+def test_a_bare_host_becomes_a_running_cluster_and_a_second_run_changes_nothing(
+    cluster: Cluster,
+) -> None:
+    dry = cluster.well("provision", "mbA", "--dry-run")
+    assert "mbA: install chrony, haproxy, rabbitmq-server" in dry
+    assert cluster.lab["mbA"].attempt("dpkg -s rabbitmq-server")[0] != 0
+    assert "changes made" in cluster.well("provision", "mbA", "--yes")
+    assert cluster.well("provision", "mbA", "--yes").strip() == "mbA: nothing to change"
+
+    assert "queues of mb1 are settled" in cluster.well("found", "--yes")
+    passes_messages(cluster, 50, "first")
+    nobody_sees_a_secret(cluster, cluster.lab["mbA"])
+
+
+def passes_messages(cluster: Cluster, count: int, topic: str) -> set[str]:
+    """By users who have no more rights than they need. Returns brokers that took some."""
+    with Consumer(cluster.bus("con"), topic, subscription="all") as consumer:
+        consumer.start(require="all", timeout_s=DEADLINE_S)
+        with Publisher(cluster.bus("pub")) as publisher:
+            sent = [publisher.send_safe(topic, b"x", timeout_s=DEADLINE_S) for _ in range(count)]
+        got: set[str] = set()
+        while len(got) < count and (delivery := consumer.receive(timeout_s=DEADLINE_S)):
+            got.add(delivery.message_id)
+            consumer.ack(delivery)
+    assert got == {each.message_id for each in sent}
+    return {each.broker for each in sent}
+
+
+def nobody_sees_a_secret(cluster: Cluster, host: Host) -> None:
+    words = "|".join((cluster.folder / name).read_text() for name in (*USERS, "token"))
+    assert host.attempt(f"ps axww -o args | grep -E '{words}' | grep -v grep")[1] == ""
+    for file in ("password", "token"):
+        assert host.run(f"stat -c %a:%G /etc/messagebus/{file}").strip() == "640:messagebus"
+
+
+def test_a_cluster_that_is_there_is_not_founded_again(cluster: Cluster) -> None:
+    again = cluster.ops("found", "--yes")
+    assert again.returncode == 1
+    assert "the agent of mb1 answers: this cluster is there already" in again.stderr
+
+
+def test_what_somebody_changed_by_hand_is_found_and_put_right(cluster: Cluster) -> None:
+    host = cluster.lab["mbA"]
+    host.run("echo 'x = 1' >> /etc/messagebus/agent.toml; chmod 644 /etc/messagebus/token")
+    looked = cluster.ops("check")
+    assert looked.returncode == 1
+    assert "mbA: wanted: write /etc/messagebus/agent.toml (differs)" in looked.stdout
+    assert "mbA: wanted: write /etc/messagebus/token (mode or owner)" in looked.stdout
+    assert "restart the agent" in cluster.well("provision", "mbA", "--yes")
+    assert "nothing to change" in cluster.well("provision", "mbA", "--yes")
+
+
+def test_a_second_host_is_set_up_and_its_broker_added_while_everything_runs(
+    cluster: Cluster,
+) -> None:
+    cluster.of({"mb1": "mbA", "mb2": "mbB"})
+    assert "changes made" in cluster.well("provision", "mbB", "--yes")
+    told = cluster.well("add", "mb2", "--yes")
+    assert re.search(r"(\d+) of \1 clients work by generation 2", told)
+    brokers = set[str]()
+    for number in range(6):
+        brokers |= passes_messages(cluster, 5, f"second{number % 2}")
+    assert brokers == {f"{cluster.lab[name].address}:5672" for name in ("mbA", "mbB")}
+    checked = cluster.ops("check")
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_what_stands_in_the_way_is_told_before_anything_changes(cluster: Cluster) -> None:
+    host = cluster.lab["mbB"]
+    before = host.run("sha256sum /etc/messagebus/* /etc/rabbitmq/*; dpkg-query -W | sha256sum")
+
+    host.run("useradd -m op; cp -r /root/.ssh /home/op/; chown -R op /home/op/.ssh")
+    cluster.of({"mb1": "mbA", "mb2": "mbB"}, mbB='"op@mbB"\nsudo = "yes"')
+    refused = cluster.ops("provision", "mbB", "--yes")
+    assert refused.returncode == 1
+    assert "mbB: sudo refused:" in refused.stderr
+
+    cluster.of({"mb1": "mbA", "mb2": "mbB"}, mbB='"10.255.255.1:9"')
+    away = cluster.ops("provision", "mbB", "--yes")
+    assert away.returncode == 1
+    assert "mbB: no SSH:" in away.stderr
+
+    cluster.of({"mb1": "mbA", "mb2": "mbB"})
+    known = cluster.lab.home / ".ssh" / "known_hosts"
+    right = known.read_text()
+    known.write_text(right.replace("AAAAC3Nza", "AAAAC3Nzb"))
+    try:
+        strange = cluster.ops("provision", "mbB", "--yes")
+    finally:
+        known.write_text(right)
+    assert strange.returncode == 1
+    assert "mbB: no SSH:" in strange.stderr
+
+    host.run("fallocate -l $(df --output=avail -B1 / | tail -1) /filler || true")
+    host.run("echo other > /etc/messagebus/password")
+    full = cluster.ops("provision", "mbB", "--yes")
+    host.run("rm /filler")
+    assert full.returncode == 1
+    assert "mbB: no room" in full.stderr
+    assert "nothing to change" not in cluster.well("provision", "mbB", "--yes")
+    after = host.run("sha256sum /etc/messagebus/* /etc/rabbitmq/*; dpkg-query -W | sha256sum")
+    assert after == before

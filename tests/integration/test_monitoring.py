@@ -1,0 +1,122 @@
+"""Alert rules: read and tried out by promtool, and made of nothing but what the parts really show."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from messagebus import BusConfig, Consumer, Message, Publisher
+from messagebus.agent.mirror import figures_of_mirror
+from messagebus.telemetry.prometheus import ClientMetrics
+from ops.local.cluster import LocalCluster
+from tests.support.debian import program
+from tests.support.eventually import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "ops" / "monitoring"
+OURS = re.compile(r"\b(?:messagebus|haproxy)_[a-z_]+")
+
+
+def promtool(*words: str) -> str:
+    done = subprocess.run(
+        [program("promtool", package="prometheus"), *words],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def alerts() -> dict[str, str]:
+    """Name -> the lines of its rule."""
+    parts = (FOLDER / "alerts.yml").read_text().split("- alert: ")[1:]
+    return {part.split()[0]: part for part in parts}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "rules", "alerts.yml"),
+        ("check", "config", "prometheus.yml"),
+        ("test", "rules", "alerts_test.yml"),
+    ],
+    ids=" ".join,
+)
+def test_promtool_has_nothing_against(words: tuple[str, ...]) -> None:
+    assert "SUCCESS" in promtool(*words)
+
+
+def test_every_alert_is_tried_out_and_leads_to_a_section_of_the_manual() -> None:
+    tried = set(re.findall(r"alertname: (\w+)", (FOLDER / "alerts_test.yml").read_text()))
+    assert tried == set(alerts())
+    manual = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    headings = re.findall(r"^##+ (.*)$", manual, re.M)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", each.lower()).replace(" ", "-") for each in headings}
+    for name, rule in alerts().items():
+        page, _, anchor = re.search(r"manual: (\S+)", rule)[1].partition("#")  # type: ignore[index]
+        assert (page, anchor in anchors) == ("docs/OPERATIONS.md", True), f"{name}: {anchor}"
+
+
+def test_every_metric_of_a_rule_is_shown_by_a_real_part(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    named = {
+        metric for rule in alerts().values() for metric in OURS.findall(rule.split("labels:")[0])
+    }
+    assert len(named) > 20
+    mirrors = {f"messagebus_agent_{each.name}" for each in figures_of_mirror("/dev/drbd0")}
+    with Consumer(bus, topic, subscription="audit") as consumer, Publisher(bus) as publisher:
+        publisher.send_safe(topic, Message.text("x"), timeout_s=30)
+        registry = CollectorRegistry()
+        metrics = ClientMetrics(registry)
+        metrics.watch(consumer, "consumer")
+        metrics.watch(publisher, "publisher")
+
+        def missing() -> set[str]:
+            text = generate_latest(registry).decode() + _scraped(cluster)
+            return {each for each in named - mirrors if not re.search(rf"^{each}{{", text, re.M)}
+
+        eventually(lambda: not missing(), within_s=40, what=f"{missing()} shown")
+
+
+def test_an_agent_counts_what_waits_for_whom_and_since_when(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    with Consumer(bus, topic, subscription="audit"):
+        pass
+    with Publisher(bus) as publisher:
+        broker = publisher.send_safe(topic, Message.text("x"), timeout_s=30).broker
+    agent = next(node.agent for node in cluster.layout.nodes if node.broker == broker)
+    queue = f'{{broker="{broker}",queue="mb.sub/{topic}/audit"}}'
+
+    def figure(name: str) -> float:
+        text = httpx.get(f"http://{agent}/metrics", trust_env=False).text
+        found = re.search(rf"^messagebus_agent_{name}{re.escape(queue)} (\S+)$", text, re.M)
+        return float(found[1]) if found else -1
+
+    eventually(lambda: figure("queue_messages") == 1, within_s=40)
+    assert figure("queue_consumers") == 0
+    eventually(lambda: figure("queue_oldest_age_seconds") > 0, within_s=40)
+    with Consumer(bus, topic, subscription="audit") as consumer:
+        delivery: Any = consumer.receive(timeout_s=30)
+        consumer.ack(delivery)
+        eventually(lambda: figure("queue_messages") == 0, within_s=40)
+        assert figure("queue_oldest_age_seconds") == 0
+        eventually(lambda: figure("queue_consumers") == 1, within_s=40)
+
+
+def _scraped(cluster: LocalCluster) -> str:
+    layout = cluster.layout
+    urls = [f"http://{node.agent}/metrics" for node in layout.nodes]
+    return "".join(
+        httpx.get(url, trust_env=False).text for url in (*urls, f"http://{layout.stats}/metrics")
+    )

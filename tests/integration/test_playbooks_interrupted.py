@@ -1,0 +1,157 @@
+"""Playbooks that are killed, or meet something dead, stop at a safe point and are taken up again."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from messagebus import BusConfig
+from ops.carrying import journal_of
+from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
+from tests.support.eventually import FACTOR, eventually
+from tests.support.playbooks import AuditedLoad, argv, ops
+
+RECEIVED_FIRST = 100
+STEP_WITHIN_S = 120.0
+STEPS_MAX = 40
+SEEN_WITHIN_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
+    """One of their own: these tests change which brokers there are. Each leaves three, all ready."""
+    made = make_cluster(3)
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def load(bus: BusConfig, topic: str) -> AuditedLoad:
+    return AuditedLoad(bus, topic)
+
+
+def kill_and_resume(cluster: LocalCluster, *words: str) -> int:
+    """SIGKILL at both sides of every step's record, in turn, until the playbook ends. How many kills."""
+    kills = 0
+    for _ in range(STEPS_MAX):
+        before = done(cluster, *words)
+        assert run_killed(cluster, "before", *words) == -signal.SIGKILL
+        assert done(cluster, *words) == before
+        assert run_killed(cluster, "after", *words) == -signal.SIGKILL
+        assert len(done(cluster, *words)) == len(before) + 1
+        kills += 2
+        if len(done(cluster, *words)) == steps(cluster, *words):
+            break
+    ended = ops(cluster, *words, "--yes")
+    assert ended.returncode == 0, ended.stderr
+    assert not journal_of(cluster.inventory, " ".join(words)).is_resumed
+    return kills
+
+
+def done(cluster: LocalCluster, *words: str) -> tuple[str, ...]:
+    return journal_of(cluster.inventory, " ".join(words)).done
+
+
+def steps(cluster: LocalCluster, *words: str) -> int:
+    plan = ops(cluster, *words, "--dry-run").stdout
+    return len(re.findall(r"^ *\d+\. ", plan, re.MULTILINE))
+
+
+def run_killed(cluster: LocalCluster, moment: str, *words: str) -> int:
+    """Its exit code: minus the signal."""
+    command = argv(cluster, *words, "--yes")[3:]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.killed_ops", moment, *command],
+        capture_output=True,
+        timeout=STEP_WITHIN_S * FACTOR,
+    )
+    return done.returncode
+
+
+def test_killed_at_every_step_and_taken_up_again_adding_and_removing_lose_and_double_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    with load.running():
+        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
+        assert kill_and_resume(cluster, "add", "mb4") >= 20
+        fourth = cluster.node("mb4").broker
+        eventually(lambda: load.consumed_from[fourth] > 0, within_s=SEEN_WITHIN_S)
+        assert kill_and_resume(cluster, "remove", "mb4") >= 20
+    assert load.lost == set()
+    assert load.doubled == []
+    assert cluster.names == ["mb1", "mb2", "mb3"]
+    assert fourth not in cluster.consumer_list().names
+    cluster.wait_ready()
+
+
+def test_killed_at_every_step_and_taken_up_again_a_restart_loses_and_doubles_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    with load.running():
+        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
+        assert kill_and_resume(cluster, "restart", "mb2") >= 30
+    assert load.lost == set()
+    assert load.doubled == []
+    assert cluster.names == ["mb1", "mb2", "mb3"]
+    cluster.wait_ready()
+
+
+def test_a_second_playbook_is_refused_and_told_who_is_at_it(cluster: LocalCluster) -> None:
+    first = subprocess.Popen(
+        argv(cluster, "add", "mb4", "--yes"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: done(cluster, "add", "mb4"), within_s=60)
+        second = ops(cluster, "restart", "mb1", "--yes")
+        assert second.returncode == 1
+        assert f"pid {first.pid}, 'add mb4' is changing this cluster since" in second.stderr
+        assert "add-mb4 was begun and is not finished" in second.stderr
+        assert done(cluster, "restart", "mb1") == ()
+    finally:
+        assert first.wait(timeout=STEP_WITHIN_S * FACTOR) == 0
+    assert ops(cluster, "remove", "mb4", "--yes").returncode == 0
+
+
+FAULTS: dict[str, tuple[Callable[[LocalCluster], None], Callable[[LocalCluster], None], str]] = {
+    "an agent is down": (
+        lambda cluster: cluster.kill("mb1", agent=True),
+        lambda cluster: cluster.start("mb1", agent=True),
+        "mb1 differs",
+    ),
+    "HAProxy is down": (
+        lambda cluster: cluster.kill("haproxy"),
+        lambda cluster: cluster.start("haproxy"),
+        "HAProxy does not show it",
+    ),
+    "the broker hangs": (
+        lambda cluster: cluster.freeze("mb3"),
+        lambda cluster: cluster.thaw("mb3"),
+        "mb3",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_in_the_middle_of_a_restart_it_stops_says_where_and_is_taken_up_again(
+    cluster: LocalCluster, load: AuditedLoad, fault: str
+) -> None:
+    breaks, mends, told = FAULTS[fault]
+    with load.running():
+        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
+        breaks(cluster)
+        stopped = ops(cluster, "restart", "mb3", "--yes")
+        assert stopped.returncode == 1, stopped.stderr
+        assert "error: step '" in stopped.stderr
+        assert told in stopped.stderr
+        mends(cluster)
+        resumed = ops(cluster, "restart", "mb3", "--yes")
+        assert resumed.returncode == 0, resumed.stderr
+        assert "taking up the run that did" in resumed.stderr or "mark mb3" in stopped.stderr
+    assert load.lost == set()
+    cluster.wait_ready()

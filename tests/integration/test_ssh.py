@@ -1,0 +1,136 @@
+"""ops.shell over real SSH: commands, files, sockets, and keys that are not the ones expected."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ops import shell
+from ops.errors import CommandFailed
+from tests.support.sshd import Sshd, ssh_server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with ssh_server(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def settings(server: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shell.ENV_SSH_CONFIG, str(server.config))
+
+
+def test_words_reach_the_command_as_they_are(server: Sshd) -> None:
+    argv = ["printf", "%s|", "a b", "$HOME", "*", "it's"]
+    assert shell.run_over_ssh(server.address, argv, timeout_s=10) == "a b|$HOME|*|it's|"
+
+
+def test_what_is_read_by_a_command_stands_in_no_argument(server: Sshd) -> None:
+    argv = ["sh", "-c", "tr '\\0' ' ' < /proc/$$/cmdline; cat"]
+    said = shell.run_over_ssh(server.address, argv, timeout_s=10, stdin="sesame\n")
+    assert said.endswith("cat sesame\n")
+    assert said.count("sesame") == 1
+
+
+def test_a_failure_says_where_and_what(server: Sshd) -> None:
+    with pytest.raises(CommandFailed, match=r"sh on .*: exit code 3: bad") as caught:
+        shell.run_over_ssh(server.address, ["sh", "-c", "echo bad >&2; exit 3"], timeout_s=10)
+    assert caught.value.exit_code == 3
+
+
+def test_a_command_that_takes_too_long_is_given_up(server: Sshd) -> None:
+    with pytest.raises(CommandFailed, match=r"sleep on .*: did not end in time"):
+        shell.run_over_ssh(server.address, ["sleep", "20"], timeout_s=0.5)
+
+
+def test_a_command_that_reads_nothing_is_no_failure(server: Sshd) -> None:
+    assert shell.run_over_ssh(server.address, ["true"], timeout_s=10, stdin="x" * 10**6) == ""
+
+
+def test_a_large_file_is_written_whole(server: Sshd, tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(100_000))
+    with shell.remote(server.address) as there:
+        there.write(tmp_path / "large", text)
+    assert (tmp_path / "large").read_text() == text
+
+
+def test_a_file_is_replaced_whole(server: Sshd, tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "list.txt"
+    with shell.remote(server.address) as there:
+        for text in ("one\n", "two and\nthree\n"):
+            there.write(path, text, mode=0o600)
+            assert path.read_text() == text
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_leaves_the_old_file(server: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with shell.remote(server.address) as there, pytest.raises(CommandFailed, match="mkdir"):
+        there.write(tmp_path / "file" / "list.txt", "x")
+
+
+def test_a_socket_there_is_one_here_and_a_lock_is_held_meanwhile(
+    server: Sshd, tmp_path: Path
+) -> None:
+    lock = tmp_path / "lock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        threading.Thread(target=_echo_once, args=(listener,), daemon=True).start()
+        with (
+            shell.forwarded(server.address, tmp_path / "s", lock=lock) as here,
+            socket.socket(socket.AF_UNIX) as client,
+        ):
+            client.settimeout(10)
+            client.connect(str(here))
+            client.sendall(b"anybody?")
+            assert client.recv(100) == b"anybody?"
+            with pytest.raises(CommandFailed):
+                shell.run(["flock", "-n", str(lock), "true"], timeout_s=10)
+        assert not here.exists()
+    shell.run(["flock", "-w", "10", str(lock), "true"], timeout_s=20)
+
+
+def test_a_lock_that_another_has_is_told(server: Sshd, tmp_path: Path) -> None:
+    lock, socket_ = tmp_path / "lock", tmp_path / "s"
+    with (
+        shell.forwarded(server.address, socket_, lock=lock),
+        pytest.raises(CommandFailed, match=r"flock on .*: exit code 1"),
+        shell.forwarded(server.address, socket_, lock=lock, within_s=0.1),
+    ):
+        raise AssertionError("two hold one lock")
+
+
+def test_nobody_answers(server: Sshd, tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="SSH: "):
+        shell.run_over_ssh("root@127.0.0.1:1", ["true"], timeout_s=10)
+    with (
+        pytest.raises(CommandFailed, match=r"cat on .*: exit code 255: .*refused"),
+        shell.forwarded("root@127.0.0.1:1", tmp_path / "s"),
+    ):
+        raise AssertionError("nobody is there")
+
+
+def test_a_host_with_a_strange_key_is_not_talked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ssh_server(tmp_path / "sshd") as strange:
+        monkeypatch.setenv(shell.ENV_SSH_CONFIG, str(strange.config))
+        strange.change_key()
+        with pytest.raises(CommandFailed, match=r"SSH: .*[Hh]ost key"):
+            shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
+        (tmp_path / "sshd" / "known_hosts").write_text("")
+        with pytest.raises(CommandFailed, match=r"SSH: .*not found in known_hosts"):
+            shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
+
+
+def _echo_once(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(connection.recv(100))

@@ -1,0 +1,186 @@
+"""Real HAProxies with our configuration, in front of brokers and agents that do as told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from lb import runtime
+from lb.apply import prepare_start, start_command
+from lb.errors import BalancerUnreachable
+from lb.inventory import Inventory, load
+from lb.runtime import ServerState
+from tests.support.eventually import FACTOR, eventually
+from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
+
+__all__ = ["HOST", "Rig"]
+
+HOST = "127.0.0.1"
+
+
+class Rig:
+    """Some fake nodes, an inventory of the first `brokers` of them, and HAProxy, once or several times.
+
+    hosts: name of a balancer -> how SSH reaches the host that it is said to be on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        nodes: int,
+        *,
+        fronts: int = 1,
+        hosts: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.brokers: list[FakeBroker] = []
+        self.agents: list[FakeAgent] = []
+        self.hosts = hosts or {}
+        self.ports, *self.further = [_free_ports(3) for _ in range(fronts)]
+        self.masters: dict[str, subprocess.Popen[bytes]] = {}
+        for _ in range(nodes):
+            self.brokers.append(stack.enter_context(fake_broker()))
+            self.agents.append(stack.enter_context(fake_agent()))
+        (folder / "secrets").mkdir()
+        (folder / "secrets" / "probe").write_text("pr'o\"be $x")
+        (folder / "secrets" / "token").write_text("sesame")
+
+    def inventory(self, brokers: int = 2, *, stats_port: int | None = None) -> Inventory:
+        amqp, lists, stats = self.ports
+        path = self.folder / "inventory.toml"
+        own = OWN.format(amqp=amqp, lists=lists, stats=stats_port or stats, host=HOST, folder=".")
+        text = INVENTORY if self.further else INVENTORY + own
+        if self.further:
+            text += f'[[balancers]]\nname = "lb1"\n{own}'
+        for number, ports in enumerate(self.further, start=2):
+            text += self._further(f"lb{number}", *ports)
+        for number, (broker, agent) in enumerate(zip(self.brokers, self.agents, strict=True), 1):
+            if number <= brokers:
+                text += BROKER.format(
+                    number=number,
+                    address=f"{HOST}:{broker.port}",
+                    agent=agent.address,
+                    check=agent.check_address,
+                )
+        path.write_text(text)
+        return load(path)
+
+    def _further(self, name: str, amqp: int, lists: int, stats: int) -> str:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        own = OWN.format(amqp=amqp, lists=lists, stats=stats, host=HOST, folder=folder)
+        if name not in self.hosts:
+            return f'[[balancers]]\nname = "{name}"\n{own}'
+        host = f'[[hosts]]\nname = "{name}-host"\nssh = "{self.hosts[name]}"\n'
+        return f'{host}[[balancers]]\nname = "{name}"\nhost = "{name}-host"\n{own}'
+
+    def start(self, inventory: Inventory) -> None:
+        """Every balancer that does not run, here, whatever host it is said to be on."""
+        for balancer in inventory.balancers:
+            if balancer.name in self.masters:
+                continue
+            one = inventory.at(balancer)
+            prepare_start(one)
+            self.launch(one)
+
+    def launch(self, inventory: Inventory) -> None:
+        """With the files as they are."""
+        with (self.folder / "haproxy.log").open("ab") as log:
+            self.masters[inventory.balancer.name] = subprocess.Popen(
+                start_command(inventory), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        eventually(lambda: self.servers(inventory), within_s=10, what="HAProxy answers")
+
+    def kill(self) -> None:
+        """As a crash would: nothing is saved. A master goes when its worker is killed."""
+        for master in self.masters.values():
+            for pid in _children(master.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                master.wait(timeout=5 * FACTOR)
+            except subprocess.TimeoutExpired:
+                master.kill()
+                master.wait()
+        self.masters.clear()
+
+    def servers(self, inventory: Inventory) -> dict[str, ServerState]:
+        with suppress(BalancerUnreachable):
+            return runtime.servers(inventory.balancer.socket)
+        return {}
+
+    def verdicts(self, inventory: Inventory) -> dict[str, str]:
+        return {name: server.verdict for name, server in self.servers(inventory).items()}
+
+    def wait(self, inventory: Inventory, within_s: float = 5, **verdicts: str) -> None:
+        def reached() -> bool:
+            return verdicts.items() <= self.verdicts(inventory).items()
+
+        eventually(reached, within_s=within_s, what=f"{verdicts}")
+
+    @contextmanager
+    def client(self) -> Iterator[socket.socket]:
+        """A publisher's connection through HAProxy. Raises OSError unless some broker answers."""
+        address = (HOST, self.ports[0])
+        with socket.create_connection(address, timeout=5 * FACTOR) as connection:
+            connection.sendall(CLIENT)
+            if connection.recv(len(CLIENT)) != CLIENT:
+                raise ConnectionError("no broker")
+            yield connection
+
+    def come_and_go(self, times: int) -> None:
+        for _ in range(times):
+            with self.client():
+                pass
+
+    @property
+    def list_url(self) -> str:
+        return f"http://{HOST}:{self.ports[1]}/consumer-list"
+
+
+INVENTORY = """
+cluster = "rig"
+list_file = "list.txt"
+token_file = "secrets/token"
+admin_user = "admin"
+admin_password_file = "secrets/admin"
+supervisor = "local"
+[balancer]
+probe_user = "probe"
+probe_password_file = "secrets/probe"
+sessions_max = 400
+"""
+OWN = """
+amqp = "{host}:{amqp}"
+list = "{host}:{lists}"
+stats = "{host}:{stats}"
+config = "{folder}/haproxy.cfg"
+socket = "{folder}/admin.sock"
+state_file = "{folder}/server-state"
+master_pid_file = "{folder}/master.pid"
+"""
+BROKER = """
+[[brokers]]
+name = "mb{number}"
+address = "{address}"
+agent = "{agent}"
+check = "{check}"
+management = "127.0.0.1:{number}"
+node_list_file = "nodes/mb{number}.txt"
+"""
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]

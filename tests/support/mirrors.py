@@ -1,0 +1,150 @@
+"""Inventories with a mirrored broker, and hosts that only say what was recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.errors import CommandFailed
+
+__all__ = ["FakeHosts", "mirrored_inventory", "recorded_outputs"]
+
+OUTPUTS = Path(__file__).resolve().parents[1] / "unit" / "ops" / "drbd_outputs"
+MIRROR = "r0"  # its name in the records
+
+
+def mirrored_inventory(
+    hosts: dict[str, tuple[str, str]],
+    *,
+    address: str,
+    disk: str = "/dev/vdb",
+    power: str = "",
+    service_network: str = "",
+) -> str:
+    """Of one broker, mb1, on the first of two hosts.
+
+    hosts: name to its management and its replication address. address: the broker's.
+    service_network: prefix length, where the address goes with the broker.
+    """
+    first, second = hosts
+    lines = [
+        'cluster = "test"',
+        'list_file = "lists/test.txt"',
+        'token_file = "token"',
+        'admin_user = "admin"',
+        'admin_password_file = "admin.password"',
+        'supervisor = "systemd"',
+        "",
+        "[balancer]",
+        'amqp = "127.0.0.1:5672"',
+        'list = "127.0.0.1:8081"',
+        'stats = "127.0.0.1:8404"',
+        'config = "haproxy.cfg"',
+        'socket = "haproxy.sock"',
+        'state_file = "haproxy.state"',
+        'master_pid_file = "haproxy.pid"',
+        'probe_user = "probe"',
+        'probe_password_file = "probe.password"',
+        "",
+        "[[brokers]]",
+        'name = "mb1"',
+        f'host = "{first}"',
+        f'address = "{address}:5672"',
+        f'agent = "{address}:8081"',
+        f'check = "{address}:8082"',
+        f'management = "{address}:15672"',
+        'node_list_file = "nodes/mb1/list.txt"',
+    ]
+    for name, (management, replication) in hosts.items():
+        lines += [
+            "",
+            "[[hosts]]",
+            f'name = "{name}"',
+            f'ssh = "{name}"',
+            f'management = "{management}"',
+            f'replication = "{replication}"',
+        ]
+        if power:
+            lines.append(f'power = "{power}"')
+    lines += [
+        "",
+        "[[mirrors]]",
+        'name = "mb1"',
+        f'hosts = ["{first}", "{second}"]',
+        'device = "/dev/drbd0"',
+        f'disk = "{disk}"',
+        'mount = "/var/lib/rabbitmq"',
+        "port = 7789",
+    ]
+    if service_network:
+        lines.append(f'address = "{address}/{service_network}"')
+    return "\n".join(lines) + "\n"
+
+
+def recorded_outputs(file: Path) -> dict[str, tuple[int, str]]:
+    """Command -> exit code and standard output, of one recorded state."""
+    blocks = re.split(r"^\$ ", file.read_text(), flags=re.MULTILINE)[1:]
+    found = {}
+    for block in blocks:
+        command, _, rest = block.partition("\n")
+        lines = rest.splitlines(keepends=True)
+        written = [line for line in lines if line.strip() and not line.startswith(("! ", "= "))]
+        code = next((int(line[2:]) for line in lines if line.startswith("= ")), 0)
+        found[command] = (code, "".join(written))
+    return found
+
+
+class FakeHosts:
+    """Answers as two hosts did in a recorded state; takes any order, and remembers it.
+
+    states: host -> ``07 A``: the number of a state, and where it was recorded; "" is silent.
+    answers: what else a host writes, by the whole command; None fails with exit code 1.
+    """
+
+    def __init__(
+        self, states: dict[str, str], answers: dict[str, str | None] | None = None
+    ) -> None:
+        self.states = states
+        self.answers = answers or {}
+        self.ran: list[tuple[str, str]] = []
+
+    @contextmanager
+    def connect(self, host: str) -> Iterator[FakeHost]:
+        """As `ops.shell.remote`."""
+        yield FakeHost(self, host)
+
+    def run(self, host: str, argv: Sequence[str]) -> str:
+        typed = " ".join(argv)
+        self.ran.append((host, typed))
+        if not self.states[host]:
+            raise CommandFailed(argv, 127, "SSH: timed out", host)
+        if typed in self.answers:
+            answer = self.answers[typed]
+            if answer is None:
+                raise CommandFailed(argv, 1, "no", host)
+            return answer
+        return self._recorded(host, argv)
+
+    def _recorded(self, host: str, argv: Sequence[str]) -> str:
+        number, at = self.states[host].split()
+        (file,) = OUTPUTS.glob(f"{number}_*.{at}.txt")
+        command = " ".join((*argv[:-1], MIRROR)).replace(" --statistics", "")
+        code, written = recorded_outputs(file).get(command, (0, ""))
+        if code:
+            raise CommandFailed(argv, code, written, host)
+        return written
+
+
+@dataclass
+class FakeHost:
+    """A connection to one of them."""
+
+    hosts: FakeHosts
+    name: str
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> str:
+        assert timeout_s > 0
+        return self.hosts.run(self.name, argv)

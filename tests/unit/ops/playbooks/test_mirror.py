@@ -1,0 +1,179 @@
+"""The order of what is done to a mirror, and exactly what runs where."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ops.mirrors import MirrorView
+from ops.plan import Plan
+from ops.playbooks import mirror as playbooks
+from ops.step import Blocked
+from tests.support.mirrors import FakeHosts, mirrored_inventory
+
+HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "inventory.toml"
+    path.write_text(
+        mirrored_inventory(HOSTS, address="10.0.0.9", service_network="24", power="/usr/bin/pdu")
+    )
+    return path
+
+
+def view(file: Path, one: str = "06 A", two: str = "06 B") -> MirrorView:
+    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).connect)
+
+
+def ran(plan: Plan) -> list[str]:
+    return [
+        f"{command.host or 'here'}: {' '.join(command.argv)}"
+        for step in plan.steps
+        for command in step.commands
+    ]
+
+
+def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
+    seen = view(file)
+    plan = playbooks.create(seen, file, skip_sync=False, erase=[seen.hosts[1]])
+    assert ran(plan) == [
+        f"here: {sys.executable} -m ops drbd install mb1 --inventory {file}",
+        "db1: modprobe drbd",
+        "db2: modprobe drbd",
+        "db2: wipefs --all --quiet /dev/vdb",
+        "db1: systemctl disable rabbitmq-server",
+        "db2: systemctl disable rabbitmq-server",
+        "db1: install -d -o root -g root -m 555 /var/lib/rabbitmq",
+        "db2: install -d -o root -g root -m 555 /var/lib/rabbitmq",
+        "db1: drbdadm create-md --force mb1",
+        "db2: drbdadm create-md --force mb1",
+        "db1: drbdadm adjust mb1",
+        "db2: drbdadm adjust mb1",
+        "db1: drbdadm primary --force mb1",
+        "db1: mkfs.ext4 -q /dev/drbd0",
+        "db1: mount /dev/drbd0 /var/lib/rabbitmq",
+        "db1: install -d -o rabbitmq -g rabbitmq -m 750 /var/lib/rabbitmq",
+    ]
+    assert plan.steps[-1].name == "wait until both disks are alike"
+
+
+def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
+    plan = playbooks.create(view(file), file, skip_sync=True, erase=[])
+    assert "db1: drbdadm new-current-uuid --clear-bitmap mb1/0" in ran(plan)
+    assert "db1: drbdadm primary mb1" in ran(plan)
+    assert not any("--force" in line and "primary" in line for line in ran(plan))
+
+
+def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) -> None:
+    """The journal may lack a step that was done: metadata and file systems are looked for first."""
+    plan = playbooks.create(view(file), file, skip_sync=False, erase=[])
+    destroys = [
+        step
+        for step in plan.steps
+        if any({"create-md", "mkfs.ext4", "--force"} & set(each.argv) for each in step.commands)
+    ]
+    assert len(destroys) == 4
+    assert all(step.done and step.done() for step in destroys)
+
+
+def test_a_promotion_needs_a_proof_first_where_the_other_is_silent(file: Path) -> None:
+    seen = view(file)
+    host = seen.hosts[1]
+    by_power = playbooks.promote(seen, host, is_dead=False, power=True, given_up=False, force=False)
+    assert ran(by_power) == [
+        "here: /usr/bin/pdu off db1",
+        "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
+        "db2: drbdadm primary mb1",
+    ]
+    by_word = playbooks.promote(seen, host, is_dead=True, power=False, given_up=False, force=False)
+    assert ran(by_word) == ran(by_power)[1:]
+    given_up = playbooks.promote(seen, host, is_dead=True, power=False, given_up=True, force=True)
+    assert ran(given_up)[-1] == "db2: drbdadm primary --force mb1"
+    alive = playbooks.promote(seen, host, is_dead=False, power=False, given_up=False, force=False)
+    assert ran(alive) == ["db2: drbdadm primary mb1"]
+
+
+def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
+    seen = view(file, "12 A", "12 B")
+    plan = playbooks.resolve(seen, seen.hosts[1], is_primary=True, agent=True)
+    assert ran(plan) == [
+        "db2: systemctl stop messagebus-agent",
+        "db2: systemctl stop rabbitmq-server",
+        "db2: /usr/local/lib/messagebus/move-address drop 10.0.0.9/24",
+        "db2: umount /var/lib/rabbitmq",
+        "db2: drbdadm secondary mb1",
+        "db2: drbdadm disconnect mb1",
+        "db2: drbdadm connect --discard-my-data mb1",
+        "db1: drbdadm adjust mb1",
+    ]
+    small = playbooks.resolve(seen, seen.hosts[1], is_primary=False, agent=False)
+    assert ran(small) == ran(plan)[-3:]
+
+
+def test_what_takes_a_broker_from_its_host_can_be_taken_back(file: Path) -> None:
+    seen = view(file)
+    steps = playbooks.leaving(seen, seen.hosts[0], agent=True)
+    assert all(step.undo and not step.is_final for step in steps)
+
+
+def test_small_orders(file: Path) -> None:
+    seen = view(file)
+    home, standby = seen.hosts
+    assert ran(playbooks.demote(seen, home)) == ["db1: drbdadm secondary mb1"]
+    assert ran(playbooks.connect(seen)) == ["db1: drbdadm adjust mb1", "db2: drbdadm adjust mb1"]
+    assert ran(playbooks.disconnect(seen, standby)) == ["db2: drbdadm disconnect mb1"]
+    assert ran(playbooks.verify(seen, home)) == ["db1: drbdadm verify mb1"]
+    assert ran(playbooks.rate(seen, "40M")) == [
+        "db1: drbdadm disk-options --resync-rate=40M mb1",
+        "db2: drbdadm disk-options --resync-rate=40M mb1",
+    ]
+
+
+def test_connecting_waits_for_both_copies_and_not_for_a_split_brain(file: Path) -> None:
+    def check(one: str, two: str) -> str:
+        step = playbooks.connect(view(file, one, two)).steps[0]
+        assert step.check
+        return step.check()
+
+    assert check("06 A", "06 B") == ""
+    assert "% done" in check("04 A", "04 B")
+    assert "db2" in check("06 A", "")
+    with pytest.raises(Blocked, match="drbd resolve mb1"):
+        check("12 A", "12 B")
+
+
+def test_comparing_ends_when_every_block_is_compared(file: Path) -> None:
+    def check(state: str) -> str:
+        seen = view(file, state)
+        step = playbooks.verify(seen, seen.hosts[0]).steps[0]
+        assert step.check
+        return step.check()
+
+    assert check("17 A").startswith("VerifyS")
+    assert check("06 A") == ""
+
+
+def test_it_is_looked_again_before_a_promotion_whether_anything_is_lost_by_it(file: Path) -> None:
+    def look(one: str, two: str, *, is_dead: bool = True, given_up: bool = False) -> str:
+        seen = view(file, one, two)
+        host = seen.hosts[1]
+        steps = playbooks.promotion(
+            seen, host, is_dead=is_dead, power=False, given_up=given_up, force=False
+        )
+        check = next(step.check for step in steps if step.name.startswith("see that"))
+        assert check
+        return check()
+
+    assert look("", "07 B") == ""
+    assert "still connected to db1" in look("", "06 B")
+    assert "db2" in look("", "")
+    with pytest.raises(Blocked, match="nothing is known of db1"):
+        look("", "07 B", is_dead=False)
+    with pytest.raises(Blocked, match="name it"):
+        look("", "26 B")
+    assert look("", "26 B", given_up=True) == ""
+    assert look("06 B", "06 A", is_dead=False) == ""

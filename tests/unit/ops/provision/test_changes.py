@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ops.provision.changes import changes, restart_wanted
+from ops.provision.observed import Observed
+from ops.provision.wanted import WantedFile, WantedHost
+
+CONFIG = WantedFile(path=Path("/etc/rabbitmq/advanced.config"), text="[].\n")
+DEFINITIONS = WantedFile(path=Path("/etc/rabbitmq/definitions.json"), text="{}")
+AGENT = WantedFile(path=Path("/etc/messagebus/agent.toml"), text="a = 1\n")
+UNIT = WantedFile(path=Path("/etc/systemd/system/messagebus-agent.service"), text="[Unit]\n")
+WANTED = WantedHost(
+    name="h1",
+    packages={"rabbitmq-server": "3.10.8-1", "chrony": ""},
+    users={"messagebus": "rabbitmq"},
+    folders={Path("/var/lib/messagebus"): "messagebus:messagebus"},
+    files=(CONFIG, DEFINITIONS, AGENT, UNIT),
+    units=("rabbitmq-server", "messagebus-agent"),
+    program="abc",
+)
+RIGHT = Observed(
+    packages={"rabbitmq-server": "3.10.8-1", "chrony": "4.3"},
+    files={
+        **{file.path: (file.digest, 0o644, "root:root") for file in WANTED.files},
+        Path("/var/lib/messagebus"): ("", 0o750, "messagebus:messagebus"),
+    },
+    users={"messagebus": frozenset({"messagebus", "rabbitmq"})},
+    enabled=frozenset(WANTED.units),
+    active=frozenset(WANTED.units),
+    program="abc",
+    has_cookie=True,
+)
+
+
+def told(observed: Observed) -> list[str]:
+    return [change.what for change in changes(WANTED, observed)]
+
+
+def test_a_host_as_it_should_be_is_left_alone() -> None:
+    assert changes(WANTED, RIGHT) == []
+
+
+def test_a_bare_host_gets_everything_in_an_order_that_works() -> None:
+    assert told(Observed()) == [
+        "install rabbitmq-server=3.10.8-1, chrony",
+        "make user messagebus",
+        "put messagebus into group rabbitmq",
+        "make folder /var/lib/messagebus",
+        "write /etc/rabbitmq/advanced.config (new)",
+        "write /etc/rabbitmq/definitions.json (new)",
+        "write /etc/messagebus/agent.toml (new)",
+        "write /etc/systemd/system/messagebus-agent.service (new)",
+        "put the agent's program into /opt/messagebus/abc",
+        "let the agent have the broker's cookie",
+        "have systemd read its units",
+        "start rabbitmq-server at boot",
+        "start messagebus-agent at boot",
+    ]
+
+
+def test_a_package_of_another_version_is_installed_in_the_wanted_one() -> None:
+    other = replace(RIGHT, packages={**RIGHT.packages, "rabbitmq-server": "3.9.0-1"})
+    assert told(other) == ["install rabbitmq-server=3.10.8-1"]
+
+
+@pytest.mark.parametrize(
+    ("file", "has", "then"),
+    [
+        (CONFIG, ("other", 0o644, "root:root"), ["write /etc/rabbitmq/advanced.config (differs)"]),
+        (
+            DEFINITIONS,
+            ("other", 0o644, "root:root"),
+            [
+                "write /etc/rabbitmq/definitions.json (differs)",
+                "tell the broker its users, rights and policies",
+            ],
+        ),
+        (
+            AGENT,
+            (AGENT.digest, 0o600, "root:root"),
+            ["write /etc/messagebus/agent.toml (mode or owner)", "restart the agent"],
+        ),
+        (
+            UNIT,
+            ("other", 0o644, "root:root"),
+            [
+                "write /etc/systemd/system/messagebus-agent.service (differs)",
+                "have systemd read its units",
+                "restart the agent",
+            ],
+        ),
+    ],
+)
+def test_what_differs_is_written_and_brought_about(
+    file: WantedFile, has: tuple[str, int, str], then: list[str]
+) -> None:
+    assert told(replace(RIGHT, files={**RIGHT.files, file.path: has})) == then
+
+
+def test_a_broker_that_runs_is_not_restarted_and_that_it_should_be_is_told() -> None:
+    other = replace(RIGHT, files={**RIGHT.files, CONFIG.path: ("x", 0o644, "root:root")})
+    made = changes(WANTED, other)
+    assert not any("rabbitmq-server" in (change.argv or ()) for change in made)
+    assert restart_wanted(made, other)
+    assert not restart_wanted(made, replace(other, active=frozenset()))
+
+
+def test_a_new_program_restarts_the_agent() -> None:
+    assert told(replace(RIGHT, program="before")) == [
+        "put the agent's program into /opt/messagebus/abc",
+        "restart the agent",
+    ]

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lb.inventory
+from lb.inventory import Inventory, Mirror
+from messagebus.agent.config import AgentConfig
+from messagebus.secret import Secret
+from ops.errors import OpsError
+from ops.provision.wanted import RIGHTS, Secrets, WantedHost, secret_files, wanted_host
+
+VALUES: dict[str, Any] = {
+    "cluster": "prod",
+    "list_file": "prod.txt",
+    "token_file": "token",
+    "admin_user": "admin",
+    "admin_password_file": "admin.password",
+    "supervisor": "systemd",
+    "balancer": {
+        "host": "lb1",
+        "amqp": "lb1:5672",
+        "list": "lb1:8081",
+        "stats": "lb1:8404",
+        "config": "/etc/haproxy/haproxy.cfg",
+        "socket": "/run/haproxy/admin.sock",
+        "state_file": "/var/lib/haproxy/state",
+        "master_pid_file": "/run/haproxy.pid",
+        "probe_user": "probe",
+        "probe_password_file": "probe.password",
+    },
+    "hosts": [{"name": name, "ssh": name} for name in ("h1", "h2", "lb1")],
+    "brokers": [
+        {
+            "name": "mb1",
+            "host": "h1",
+            "address": "h1.example:5672",
+            "agent": "h1.example:8081",
+            "check": "h1.example:8082",
+            "management": "h1.example:15672",
+            "node_list_file": "/etc/messagebus/list.txt",
+            "version": "3.10.8-1",
+        }
+    ],
+    "users": [
+        {"name": "mb-agent", "role": "agent", "password_file": "agent.password"},
+        {"name": "shop", "role": "publisher", "password_file": "shop.password"},
+        {"name": "billing", "role": "consumer", "password_file": "billing.password"},
+    ],
+}
+
+
+def inventory(**more: Any) -> Inventory:
+    return lb.inventory.parse({**VALUES, **more}, base=Path("/inv"))
+
+
+def secrets(of: Inventory) -> Secrets:
+    return {path: Secret(f"secret of {path.name}") for path in secret_files(of, of.brokers)}
+
+
+def host(of: Inventory, name: str = "h1") -> WantedHost:
+    return wanted_host(of, name, secrets(of), "abc")
+
+
+def text_of(wanted: WantedHost, path: str) -> str:
+    return next(file.text for file in wanted.files if str(file.path) == path)
+
+
+TLS = {
+    "tls": {
+        "ca_file": "ca.pem",
+        "cert_file": "op.pem",
+        "key_file": "op.key",
+        "server_name": "prod",
+        "check_cert_file": "probe.pem",
+    },
+    "provision": {"tls_dir": "tls"},
+}
+
+
+def test_a_brokers_host_has_its_broker_its_agent_and_the_time() -> None:
+    wanted = host(inventory())
+    assert wanted.packages == {"chrony": "", "rabbitmq-server": "3.10.8-1", "python3": ""}
+    assert wanted.units == ("chrony", "rabbitmq-server", "messagebus-agent")
+    assert wanted.program == "abc"
+
+
+def test_a_balancers_host_has_no_broker_and_no_secret_of_one() -> None:
+    wanted = host(inventory(), "lb1")
+    assert wanted.packages == {"chrony": "", "haproxy": "", "python3": ""}
+    assert [str(file.path) for file in wanted.files] == [
+        "/etc/systemd/system/haproxy.service.d/messagebus.conf",
+        "/etc/systemd/system/messagebus-balancer-state.service",
+        "/usr/local/lib/messagebus/keeper.py",
+    ]
+    assert wanted.units == ("chrony", "haproxy", "messagebus-balancer-state")
+    assert not any(file.is_secret for file in wanted.files)
+    assert wanted.program == ""
+
+
+def test_of_a_mirror_no_host_starts_the_broker_by_itself() -> None:
+    mirror = Mirror(
+        name="mb1",
+        hosts=("h1", "h2"),
+        device=Path("/dev/drbd0"),
+        disk=Path("/dev/sdb"),
+        mount=Path("/var/lib/rabbitmq"),
+        port=7788,
+    )
+    mirrored = replace(inventory(), mirrors=(mirror,))
+    assert host(mirrored).units == host(mirrored, "h2").units == ("chrony",)
+    assert host(mirrored).files == host(mirrored, "h2").files
+    assert "drbd-utils" in host(mirrored, "h2").packages
+    (agent,) = [file for file in host(mirrored).files if file.path.name == "agent.toml"]
+    assert 'mirror_device = "/dev/drbd0"' in agent.text
+
+
+def test_hosts_without_a_part_or_with_two_brokers_are_refused() -> None:
+    with pytest.raises(OpsError, match="nothing of the inventory runs on host h2"):
+        host(inventory(), "h2")
+    second = {
+        **VALUES["brokers"][0],
+        "name": "mb2",
+        "address": "x:1",
+        "agent": "x:2",
+        "check": "x:3",
+    }
+    with pytest.raises(OpsError, match="host h1 has several brokers: mb1, mb2"):
+        host(inventory(brokers=[VALUES["brokers"][0], second]))
+
+
+def test_the_agent_reads_its_settings() -> None:
+    settings = AgentConfig.from_mapping(
+        tomllib.loads(text_of(host(inventory()), "/etc/messagebus/agent.toml"))
+    )
+    assert settings.user == "mb-agent"
+    assert settings.broker == "h1.example:5672"
+    assert settings.list_file == "/etc/messagebus/list.txt"
+    assert settings.node_name == "mb1@localhost"
+
+
+def test_with_tls_there_is_no_plain_port_and_the_key_is_no_worlds_business() -> None:
+    wanted = host(inventory(**TLS))
+    config = text_of(wanted, "/etc/rabbitmq/advanced.config")
+    assert "{tcp_listeners, []}" in config
+    assert "{ssl_listeners, [5672]}" in config
+    key = next(file for file in wanted.files if file.path.name == "node.key")
+    assert (key.mode, key.is_secret, key.text) == (0o640, True, "secret of mb1.key")
+
+
+def test_limits_stand_in_the_brokers_settings() -> None:
+    config = text_of(
+        host(inventory(provision={"disk_free_mb": 300, "memory_percent": 25, "wal_mb_max": 64})),
+        "/etc/rabbitmq/advanced.config",
+    )
+    for line in (
+        "{disk_free_limit, 300000000}",
+        "{vm_memory_high_watermark, 0.25}",
+        "{wal_max_size_bytes, 64000000}",
+        "{dead_letter_worker_publisher_confirm_timeout, 15000}",
+    ):
+        assert line in config
+    assert config.count("{") == config.count("}")
+    assert config.count("[") == config.count("]")
+
+
+def test_users_have_no_right_that_they_do_not_need() -> None:
+    told = json.loads(text_of(host(inventory()), "/etc/rabbitmq/definitions.json"))
+    rights = {each["user"]: each for each in told["permissions"]}
+    assert sorted(rights) == ["admin", "billing", "mb-agent", "probe", "shop"]
+    assert rights["shop"]["configure"] == rights["billing"]["configure"] == "^$"
+    assert rights["shop"]["read"] == rights["probe"]["read"] == "^$"
+    assert rights["probe"]["write"] == "^$"
+    assert {user["name"]: user["tags"] for user in told["users"]}["mb-agent"] == "monitoring"
+    assert told["global_parameters"] == [{"name": "cluster_name", "value": "h1.example:5672"}]
+    (policy,) = told["policies"]
+    assert policy["definition"] == {"max-length-bytes": 8_000_000_000}
+    assert re.match(policy["pattern"], "mb.sub/orders/billing")
+
+
+@pytest.mark.parametrize(
+    ("role", "queue", "may"),
+    [
+        ("consumer", "mb.sub/orders/a", True),
+        ("consumer", "mb.park/orders/a", True),
+        ("consumer", "amq.gen-x", False),
+        ("publisher", "mb.sub/orders/a", False),
+        ("agent", "amq.rabbitmq.event", True),
+        ("agent", "other", False),
+    ],
+)
+def test_who_may_read_what(role: str, queue: str, may: bool) -> None:
+    assert bool(re.search(RIGHTS[role][3], queue)) is may
+
+
+def test_no_password_stands_in_a_file_that_anybody_may_read() -> None:
+    for file in host(inventory(**TLS)).files:
+        if "secret of" in file.text and "ca.pem" not in file.text and "mb1.pem" not in file.text:
+            assert file.is_secret, file.path
+            assert file.mode & 0o007 == 0
+
+
+def test_a_second_rendering_is_the_same() -> None:
+    assert host(inventory()) == host(inventory())

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ops.archive import Archive
+from ops.backup import (
+    definitions_of,
+    files_named,
+    generation_of,
+    missing_definitions,
+    missing_topology,
+    topology_of,
+)
+
+INVENTORY = """
+cluster = "prod"
+list_file = "lists/prod.txt"
+token_file = "secrets/token"
+[provision]
+tls_dir = "keys"
+[balancer]
+state_file = "/var/lib/haproxy/state"
+probe_password_file = "secrets/probe"
+[tls]
+ca_file = "tls/ca.pem"
+key_file = "/etc/ssl/operator.key"
+[[brokers]]
+node_list_file = "/etc/messagebus/list.txt"
+[[users]]
+password_file = "secrets/shop"
+"""
+
+
+def entry(name: str, number: int, *, alive: bool = True, **options: Any) -> dict[str, Any]:
+    return {
+        "wanted": name,
+        "number": number,
+        "origin": "mb1:5672",
+        "alive": alive,
+        "tomb": 0 if alive else 1,
+        "changed_at_ms": 5,
+        **options,
+    }
+
+
+def test_files_of_this_machine_are_kept_and_secrets_are_known_as_such(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "mb1.key").write_text("x")
+    assert files_named(INVENTORY, tmp_path) == {
+        tmp_path / "lists/prod.txt": False,
+        tmp_path / "secrets/token": True,
+        tmp_path / "keys/mb1.key": True,
+        tmp_path / "secrets/probe": True,
+        tmp_path / "tls/ca.pem": False,
+        Path("/etc/ssl/operator.key"): True,
+        tmp_path / "secrets/shop": True,
+    }
+
+
+def test_of_a_name_the_newest_word_over_all_agents_counts() -> None:
+    old = {"entries": [entry("a", 3), entry("b", 9, alive=False)]}
+    new = {"entries": [entry("a", 4, single_active=True), entry("b", 8)]}
+    kept = Archive(
+        {"generation": 17},
+        {
+            "topology/mb1.json": json.dumps(old).encode(),
+            "topology/mb2.json": json.dumps(new).encode(),
+        },
+    )
+    found = topology_of(kept)
+    assert found["a"]["single_active"] is True
+    assert found["b"]["alive"] is False
+    assert generation_of(kept) == 17
+    assert definitions_of(kept, "mb1") is None
+
+
+def test_what_nobody_knows_any_more_is_registered_and_what_was_deleted_since_is_not() -> None:
+    before = {
+        "kept": entry("kept", 1),
+        "lost": entry("lost", 2, durability="page-cache"),
+        "deleted": entry("deleted", 3),
+        "dead": entry("dead", 4, alive=False),
+    }
+    now = {"kept": entry("kept", 1), "deleted": entry("deleted", 7, alive=False)}
+    missing, deleted = missing_topology(before, now)
+    assert missing == [{"name": "lost", "durability": "page-cache"}]
+    assert deleted == ["deleted"]
+
+
+def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
+    before = {
+        "users": [{"name": "bus", "password_hash": "x"}, {"name": "shop", "password_hash": "y"}],
+        "permissions": [
+            {"user": "bus", "vhost": "/", "configure": "^$"},
+            {"user": "shop", "vhost": "/", "configure": "^$"},
+        ],
+        "policies": [{"vhost": "/", "name": "limit", "definition": {"max-length": 1}}],
+        "global_parameters": [{"name": "cluster_name", "value": "mb1:5672"}],
+    }
+    now = {
+        "users": [{"name": "bus", "password_hash": "z"}],
+        "permissions": [{"user": "bus", "vhost": "/", "configure": "^$"}],
+        "policies": [{"vhost": "/", "name": "limit", "definition": {"max-length": 2}}],
+    }
+    missing = missing_definitions(before, now)
+    assert missing.definitions == {
+        "users": [{"name": "shop", "password_hash": "y"}],
+        "permissions": [{"user": "shop", "vhost": "/", "configure": "^$"}],
+    }
+    assert missing.names == ["user shop", "permission of shop"]
+    assert missing.told == ("user bus is another one now", "policy limit is another one now")
+
+
+def test_what_agents_make_is_left_to_them() -> None:
+    before = {
+        "queues": [{"vhost": "/", "name": "mb.sub/a/b"}, {"vhost": "/", "name": "theirs"}],
+        "exchanges": [{"vhost": "/", "name": "mb.topic/a"}, {"vhost": "/", "name": "ours"}],
+        "bindings": [
+            {"source": "mb.topic/a", "destination": "mb.sub/a/b"},
+            {"source": "ours", "destination": "theirs"},
+        ],
+    }
+    missing = missing_definitions(before, {})
+    assert missing.names == ["exchange ours", "queue theirs", "binding ours to theirs"]

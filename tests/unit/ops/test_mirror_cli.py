@@ -1,0 +1,121 @@
+"""What is asked and refused before a plan about a mirror is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from messagebus.errors import ConfigError
+from ops.carrying import Go
+from ops.errors import NoAnswer, OpsError
+from ops.mirror_cli import agents, begun, both_answer, of_mirror, permitted, run
+from ops.mirrors import MirrorView
+from ops.plan import Plan
+from ops.step import Command, Step
+from tests.support.mirrors import FakeHosts, mirrored_inventory
+
+HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "inventory.toml"
+    path.write_text(mirrored_inventory(HOSTS, address="10.0.0.9"))
+    return path
+
+
+def view(file: Path, one: str, two: str, **answers: str | None) -> MirrorView:
+    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}, answers).connect)
+
+
+def test_a_host_of_another_mirror_is_refused(file: Path) -> None:
+    text = file.read_text() + '\n[[hosts]]\nname = "db3"\nssh = "db3"\n'
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="db3 has no part in the mirror mb1, which is of db1 and"):
+        of_mirror(view(file, "", ""), "db3")
+
+
+def test_what_needs_both_hosts_says_which_is_silent(file: Path) -> None:
+    assert set(both_answer(view(file, "06 A", "06 B"))) == {"db1", "db2"}
+    with pytest.raises(NoAnswer, match="db2"):
+        both_answer(view(file, "06 A", ""))
+
+
+def test_a_silent_host_is_not_taken_for_dead(file: Path) -> None:
+    seen = view(file, "", "07 B")
+    with pytest.raises(OpsError, match=r"db2 is not promoted: nothing is known of db1; prove that"):
+        permitted(seen, seen.hosts[1], dead="", give_up="")
+
+
+def test_an_operators_word_is_a_proof(file: Path) -> None:
+    seen = view(file, "", "07 B")
+    how = permitted(seen, seen.hosts[1], dead="db1", give_up="")
+    assert how == {"is_dead": True, "power": False, "given_up": False, "force": False}
+
+
+def test_a_host_that_answers_is_not_dead_whatever_an_operator_says(file: Path) -> None:
+    seen = view(file, "07 A", "07 B")
+    with pytest.raises(OpsError, match="db1 is not dead: it answers, and says WFConnection"):
+        permitted(seen, seen.hosts[1], dead="db1", give_up="")
+
+
+def test_a_power_controller_is_a_proof_and_is_asked_first(file: Path) -> None:
+    file.write_text(mirrored_inventory(HOSTS, address="10.0.0.9", power="/usr/bin/pdu"))
+    seen = view(file, "", "07 B")
+    assert permitted(seen, seen.hosts[1], dead="", give_up="")["power"]
+    assert not permitted(seen, seen.hosts[1], dead="db1", give_up="")["power"]
+
+
+def test_a_host_that_has_not_noticed_yet_is_waited_for_by_the_playbook(file: Path) -> None:
+    seen = view(file, "", "06 B")
+    assert permitted(seen, seen.hosts[1], dead="db1", give_up="")["is_dead"]
+    with pytest.raises(OpsError, match="db1 is primary"):
+        permitted(seen, seen.hosts[1], dead="", give_up="")
+
+
+def test_outdated_data_are_promoted_by_force_and_only_when_the_newer_are_given_up(
+    file: Path,
+) -> None:
+    seen = view(file, "", "26 B")
+    with pytest.raises(OpsError, match="to give up what only db1 has, name it"):
+        permitted(seen, seen.hosts[1], dead="db1", give_up="")
+    assert permitted(seen, seen.hosts[1], dead="db1", give_up="db1")["force"]
+
+
+def test_a_name_that_is_not_of_the_other_host_is_a_slip(file: Path) -> None:
+    seen = view(file, "", "07 B")
+    with pytest.raises(ConfigError, match="--dead db2: the other host of mb1 is db1"):
+        permitted(seen, seen.hosts[1], dead="db2", give_up="")
+
+
+def test_whether_hosts_have_agents_is_seen_from_their_units(file: Path) -> None:
+    seen = view(file, "06 A", "06 B", **{"systemctl cat messagebus-agent": ""})
+    assert agents(seen, seen.hosts[0])
+    seen = view(file, "06 A", "06 B", **{"systemctl cat messagebus-agent": None})
+    assert not agents(seen, seen.hosts[0])
+
+
+def plan(*commands: str) -> Plan:
+    steps = (Step(name=word, commands=(Command((word,)),)) for word in commands)
+    return Plan(name="try it", steps=tuple(steps))
+
+
+def go(file: Path, *, dry_run: bool = False) -> Go:
+    return Go(file=file, dry_run=dry_run, yes=True, undo=False)
+
+
+def test_a_run_that_stopped_tells_what_it_began_with(file: Path) -> None:
+    with pytest.raises(OpsError):
+        run(plan("true", "false"), go(file), {"host": "db2"})
+    assert begun(go(file), "try it") == {"host": "db2"}
+    run(plan("true"), go(file))
+    assert begun(go(file), "try it") == {}
+
+
+def test_a_dry_run_prints_and_leaves_no_trace(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(plan("false"), go(file, dry_run=True))
+    assert "$ false" in capsys.readouterr().out
+    assert not (file.parent / "journal").exists()
