@@ -7,12 +7,30 @@ Python.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from hdrh.histogram import HdrHistogram
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = ["bins", "highest", "index", "name", "percentiles"]
+__all__ = [
+    "DIGITS",
+    "TOP_NS",
+    "bins",
+    "corrected",
+    "highest",
+    "histogram",
+    "index",
+    "name",
+    "percentiles",
+    "supported",
+]
+
+# Of every histogram that is written down: 39 hours, in ns; and its significant digits.
+TOP_NS = 1 << 47
+DIGITS = 3
+# A percentile is shown when that many samples lie beyond it: one alone is an accident.
+BEYOND_MIN = 1
 
 # 3 significant digits: 2 * 10**3 rounded up to a power of two, half of it per bucket.
 SUB_BUCKET_MASK = 2047
@@ -67,6 +85,32 @@ def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -
     return found.select(
         *dims, "total", *[highest(F.col(name(each))).alias(name(each)) for each in wanted]
     )
+
+
+def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
+    """Of a sender that waits for its answers: with the rows that it held back while it waited.
+
+    The same as HdrHistogram's record_corrected_value: a value above the interval stands also for
+    value - interval, value - 2 * interval, ... down to the interval. For senders of an open loop it
+    is wrong: there, the intended time says it all. Cost: sum(value / interval) rows.
+    """
+    v, step = F.col(value), F.lit(interval_ns)
+    held_back = F.sequence(v, F.pmod(v - 1, step) + step, -step)
+    values = F.when(v >= 2 * step, held_back).otherwise(F.array(v))
+    return rows.withColumn(value, F.explode(values))
+
+
+def histogram(bins: Iterable[tuple[int, int]]) -> HdrHistogram:
+    """Of (bin, n): the histogram that had been fed every value, which other tools read."""
+    made = HdrHistogram(1, TOP_NS, DIGITS)
+    for each, n in bins:
+        made.record_value(made.get_value_from_index(each), n)
+    return made
+
+
+def supported(percentile: float, total: int) -> bool:
+    """Whether so many samples say anything about a percentile; the maximum always is."""
+    return percentile >= 100 or total * (100 - percentile) / 100 >= BEYOND_MIN
 
 
 def name(percentile: float) -> str:
