@@ -21,6 +21,7 @@ __all__ = [
     "highest",
     "histogram",
     "index",
+    "lowest",
     "name",
     "percentiles",
     "supported",
@@ -56,6 +57,13 @@ def highest(index: Column) -> Column:
     return F.call_function("shiftleft", above, bucket) - 1
 
 
+def lowest(index: Column) -> Column:
+    """The smallest value that shares this index."""
+    bucket = F.greatest(F.shiftright(index, HALF_BITS) - 1, F.lit(0))
+    above = (index - F.shiftleft(bucket, HALF_BITS)).cast("long")
+    return F.call_function("shiftleft", above, bucket)
+
+
 def bins(rows: DataFrame, dims: Sequence[str], value: str) -> DataFrame:
     """dims, bin, n. Negative values have no bin: the caller counts and shows them."""
     kept = rows.filter(F.col(value) >= 0)
@@ -82,21 +90,25 @@ def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -
     found = ranked.groupBy(*dims).agg(
         F.max("total").alias("total"), *[reached(each) for each in wanted]
     )
-    return found.select(
-        *dims, "total", *[highest(F.col(name(each))).alias(name(each)) for each in wanted]
-    )
+    return found.select(*dims, "total", *[_reported(each) for each in wanted])
+
+
+def _reported(percentile: float) -> Column:
+    """The highest value of its bin; percentile 0 is the lowest of the first, as HdrHistogram has it."""
+    bound = highest if percentile else lowest
+    return bound(F.col(name(percentile))).alias(name(percentile))
 
 
 def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
     """Of a sender that waits for its answers: with the rows that it held back while it waited.
 
-    The same as HdrHistogram's record_corrected_value: a value above the interval stands also for
-    value - interval, value - 2 * interval, ... down to the interval. For senders of an open loop it
-    is wrong: there, the intended time says it all. Cost: sum(value / interval) rows.
+    The same as hdrhistogram's record_corrected_value: a value above the interval stands also for
+    value - interval, value - 2 * interval, ... as long as that is above 0. For senders of an open
+    loop it is wrong: there, the intended time says it all. Cost: sum(value / interval) rows.
     """
     v, step = F.col(value), F.lit(interval_ns)
-    held_back = F.sequence(v, F.pmod(v - 1, step) + step, -step)
-    values = F.when(v >= 2 * step, held_back).otherwise(F.array(v))
+    held_back = F.sequence(v, F.pmod(v - 1, step) + 1, -step)
+    values = F.when(v > step, held_back).otherwise(F.array(v))
     return rows.withColumn(value, F.explode(values))
 
 

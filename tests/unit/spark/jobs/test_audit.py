@@ -12,10 +12,8 @@ from tests.unit.spark.conftest import Planted
 def test_one_of_each_fault_is_found_with_its_id(planted_run: Planted) -> None:
     answer = audit.measure(planted_run.run)
     found, ids = answer.found, planted_run.truth.ids
-    suspects = {row["verdict"]: row["message_id"] for row in found["suspects"]}
-    assert len(found["suspects"]) == len(suspects)
-    assert suspects == {
-        verdict: ids[verdict][0] for verdict in ("lost", "altered", "unexplained", "orphan")
+    assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
+        (verdict, ids[verdict][0]) for verdict in ("lost", "altered", "unexplained", "orphan")
     }
     assert [row["message_id"] for row in found["late"]] == ids["swapped"]
     assert found["order"]["out_of_order"] == 1

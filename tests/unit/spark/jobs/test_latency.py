@@ -32,5 +32,6 @@ def test_percentiles_are_those_of_the_rows_themselves(planted_run: Planted) -> N
         name: text for name, text in answer.found["histograms"].items() if name in reference
     } == {name: each.encode().decode() for name, each in reference.items()}
     assert set(answer.found["histograms"]) == {CONFIRM, SENT, END_TO_END, RECEIVED_SENT}
-    assert answer.found["below_zero"] == {}
+    # The planted swap lets one message arrive before it was sent; one clock alone never goes back.
+    assert set(answer.found["below_zero"]) <= {END_TO_END, RECEIVED_SENT}
     assert "sent to confirmed" in render_html(answer.page)
