@@ -32,7 +32,7 @@ from bench.run.schedule import Bursts, Constant, Poisson, Ramp, Replay, Schedule
 
 __all__ = ["Load", "Messages", "Profile", "System", "Time", "unlike"]
 
-SYSTEMS = ("messagebus", "pika", "aio-pika", "kombu", "native")
+SYSTEMS = ("messagebus", "pika", "aio-pika")
 DURABILITIES = ("fsync", "page-cache", "none")
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
@@ -155,6 +155,10 @@ class Profile:
             f"system.durability: one of {', '.join(DURABILITIES)}": system.durability
             in DURABILITIES,
             "system.brokers: 1 to 99": 1 <= system.brokers <= 99,
+            f"system.brokers: 1 for {system.name}, which knows of no others": system.brokers == 1
+            or system.name == "messagebus",
+            f"load.batch, durability, events: {system.name} has none": system.name == "messagebus"
+            or (load.batch, system.durability, self.events) == (1, "fsync", False),
             f"load.publishers: 1 to {PROCESSES_MAX}": 1 <= load.publishers <= PROCESSES_MAX,
             f"load.consumers: 0 to {PROCESSES_MAX}": 0 <= load.consumers <= PROCESSES_MAX,
             "load.window, load.batch, load.prefetch: 1 or more": min(

@@ -13,6 +13,7 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 70, 190, 14, 34
 HEIGHT = 260
 # Distinguishable in print and with common colour blindness.
 COLOURS = ("#3973ac", "#d9912b", "#4b9b7d", "#a4628f", "#7f8ea3", "#b9b04b", "#c4644f", "#5f6caf")
+DECADES_MAX = 10**5
 NINES = {1: "0", 2: "50", 10: "90", 100: "99", 1e3: "99.9", 1e4: "99.99", 1e5: "99.999"}
 
 
@@ -60,6 +61,8 @@ def by_percentile(lines: Sequence[Line], *, label: str, unit: Callable[[float], 
     right = max([x for line in kept for x in line.x] + [10.0])
     low = 10 ** math.floor(math.log10(min(values)))
     high = 10 ** math.ceil(math.log10(max(values)) + 1e-9)
+    # What is far below the rest is drawn along the bottom.
+    low = max(low, high / DECADES_MAX)
     frame = _Frame(0, math.log10(right), math.log10(low), math.log10(max(high, low * 10)))
     body = []
     for power in range(round(frame.bottom), round(frame.top) + 1):
@@ -71,7 +74,7 @@ def by_percentile(lines: Sequence[Line], *, label: str, unit: Callable[[float], 
         Line(
             line.label,
             [math.log10(x) for x in line.x],
-            [math.log10(max(y, 1e-6)) for y in line.y],
+            [math.log10(max(y, low)) for y in line.y],
             line.dashed,
             line.colour,
         )

@@ -56,6 +56,24 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert rows == fates.published
 
 
+@pytest.mark.parametrize("system", ["pika", "aio-pika"])
+def test_other_clients_are_measured_by_the_same_load(
+    cluster: LocalCluster, tmp_path: Path, system: str
+) -> None:
+    values = profile("peer").as_json() | {"events": False}
+    values["system"] = {"name": system, "brokers": 1}
+    wanted = Profile.from_values(values, "test")
+    node = cluster.node(cluster.names[0])
+    env = cluster.client_env()
+    declare_all(wanted, env)
+    folder = tmp_path / "run"
+    alone = env | {"MESSAGEBUS_BROKER": node.broker}
+    conduct(wanted, folder, alone, [], lambda _line: None)
+    fates = gather(folder).fates
+    assert fates.published == fates.confirmed == fates.delivered > 200
+    assert (fates.lost, fates.doubled, fates.altered, fates.late) == (0, 0, 0, 0)
+
+
 def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
