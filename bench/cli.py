@@ -16,6 +16,8 @@ from bench.load import load
 from bench.manifest import Manifest
 from bench.profiling import profile
 from bench.rows import read_events
+from bench.run.cli import COMMANDS
+from bench.run.worker import worker
 from bench.soak import soak
 from messagebus.errors import ConfigError, MessageBusError
 
@@ -27,7 +29,7 @@ def bench() -> None:
     """Load, latency, audits, and the demonstration of the whole way."""
 
 
-for command in (load, demo, figures, profile, soak, readme):
+for command in (load, demo, figures, profile, soak, readme, worker, *COMMANDS):
     bench.add_command(command)
 
 

@@ -56,6 +56,15 @@ FAULTS = VERDICTS[:6]
 # A client writes acks into a dead broker's socket until it hears of the death.
 KILL_NOTICED_NS = 1_000_000_000
 
+OF_PUBLISH = (
+    *("publisher", "broker", "key", "sequence", "outcome"),
+    *("intended_ns", "sent_ns", "confirmed_ns"),
+)
+OF_PAIR = (
+    *("expected", "lost", "pending", "unexpected", "deliveries", "altered", "repeats"),
+    *("first_ns", "first_broker", "first_consumer", "first_redelivered"),
+)
+
 # What counts are made for -> the columns that tell them apart.
 TOTALS = {
     "subscription": ("topic", "subscription"),
@@ -83,40 +92,28 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
     """One row per message and subscription that should have had it, or had it.
 
     Columns: message_id, ordinal (0-based within the message; one without any subscription has one
-    row, of null subscription), verdict (of the message), topic, subscription; of the publish, null
-    for an orphan: publisher, broker, outcome, intended_ns, confirmed_ns; of the pair: expected, lost,
-    pending (not delivered yet, by the manifest's grace), unexpected, deliveries, altered (deliveries),
-    repeats (array of broker, why), first_ns and first_broker (of the first delivery).
+    row, of null subscription), date (of the publish, of the delivery for an orphan), verdict (of the
+    message), attempts (of all its publishes), topic, subscription; of the publish, null for an
+    orphan: `OF_PUBLISH`; of the pair: `OF_PAIR`. pending: not delivered yet, by the manifest's grace.
+    altered: deliveries. repeats: array of broker, why. first_...: of the first delivery.
     """
     messages = _grouped(published, delivered)
     paired = messages.withColumn("pairs", _pairs(manifest))
     judged = paired.withColumn("pairs", F.transform("pairs", lambda pair: _judged(pair, manifest)))
     exploded = judged.select(
-        "message_id", _verdict().alias("verdict"), "best", F.posexplode_outer("pairs")
-    )
+        "message_id", "date", "attempts", _verdict().alias("verdict"), "best",
+        F.posexplode_outer("pairs"),
+    )  # fmt: skip
     return exploded.select(
         "message_id",
         F.coalesce("pos", F.lit(0)).alias("ordinal"),
+        "date",
         "verdict",
+        "attempts",
         F.coalesce("col.topic", "best.topic").alias("topic"),
         "col.subscription",
-        *[
-            f"best.{name}"
-            for name in ("publisher", "broker", "outcome", "intended_ns", "confirmed_ns")
-        ],
-        *[
-            f"col.{name}"
-            for name in (
-                "expected",
-                "lost",
-                "pending",
-                "unexpected",
-                "deliveries",
-                "altered",
-                "repeats",
-            )
-        ],
-        *["col.first_ns", "col.first_broker"],
+        *[f"best.{name}" for name in OF_PUBLISH],
+        *[f"col.{name}" for name in OF_PAIR],
     )
 
 
@@ -194,7 +191,7 @@ def first_deliveries(fates: DataFrame) -> DataFrame:
 
 
 def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
-    """message_id, best (publish), attempts, reused (other body under the same id), had (deliveries).
+    """message_id, best (publish), attempts, reused (other body under the same id), date, had (deliveries).
 
     The only shuffle. `had` holds a message's deliveries of all subscriptions, a handful.
     """
@@ -202,11 +199,11 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
     sent = F.struct(
         rank,
         *("confirmed_ns", "intended_ns", "topic", "outcome", "attempts"),
-        *("publisher", "broker", "size", "body_hash"),
+        *("publisher", "broker", "key", "sequence", "sent_ns", "date", "size", "body_hash"),
     )
     had = F.struct(
         *("received_ns", "topic", "subscription", "broker", "ack", "acknowledged_ns"),
-        *("size", "body_hash"),
+        *("consumer", "redelivered", "date", "size", "body_hash"),
     )
     nothing = F.lit(None)
     rows = published.select("message_id", sent.alias("sent"), nothing.alias("had")).unionByName(
@@ -217,6 +214,7 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
         F.min("sent").alias("best"),
         F.sum("sent.attempts").alias("attempts"),
         (F.min(body) != F.max(body)).alias("reused"),
+        F.coalesce(F.min("sent.date"), F.min("had.date")).alias("date"),
         F.collect_list("had").alias("had"),
     )
 
@@ -281,6 +279,8 @@ def _judged(pair: Column, manifest: Manifest) -> Column:
         again.alias("repeats"),
         first.received_ns.alias("first_ns"),
         first.broker.alias("first_broker"),
+        first.consumer.alias("first_consumer"),
+        first.redelivered.alias("first_redelivered"),
     )
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "DOTTED",
     "Dashes",
     "Mark",
+    "Panel",
     "Series",
     "Span",
     "milliseconds",
@@ -116,46 +117,68 @@ class Span:
     alarm: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One of several charts over one time axis. form: how its series are drawn, stack, step or line;
+    unit: of y, count or ms (then by powers of ten); height: against the others."""
+
+    title: str
+    series: Sequence[Series]
+    form: str = "line"
+    unit: str = "count"
+    height: float = 2.0
+
+
 def over_time(
-    layers: Sequence[Series],
-    received: Sequence[Series],
-    latencies: Sequence[Series],
+    panels: Sequence[Panel],
     *,
-    marks: Sequence[Mark],
-    spans: Sequence[Span],
     until_s: float,
+    marks: Sequence[Mark] = (),
+    spans: Sequence[Span] = (),
+    label: str = "Over the run, with incidents",
 ) -> str:
-    """Three panels over one time axis: confirms stacked by broker, deliveries, latency (log)."""
+    """Panels one above the other; x is seconds since the start of the run."""
     with matplotlib.rc_context(SETTINGS):
         label_lines = _label_lines(marks, until_s)
         above_in = 0.1 + 0.16 * (1 + max(label_lines, default=0))
-        height_in = 6.3 + above_in
+        height_in = sum(panel.height for panel in panels) * 0.9 + above_in
         figure = Figure(figsize=(WIDTH_IN, height_in))
-        panels = figure.subplots(
-            3, 1, sharex=True, gridspec_kw={"height_ratios": (3, 1.6, 2.4), "hspace": 0.2}
-        )
-        _stack(panels[0], layers)
-        _lines(panels[1], received, step=True)
-        _lines(panels[2], latencies)
-        _log_milliseconds(panels[2])
-        titles = ("confirmed per second", "delivered per second", "latency")
-        for panel, title in zip(panels, titles, strict=True):
-            _title(panel, title)
-            _legend(panel)
+        heights = [panel.height for panel in panels]
+        drawn = figure.subplots(
+            len(panels),
+            1,
+            sharex=True,
+            squeeze=False,
+            gridspec_kw={"height_ratios": heights, "hspace": 0.2},
+        )[:, 0]
+        for axes, panel in zip(drawn, panels, strict=True):
+            _panel(axes, panel)
             for span in spans:
                 colour = ALARM if span.alarm else MUTED
-                panel.axvspan(span.from_s, span.to_s, color=colour, alpha=0.08, linewidth=0)
+                axes.axvspan(span.from_s, span.to_s, color=colour, alpha=0.08, linewidth=0)
             for mark in marks:
                 colour = ALARM if mark.alarm else MUTED
-                panel.axvline(mark.at_s, color=colour, linewidth=0.8, dashes=(3, 2))
-        for panel in panels[:2]:
-            panel.set_ylim(bottom=0)
-            panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        panels[0].set_xlim(0, max(until_s, 1.0))
-        panels[2].set_xlabel("seconds since the start of the run")
-        _label_marks(panels[0], marks, label_lines, until_s)
-        figure.subplots_adjust(left=0.06, right=0.84, top=1 - above_in / height_in, bottom=0.07)
-        return _svg(figure, "Throughput and latency over the run, with incidents")
+                axes.axvline(mark.at_s, color=colour, linewidth=0.8, dashes=(3, 2))
+        drawn[0].set_xlim(0, max(until_s, 1.0))
+        drawn[-1].set_xlabel("seconds since the start of the run")
+        _label_marks(drawn[0], marks, label_lines, until_s)
+        bottom = 0.5 / height_in
+        figure.subplots_adjust(left=0.06, right=0.84, top=1 - above_in / height_in, bottom=bottom)
+        return _svg(figure, label)
+
+
+def _panel(axes: Axes, panel: Panel) -> None:
+    if panel.form == "stack":
+        _stack(axes, panel.series)
+    else:
+        _lines(axes, panel.series, step=panel.form == "step")
+    _title(axes, panel.title)
+    _legend(axes)
+    if panel.unit == "ms":
+        _log_milliseconds(axes)
+    else:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def percentiles(curves: Sequence[Series]) -> str:

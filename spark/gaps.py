@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = ["longest"]
+__all__ = ["every", "longest"]
 
 
-def longest(rows: DataFrame, dims: Sequence[str], *, start: str, end: str) -> DataFrame:
-    """dims, gap_ns, until_ns: the longest gap of each group.
+def every(rows: DataFrame, dims: Sequence[str], *, start: str, end: str) -> DataFrame:
+    """dims, until_ns, gap_ns: one row per end, with the silence that it closed.
 
     rows: something that waited from `start` to `end`, in ns. Every end closes a gap; the gap began at
     the end before it or, where nothing was waiting then, at the first start of what was.
@@ -25,6 +25,11 @@ def longest(rows: DataFrame, dims: Sequence[str], *, start: str, end: str) -> Da
     # The first end has none before it: greatest() skips nulls.
     since = F.greatest(before, F.min(start).over(not_yet_ended))
     gap = F.greatest(F.col(end) - since, F.lit(0))
-    gaps = rows.select(*dims, F.col(end).alias("until_ns"), gap.alias("gap_ns"))
+    return rows.select(*dims, F.col(end).alias("until_ns"), gap.alias("gap_ns"))
+
+
+def longest(rows: DataFrame, dims: Sequence[str], *, start: str, end: str) -> DataFrame:
+    """dims, gap_ns, until_ns: the longest gap of each group."""
+    gaps = every(rows, dims, start=start, end=end)
     longest = gaps.groupBy(*dims).agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))
     return longest.select(*dims, "longest.gap_ns", "longest.until_ns")

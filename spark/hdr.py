@@ -7,12 +7,31 @@ Python.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from hdrh.histogram import HdrHistogram
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = ["bins", "highest", "index", "name", "percentiles"]
+__all__ = [
+    "DIGITS",
+    "TOP_NS",
+    "bins",
+    "corrected",
+    "highest",
+    "histogram",
+    "index",
+    "lowest",
+    "name",
+    "percentiles",
+    "supported",
+]
+
+# Of every histogram that is written down: 39 hours, in ns; and its significant digits.
+TOP_NS = 1 << 47
+DIGITS = 3
+# A percentile is shown when that many samples lie beyond it: one alone is an accident.
+BEYOND_MIN = 1
 
 # 3 significant digits: 2 * 10**3 rounded up to a power of two, half of it per bucket.
 SUB_BUCKET_MASK = 2047
@@ -36,6 +55,13 @@ def highest(index: Column) -> Column:
     bucket = F.greatest(F.shiftright(index, HALF_BITS) - 1, F.lit(0))
     above = (index - F.shiftleft(bucket, HALF_BITS) + 1).cast("long")
     return F.call_function("shiftleft", above, bucket) - 1
+
+
+def lowest(index: Column) -> Column:
+    """The smallest value that shares this index."""
+    bucket = F.greatest(F.shiftright(index, HALF_BITS) - 1, F.lit(0))
+    above = (index - F.shiftleft(bucket, HALF_BITS)).cast("long")
+    return F.call_function("shiftleft", above, bucket)
 
 
 def bins(rows: DataFrame, dims: Sequence[str], value: str) -> DataFrame:
@@ -64,9 +90,39 @@ def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -
     found = ranked.groupBy(*dims).agg(
         F.max("total").alias("total"), *[reached(each) for each in wanted]
     )
-    return found.select(
-        *dims, "total", *[highest(F.col(name(each))).alias(name(each)) for each in wanted]
-    )
+    return found.select(*dims, "total", *[_reported(each) for each in wanted])
+
+
+def _reported(percentile: float) -> Column:
+    """The highest value of its bin; percentile 0 is the lowest of the first, as HdrHistogram has it."""
+    bound = highest if percentile else lowest
+    return bound(F.col(name(percentile))).alias(name(percentile))
+
+
+def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
+    """Of a sender that waits for its answers: with the rows that it held back while it waited.
+
+    The same as hdrhistogram's record_corrected_value: a value above the interval stands also for
+    value - interval, value - 2 * interval, ... as long as that is above 0. For senders of an open
+    loop it is wrong: there, the intended time says it all. Cost: sum(value / interval) rows.
+    """
+    v, step = F.col(value), F.lit(interval_ns)
+    held_back = F.sequence(v, F.pmod(v - 1, step) + 1, -step)
+    values = F.when(v > step, held_back).otherwise(F.array(v))
+    return rows.withColumn(value, F.explode(values))
+
+
+def histogram(bins: Iterable[tuple[int, int]]) -> HdrHistogram:
+    """Of (bin, n): the histogram that had been fed every value, which other tools read."""
+    made = HdrHistogram(1, TOP_NS, DIGITS)
+    for each, n in bins:
+        made.record_value(made.get_value_from_index(each), n)
+    return made
+
+
+def supported(percentile: float, total: int) -> bool:
+    """Whether so many samples say anything about a percentile; the maximum always is."""
+    return percentile >= 100 or total * (100 - percentile) / 100 >= BEYOND_MIN
 
 
 def name(percentile: float) -> str:

@@ -1,8 +1,8 @@
 """How long publishing and delivering took, as counts per HdrHistogram bin.
 
 Measured from the *intended* time, so that a stall counts for everything that it held up, and beside
-it from the time of sending. End to end crosses two clocks: negative values are counted and shown,
-never clipped.
+it from the time of sending, which forgives the sender every wait. End to end crosses two clocks:
+negative values are counted and shown, never clipped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __all__ = [
     "CONFIRM",
     "END_TO_END",
     "MEASURES",
+    "RECEIVED_SENT",
     "SENT",
     "SUBSCRIPTION",
     "WHOLE",
@@ -25,17 +26,19 @@ __all__ = [
 CONFIRM = "confirm_from_intended"
 SENT = "confirm_from_sent"
 END_TO_END = "received_from_intended"
-MEASURES = (CONFIRM, SENT, END_TO_END)
+RECEIVED_SENT = "received_from_sent"
+MEASURES = (CONFIRM, SENT, END_TO_END, RECEIVED_SENT)
 WHOLE, BROKER, SUBSCRIPTION = "all", "broker", "subscription"
 
 
 def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
-    """measure, broker, subscription ("" for publishes), at_ns (intended), value_ns.
+    """date, measure, broker, subscription ("" for publishes), at_ns (intended), value_ns.
 
     fates: of `audit.fates`; the first delivery of every expected pair counts, repeats do not.
     """
     confirmed = published.filter(F.col("outcome") == "confirmed")
     sent = confirmed.select(
+        "date",
         "broker",
         F.lit("").alias("subscription"),
         F.col("intended_ns").alias("at_ns"),
@@ -47,12 +50,18 @@ def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
         ),
     )
     received = fates.filter(F.col("expected") & (F.col("deliveries") > 0)).select(
+        "date",
         F.col("first_broker").alias("broker"),
         F.concat_ws("/", "topic", "subscription").alias("subscription"),
         F.col("intended_ns").alias("at_ns"),
-        F.inline(F.array(_measured(END_TO_END, F.col("first_ns") - F.col("intended_ns")))),
+        F.inline(
+            F.array(
+                _measured(END_TO_END, F.col("first_ns") - F.col("intended_ns")),
+                _measured(RECEIVED_SENT, F.col("first_ns") - F.col("sent_ns")),
+            )
+        ),
     )
-    columns = ("measure", "broker", "subscription", "at_ns", "value_ns")
+    columns = ("date", "measure", "broker", "subscription", "at_ns", "value_ns")
     return sent.select(*columns).unionByName(received.select(*columns))
 
 

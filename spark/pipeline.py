@@ -1,7 +1,7 @@
-"""From the folder of a run to its tables and the numbers of a report.
+"""From the events of a run to its tables and the numbers of the whole report.
 
-Rows stay in Spark: they are parsed once into Parquet, and every later step reads that. What comes to
-the driver is counts per broker, publisher, subscription and window of time.
+Rows stay in Spark. What comes to the driver is counts per broker, publisher, subscription and window
+of time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
-from spark import audit, gaps, hdr, latency, throughput
-from spark.events import ANCHOR, COLUMNS, Files, bad_lines, counted, line_counts, parse, read_lines
-from spark.manifest import Manifest
-from spark.tables import Tables
+from spark import audit, gaps, hdr, latency, order, throughput
+from spark.run import Run
 
 __all__ = ["CURVE", "Numbers", "Rows", "collect"]
 
@@ -43,76 +40,45 @@ AT_ONCE = 2
 class Numbers:
     """Everything that a report needs, as plain rows; which columns, say the transforms.
 
-    lines: kind -> `events.line_counts`. negative: measure -> values below 0. window_s: width of the
+    negative: measure -> values below 0. window_s: width of the
     windows of `timeline` and `latency_timeline`. rows: by name
     distinct_ids, totals, brokers, publishers, publisher_gaps, broker_gaps, timeline, latency,
-    latency_timeline, and, where there are any, repeats, suspects, bad_published and bad_delivered.
+    latency_timeline, out_of_order, and, where there are any, repeats and suspects.
     """
 
-    lines: dict[str, dict[str, int]]
     negative: dict[str, int]
     window_s: int
     rows: Mapping[str, Rows]
 
 
-def collect(session: SparkSession, files: Files, manifest: Manifest, tables: Tables) -> Numbers:
-    """Read the events, write the tables, return the numbers."""
-    return _Collector(session, files, manifest, tables).collect()
+def collect(run: Run) -> Numbers:
+    """Write the tables, return the numbers."""
+    return _Collector(run).collect()
 
 
 class _Collector:
-    def __init__(
-        self, session: SparkSession, files: Files, manifest: Manifest, tables: Tables
-    ) -> None:
-        self._session = session
-        self._files = files
-        self._manifest = manifest
-        self._start_ns = manifest.start_ns
-        self._tables = tables
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._start_ns = run.manifest.start_ns
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._found: dict[str, Future[Rows]] = {}
-        self._lines: dict[str, dict[str, int]] = {}
         self._negative = Observation()
 
     def collect(self) -> Numbers:
         with self._pool:
-            published, delivered = self._pool.map(self._events, COLUMNS)
-            fates = self._pool.submit(self._fates, published.schema, delivered.schema)
-            seconds = self._write(
+            published, delivered = self._run.events("published"), self._run.events("delivered")
+            made = self._pool.submit(self._run.fates)
+            seconds = self._run.keep(
                 "throughput", throughput.per_second(published, delivered, self._start_ns)
             )
             self._ask_publishes(published, delivered)
             window_s = self._ask_seconds(seconds)
-            self._ask_fates(fates.result())
-            self._ask_latency(latency.samples(published, fates.result()), window_s)
-            self._ask_particulars(fates.result())
+            fates = made.result()
+            self._ask_fates(fates)
+            self._ask_latency(latency.samples(published, fates), window_s)
+            self._ask_particulars(fates)
             rows = {name: found.result() for name, found in self._found.items()}
-        return Numbers(
-            lines=self._lines, negative=dict(self._negative.get), window_s=window_s, rows=rows
-        )
-
-    def _events(self, kind: str) -> DataFrame:
-        columns = COLUMNS[kind]
-        lines = read_lines(self._session, self._files.of(kind))
-        parsed = parse(lines, columns, self._manifest)
-        good, seen = counted(parsed, columns)
-        table = self._write(kind, good)
-        counts = self._lines[kind] = line_counts(seen)
-        if sum(counts.values()) > counts["lines"] + counts[ANCHOR]:
-            self._ask(f"bad_{kind}", bad_lines(parsed))
-        return table
-
-    def _fates(self, *schemas: StructType) -> DataFrame:
-        # Ids hardly ever repeat, so in this one group-by a partial aggregation before the shuffle only
-        # costs, 10 to 25 % of its CPU. A session of its own, since settings are the session's.
-        session = self._session.newSession()
-        session.conf.set("spark.sql.execution.bypassPartialAggregation", "true")
-        published, delivered = (
-            self._tables.read(session, kind, schema)
-            for kind, schema in zip(COLUMNS, schemas, strict=True)
-        )
-        fates = audit.fates(published, delivered, self._manifest)
-        return self._write("fates", fates)
+        return Numbers(negative=dict(self._negative.get), window_s=window_s, rows=rows)
 
     def _ask_publishes(self, published: DataFrame, delivered: DataFrame) -> None:
         ids = published.select("message_id").union(delivered.select("message_id"))
@@ -128,11 +94,12 @@ class _Collector:
         first, last = seconds.agg(F.min("second"), F.max("second")).first() or (0, 0)
         window_s = 1 + ((last or 0) - (first or 0)) // WINDOWS_MAX
         self._ask("timeline", throughput.windows(seconds, window_s))
-        self._ask("brokers", throughput.brokers(seconds))
+        self._ask("brokers", throughput.totals(seconds, ["broker"]))
         return window_s
 
     def _ask_fates(self, fates: DataFrame) -> None:
         self._ask("totals", audit.totals(fates))
+        self._ask("out_of_order", order.out_of_order(fates).groupBy().count())
         firsts = audit.first_deliveries(fates)
         dims = ["topic", "subscription", "broker"]
         self._ask("broker_gaps", gaps.longest(firsts, dims, start="waiting_ns", end="first_ns"))
@@ -153,8 +120,8 @@ class _Collector:
         windows = samples.observe(self._negative, *below).withColumn(
             "window", throughput.window("at_ns", self._start_ns, BIN_WINDOW_S)
         )
-        dims = ["measure", "broker", "subscription", "window"]
-        bins = self._write("latency_bins", hdr.bins(windows, dims, "value_ns"))
+        dims = ["date", "measure", "broker", "subscription", "window"]
+        bins = self._run.keep("latency_bins", hdr.bins(windows, dims, "value_ns"))
         scopes = ["measure", "scope", "name"]
         self._ask("latency", hdr.percentiles(latency.scoped(bins), scopes, CURVE))
         measures = samples.filter(F.col("measure").isin(latency.CONFIRM, latency.END_TO_END))
@@ -162,9 +129,6 @@ class _Collector:
         dims = ["measure", "window"]
         timeline = hdr.percentiles(hdr.bins(fine, dims, "value_ns"), dims, TIMELINE)
         self._ask("latency_timeline", timeline)
-
-    def _write(self, name: str, rows: DataFrame) -> DataFrame:
-        return self._tables.write(self._session, name, rows)
 
     def _ask(self, name: str, rows: DataFrame) -> None:
         self._found[name] = self._pool.submit(_collected, rows)

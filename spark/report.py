@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from spark import charts
 from spark.audit import REPEATS
-from spark.charts import COLOURS, DASHED, DOTTED, Dashes, Mark, Series, Span, milliseconds
-from spark.latency import CONFIRM, END_TO_END, SENT, SUBSCRIPTION, WHOLE
+from spark.charts import COLOURS, DASHED, DOTTED, Dashes, Mark, Panel, Series, Span, milliseconds
+from spark.latency import CONFIRM, END_TO_END, RECEIVED_SENT, SENT, SUBSCRIPTION, WHOLE
+from spark.page import Table, environment, text_table
 from spark.summary import Summary
 from spark.throughput import CONFIRMED, DELIVERED
 
-__all__ = ["render_html", "render_text", "write_reports"]
+__all__ = ["marks_and_spans", "render_html", "render_text", "write_reports"]
 
 NONE = "\N{EN DASH}"
-TEMPLATES = Path(__file__).resolve().parent / "templates"
-PAGE = "throughput.html.j2"
+PAGE = "report.html.j2"
 # More lines than colours cannot be told apart: the smallest brokers are drawn as one.
 BROKERS_DRAWN_MAX = len(COLOURS)
 ROWS_SHOWN_MAX = 40
@@ -30,6 +28,7 @@ MEASURE_NAMES = {
     CONFIRM: "publish: intended to confirmed",
     SENT: "publish: sent to confirmed",
     END_TO_END: "end to end: intended to received",
+    RECEIVED_SENT: "end to end: sent to received",
 }
 INCIDENT_NAMES = {
     "kill": "{} killed",
@@ -123,32 +122,24 @@ def render_text(summary: Summary) -> str:
 
 def render_html(summary: Summary) -> str:
     """One page: charts inline, nothing fetched."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters |= {
-        "number": lambda value: f"{value:,.0f}",
-        "ms": milliseconds,
-        "words": lambda text: text.replace("_", " "),
-    }
     short = _short_names(summary)
     drawn = _drawn(summary)
-    return environment.get_template(PAGE).render(
-        **{key: value for key, value in summary.items() if key != "timeline"},
-        short=short,
-        reasons=REPEATS,
-        colours={broker: COLOURS[number] for number, broker in enumerate(drawn)},
-        over_time=_over_time(summary, short, drawn),
-        percentiles=_percentiles(summary),
-        table_percentiles=[f"p{each:g}" if each < 100 else "max" for each in TABLE_PERCENTILES],
-        latency_table=_latency_table(summary),
-        figures=_figures(summary),
-        rows_max=ROWS_SHOWN_MAX,
-        gap=_gap,
+    return (
+        environment()
+        .get_template(PAGE)
+        .render(
+            **{key: value for key, value in summary.items() if key != "timeline"},
+            short=short,
+            reasons=REPEATS,
+            colours={broker: COLOURS[number] for number, broker in enumerate(drawn)},
+            over_time=_over_time(summary, short, drawn),
+            percentiles=_percentiles(summary),
+            table_percentiles=[f"p{each:g}" if each < 100 else "max" for each in TABLE_PERCENTILES],
+            latency_table=_latency_table(summary),
+            figures=_figures(summary),
+            rows_max=ROWS_SHOWN_MAX,
+            gap=_gap,
+        )
     )
 
 
@@ -225,7 +216,7 @@ def _latency_table(summary: Summary) -> list[dict[str, Any]]:
     for row in summary["latency"]:
         found = {float(each): value for each, value in row["percentiles_ms"]}
         name = short.get(row["name"], row["name"])
-        if row["measure"] == SENT and row["scope"] != WHOLE:
+        if row["measure"] in (SENT, RECEIVED_SENT) and row["scope"] != WHOLE:
             continue
         rows.append(
             {
@@ -260,13 +251,14 @@ def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str])
         for number, name in enumerate([*drawn, *({"others"} & per_broker.keys())])
         if name in per_broker
     ]
-    marks, spans = _incidents(summary["run"]["incidents"], short)
+    marks, spans = marks_and_spans(summary["run"]["incidents"], short)
+    received = [series(name, rates) for name, rates in sorted(per_subscription.items())]
     return charts.over_time(
-        layers if windows else [],
-        [series(name, rates) for name, rates in sorted(per_subscription.items())][
-            :BROKERS_DRAWN_MAX
+        [
+            Panel("confirmed per second", layers if windows else [], "stack", height=3),
+            Panel("delivered per second", received[:BROKERS_DRAWN_MAX], "step", height=1.6),
+            Panel("latency", _latency_lines(timeline["latency"]), "line", "ms", height=2.4),
         ],
-        _latency_lines(timeline["latency"]),
         marks=marks,
         spans=spans,
         until_s=ends,
@@ -304,9 +296,10 @@ def _latency_lines(rows: Sequence[Mapping[str, Any]]) -> list[Series]:
     return [one for one in lines if one.x]
 
 
-def _incidents(
+def marks_and_spans(
     incidents: Sequence[Mapping[str, Any]], short: Mapping[str, str]
 ) -> tuple[list[Mark], list[Span]]:
+    """Of rows with kind, broker, at_s and done_s: names at moments, and stretches of time."""
     marks = [
         Mark(
             one["at_s"],
@@ -342,7 +335,7 @@ def _percentiles(summary: Summary) -> str:
 
     curves = []
     for row in summary["latency"]:
-        if row["scope"] == WHOLE and row["measure"] != END_TO_END:
+        if row["scope"] == WHOLE and row["measure"] in (CONFIRM, SENT):
             curves.append(
                 (MEASURE_NAMES[row["measure"]], row, DASHED if row["measure"] == SENT else None)
             )
@@ -379,11 +372,4 @@ def _gap(row: Mapping[str, Any]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of text, the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    align: list[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (len(head) - 1)]
-    return [
-        "  "
-        + "  ".join(put(cell, width) for put, cell, width in zip(align, row, widths, strict=True))
-        for row in (head, *rows)
-    ]
+    return text_table(Table(tuple(head), tuple(map(tuple, rows))))

@@ -25,6 +25,9 @@ SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.shuffle.partitions": "4",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    # Else every row is sorted by its partition before it is written.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
 }
 # Must be set before the JVM starts, so not under spark-submit, which owns these.
 LOG4J = f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"

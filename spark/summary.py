@@ -13,19 +13,21 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from spark.audit import COUNTS, REPEATS, VERDICTS
-from spark.events import ANCHOR, REASONS, Files
 from spark.hdr import name
 from spark.imbalance import imbalance
-from spark.latency import WHOLE
+from spark.ingest import Ingested
+from spark.latency import CONFIRM, SENT, WHOLE
 from spark.manifest import Manifest
 from spark.pipeline import CURVE, Numbers, Rows
 from spark.throughput import CONFIRMED, DELIVERED
 
-__all__ = ["DoesNotAddUp", "Summary", "summarize"]
+__all__ = ["DoesNotAddUp", "Summary", "line_summary", "summarize"]
 
 Summary: TypeAlias = dict[str, Any]
 
 PAIR_KEYS = ("expected", "delivered", "deliveries", "lost", "pending", "altered")
+# What begins and ends in one process: below zero only when its clock went back.
+ONE_CLOCK = (CONFIRM, SENT)
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 
@@ -34,22 +36,28 @@ class DoesNotAddUp(Exception):
     """Raised when an audit contradicts itself: a bug in the report, not in the run."""
 
 
-def summarize(numbers: Numbers, manifest: Manifest, files: Files, *, bad_max: int) -> Summary:
+def summarize(numbers: Numbers, ingested: Ingested, *, bad_max: int) -> Summary:
     """Judge a run. Raises DoesNotAddUp.
 
     bad_max: bad lines that are put up with.
     """
+    manifest = ingested.manifest
     totals = _totals(numbers.rows["totals"])
     whole = _sum(totals["subscription"])
     messages = _messages(totals["verdict"])
-    lines = _lines(numbers, files)
+    lines = line_summary(ingested)
     _check(numbers, whole, messages, lines)
     faults = _faults(whole, messages, lines, bad_max, complete=manifest.complete)
+    backwards = {each: n for each, n in numbers.negative.items() if n and each in ONE_CLOCK}
+    if backwards:
+        faults.append(
+            f"{sum(backwards.values()):,} publishes end before they begin: a clock went back"
+        )
     return {
         "run_id": manifest.run_id,
         "holds": not faults,
         "faults": faults,
-        "run": _run(manifest, files, numbers),
+        "run": _run(ingested, numbers),
         **{key: messages[key] for key in ("published", "confirmed")},
         **{key: whole[key] for key in PAIR_KEYS},
         "doubled": {"total": sum(whole[why] for why in REPEATS)}
@@ -63,6 +71,7 @@ def summarize(numbers: Numbers, manifest: Manifest, files: Files, *, bad_max: in
         "unexpected": whole["unexpected"],
         "reused_ids": messages["verdicts"]["reused"],
         "verdicts": messages["verdicts"],
+        "out_of_order": numbers.rows["out_of_order"][0]["count"],
         "lines": lines,
         "subscriptions": _subscriptions(totals["subscription"]),
         "brokers": _brokers(numbers, totals["broker"], manifest),
@@ -102,28 +111,33 @@ def _messages(rows: Rows) -> dict[str, Any]:
     }
 
 
-def _lines(numbers: Numbers, files: Files) -> dict[str, Any]:
-    kinds = numbers.lines
-    by_reason = {reason: sum(kinds[kind][reason] for kind in kinds) for reason in REASONS}
-    read = sum(counts["lines"] for counts in kinds.values())
-    anchors = sum(counts[ANCHOR] for counts in kinds.values())
-    bad = sum(by_reason.values())
+def line_summary(ingested: Ingested) -> dict[str, Any]:
+    """What was read of the run's files, and what was left out and why."""
+    files = ingested.files
+    good = {
+        kind: ingested.total(kind, "good") for kind in sorted({f["kind"] for f in files.values()})
+    }
+    anchors = sum(file["anchors"] for file in files.values())
     return {
-        "read": read,
+        "read": sum(good.values()) + anchors + ingested.bad,
         "anchors": anchors,
-        "good": {
-            kind: counts["lines"] - counts[ANCHOR] - sum(counts[reason] for reason in REASONS)
-            for kind, counts in kinds.items()
-        },
-        "bad": bad,
-        "bad_by_reason": {reason: n for reason, n in by_reason.items() if n},
-        "bad_by_file": sorted(
-            [row for kind in kinds for row in numbers.rows.get(f"bad_{kind}", [])],
-            key=lambda row: (row["file"], row["reason"]),
-        ),
-        "files": len(files.used),
-        "files_skipped": [{"file": file, "reason": reason} for file, reason in files.skipped],
-        "files_without_anchor": [file.path.name for file in files.used if file.anchor is None],
+        "good": dict.fromkeys(("published", "delivered"), 0) | good,
+        "bad": ingested.bad,
+        "bad_by_reason": ingested.reasons(),
+        "bad_by_file": [
+            {
+                "file": source,
+                "reason": reason,
+                "lines": lines,
+                "example": file["examples"][reason],
+            }
+            for source, file in sorted(files.items())
+            for reason, lines in sorted(file["bad"].items())
+        ],
+        "files": len(files),
+        "files_skipped": [{"file": file, "reason": why} for file, why in ingested.skipped],
+        "files_missing": list(ingested.missing),
+        "files_without_anchor": [s for s, file in sorted(files.items()) if not file["has_anchor"]],
     }
 
 
@@ -167,6 +181,9 @@ def _faults(
     faults = [f"{number:,} {what}" for what, number in counted.items() if number]
     if lines["bad"] > bad_max:
         faults.append(f"{lines['bad']:,} bad lines, {bad_max:,} allowed")
+    faults += [
+        f"{file} cannot be read: its rows are in no number" for file in lines["files_missing"]
+    ]
     if not complete:
         faults.append("the run did not end in order")
     if not messages["published"]:
@@ -174,7 +191,8 @@ def _faults(
     return faults
 
 
-def _run(manifest: Manifest, files: Files, numbers: Numbers) -> dict[str, Any]:
+def _run(ingested: Ingested, numbers: Numbers) -> dict[str, Any]:
+    manifest = ingested.manifest
     windows = [row["window"] + numbers.window_s for row in numbers.rows["timeline"]]
     end_s = _since(manifest, manifest.end_ns) if manifest.end_ns else None
     return {
@@ -187,7 +205,7 @@ def _run(manifest: Manifest, files: Files, numbers: Numbers) -> dict[str, Any]:
         "publishers": len(manifest.publishers),
         "consumers": len(manifest.consumers),
         "prefetch": manifest.prefetch,
-        "clock_spread_ms": files.clock_spread_ns / MILLISECOND_NS,
+        "clock_spread_ms": ingested.clock_spread_ns / MILLISECOND_NS,
         "incidents": [
             {
                 "kind": one.kind,

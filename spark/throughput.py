@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 __all__ = [
     "CONFIRMED",
     "DELIVERED",
-    "brokers",
     "per_second",
     "publishers",
+    "totals",
+    "whole",
     "window",
     "windows",
 ]
@@ -21,51 +24,56 @@ DELIVERED = "delivered"
 
 
 def per_second(published: DataFrame, delivered: DataFrame, start_ns: int) -> DataFrame:
-    """kind, broker, topic, subscription, second, messages, bytes.
+    """date, kind, broker, topic, subscription, publisher, second, messages, bytes.
 
     kind: `CONFIRMED` at the time of the confirm (subscription is ""), `DELIVERED` at the time of
     receipt, repeats included. second: whole seconds since the start of the run.
     """
     confirmed = published.filter(F.col("outcome") == CONFIRMED).select(
+        "date",
         F.lit(CONFIRMED).alias("kind"),
         "broker",
         "topic",
         F.lit("").alias("subscription"),
+        "publisher",
         window("confirmed_ns", start_ns, 1).alias("second"),
         "size",
     )
     received = delivered.select(
+        "date",
         F.lit(DELIVERED).alias("kind"),
         "broker",
         "topic",
         "subscription",
+        F.coalesce("publisher", F.lit("")).alias("publisher"),
         window("received_ns", start_ns, 1).alias("second"),
         "size",
     )
     rows = confirmed.unionByName(received).filter(F.col("second").isNotNull())
-    return rows.groupBy("kind", "broker", "topic", "subscription", "second").agg(
+    dims = [name for name in rows.columns if name != "size"]
+    return rows.groupBy(*dims).agg(
         F.count(F.lit(1)).alias("messages"), F.sum("size").alias("bytes")
+    )
+
+
+def totals(seconds: DataFrame, dims: Sequence[str]) -> DataFrame:
+    """kind, dims, messages, bytes, active_s (seconds with any), peak_per_s (best second)."""
+    each = seconds.groupBy("kind", *dims, "second").agg(
+        F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
+    )
+    return each.groupBy("kind", *dims).agg(
+        F.sum("messages").alias("messages"),
+        F.sum("bytes").alias("bytes"),
+        F.count(F.lit(1)).alias("active_s"),
+        F.max("messages").alias("peak_per_s"),
     )
 
 
 def windows(seconds: DataFrame, width_s: int) -> DataFrame:
     """kind, broker, topic, subscription, window (its first second), messages, bytes."""
-    window = (F.floor(F.col("second") / width_s) * width_s).alias("window")
+    window = whole("second", width_s).alias("window")
     return seconds.groupBy("kind", "broker", "topic", "subscription", window).agg(
         F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
-    )
-
-
-def brokers(seconds: DataFrame) -> DataFrame:
-    """kind, broker, messages, bytes, active_s (seconds with any), peak_per_s (best second)."""
-    each = seconds.groupBy("kind", "broker", "second").agg(
-        F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
-    )
-    return each.groupBy("kind", "broker").agg(
-        F.sum("messages").alias("messages"),
-        F.sum("bytes").alias("bytes"),
-        F.count(F.lit(1)).alias("active_s"),
-        F.max("messages").alias("peak_per_s"),
     )
 
 
@@ -78,6 +86,11 @@ def publishers(published: DataFrame) -> DataFrame:
         F.count_if(F.col("attempts") > 1).alias("retried"),
         F.sum("size").alias("bytes"),
     )
+
+
+def whole(second: str, width_s: int) -> Column:
+    """The first second of the window of `width_s` around one."""
+    return F.col(second) - F.pmod(F.col(second), F.lit(width_s))
 
 
 def window(column_ns: str, start_ns: int, width_s: int) -> Column:

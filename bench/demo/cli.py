@@ -137,7 +137,7 @@ def _play(stage: Stage, run_id: str, inputs: dict[str, Path]) -> tuple[Audit, li
 
 def _start_report(stage: Stage) -> Child:
     out = stage.folder / "report"
-    argv = ["spark", "throughput", "--events", str(stage.folder), "--out", str(out)]
+    argv = ["spark", "report", "--events", str(stage.folder), "--out", str(out)]
     return stage.start("spark", argv)
 
 

@@ -10,6 +10,7 @@ from bench.figures.client import batch, consume, gap, latency, mesh, publish, st
 from bench.figures.comfort import delay, handlers
 from bench.figures.comfort import memory as comfort_memory
 from bench.figures.kill import kill_figures
+from bench.figures.measure import audit as measure_audit
 from bench.figures.memory import memory_figures
 from bench.figures.publish import publish_figures
 from bench.figures.scene import Group
@@ -47,6 +48,7 @@ GROUPS = (
         lambda scene: kill_figures(scene.cluster, scene.folder / "crew", scene.say),
     ),
     gap.GROUP,
+    measure_audit.GROUP,
 )
 
 

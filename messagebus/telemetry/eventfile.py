@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from messagebus.errors import RecordingFailed
-from messagebus.events import body_hash
+from messagebus.events import SCHEMA, body_hash
 from messagebus.message import Delivery
 from messagebus.outcome import Outcome, Published
 
@@ -73,7 +73,7 @@ class EventFile:
         self.bytes = 0
         """How large the file is, once all of them are written."""
         self._written_ns = clock_ns()
-        self.write(json.dumps({"anchor": anchor._asdict()}))
+        self.write(json.dumps({"schema": SCHEMA, "anchor": anchor._asdict()}))
         try:
             self.flush()
         except RecordingFailed:

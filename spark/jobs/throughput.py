@@ -1,111 +1,149 @@
-"""Throughput, latency, balance and fate of every message of one recorded run.
+"""Messages and bytes over time: per broker, topic, subscription and publisher.
 
 spark-submit spark/jobs/throughput.py --events DIR --out DIR
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import click
-from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
-from spark.events import Files, find_files
-from spark.manifest import Manifest, RunInvalid, read_manifest
-from spark.pipeline import Numbers, collect
-from spark.report import write_reports
-from spark.session import QUICK, JavaMissing, spark_session
-from spark.summary import DoesNotAddUp, summarize
-from spark.tables import Tables
+from spark import throughput
+from spark.charts import Panel, Series, over_time
+from spark.jobs import words
+from spark.jobs.frame import Answer, exit_code, job_command
+from spark.page import Figure, Page, Section, table_of
+from spark.run import Run
+from spark.throughput import CONFIRMED, DELIVERED
 
-__all__ = ["command", "exit_code", "main"]
+__all__ = ["command", "measure"]
 
-# Up to here the job is over before the JVM's better compiler has paid for itself.
-QUICK_BYTES_MAX = 300 * 1024 * 1024
+TABLE = "throughput"
+HEAD = ("messages", "MB", "seconds with any", "mean of those", "best second")
 
 
-@click.command(
-    epilog="Example: python -m spark throughput --events out/run-1 --out out/report",
-    context_settings={"help_option_names": ["-h", "--help"]},
+def measure(run: Run) -> Answer:
+    rows = throughput.per_second(
+        run.events("published"), run.events("delivered"), run.manifest.start_ns
+    )
+    seconds = run.keep(TABLE, rows)
+    found: dict[str, Any] = {
+        name: sorted(words.collected(throughput.totals(seconds, dims)), key=_busiest)
+        for name, dims in {
+            "whole": [],
+            "brokers": ["broker"],
+            "topics": ["topic"],
+            "subscriptions": ["topic", "subscription"],
+            "publishers": ["publisher"],
+        }.items()
+    }
+    spans = seconds.agg(F.min("second").alias("first"), F.max("second").alias("last")).first()
+    first, last = (spans["first"] or 0, spans["last"] or 0) if spans else (0, 0)
+    found["window_s"] = width = words.window_for(last - first + 1)
+    found["timeline"] = words.collected(throughput.windows(seconds, width))
+    return Answer(found, _page(run, found, last))
+
+
+def _busiest(row: dict[str, Any]) -> tuple[str, int]:
+    return row["kind"], -row["messages"]
+
+
+def _page(run: Run, found: dict[str, Any], last: int) -> Page:
+    whole = {row["kind"]: row for row in found["whole"]}
+    figures = [
+        Figure(words.count(whole[kind]["messages"]), f"messages {kind}", _rates(whole[kind]))
+        for kind in (CONFIRMED, DELIVERED)
+        if kind in whole
+    ]
+    marks, spans = words.incidents(run)
+    chart = over_time(
+        [
+            Panel("confirmed per second", _series(found, CONFIRMED, "broker"), "stack", height=3),
+            Panel("delivered per second", _series(found, DELIVERED, "subscription"), "step"),
+        ],
+        until_s=last + 1,
+        marks=marks,
+        spans=spans,
+    )
+    sections = [Section(title="Over time", chart=chart)]
+    for title, key, dims in (
+        ("Brokers", "brokers", ("broker",)),
+        ("Topics", "topics", ("topic",)),
+        ("Subscriptions", "subscriptions", ("topic", "subscription")),
+        ("Publishers", "publishers", ("publisher",)),
+    ):
+        rows = [
+            (row["kind"], *[row[dim] or words.NONE for dim in dims], *_cells(row))
+            for row in found[key]
+        ]
+        table = table_of(("", *dims, *HEAD), rows, left=1 + len(dims))
+        sections.append(Section(title=title, tables=(table,)))
+    return Page(
+        job="throughput",
+        title=run.manifest.run_id,
+        meta=words.meta(run),
+        verdict=f"{whole[CONFIRMED]['peak_per_s']:,} confirmed in the best second"
+        if CONFIRMED in whole
+        else "Nothing was confirmed.",
+        faults=() if CONFIRMED in whole else ("nothing was confirmed",),
+        figures=tuple(figures),
+        sections=tuple(sections),
+        words=(
+            (
+                "confirmed",
+                "counted in the second in which the confirm came, at the broker that gave it.",
+            ),
+            ("delivered", "counted in the second of receipt; repeats are deliveries too."),
+            (
+                "mean of those",
+                "over the seconds in which there were any: a broker that was added late is not "
+                "diluted.",
+            ),
+            words.input_words(run),
+        ),
+        tables=TABLE,
+    )
+
+
+def _rates(row: dict[str, Any]) -> str:
+    return f"{row['messages'] / row['active_s']:,.0f}/s, at best {row['peak_per_s']:,}"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        words.count(row["messages"]),
+        f"{row['bytes'] / 1e6:,.1f}",
+        words.count(row["active_s"]),
+        f"{row['messages'] / row['active_s']:,.0f}/s",
+        f"{row['peak_per_s']:,}/s",
+    )
+
+
+def _series(found: dict[str, Any], kind: str, dim: str) -> list[Series]:
+    """Per second, summed over everything but one dimension."""
+    width = found["window_s"]
+    sums: dict[tuple[str, int], float] = defaultdict(float)
+    for row in found["timeline"]:
+        if row["kind"] == kind:
+            sums[row[dim], row["window"]] += row["messages"] / width
+    rows = [{"name": name, "at": at, "rate": rate} for (name, at), rate in sums.items()]
+    return words.series_by(rows, "name", "at", "rate", width=width)
+
+
+command = job_command(
+    "throughput",
+    "Messages and bytes per broker, topic, subscription, publisher and second.",
+    measure,
 )
-@click.option(
-    "--events",
-    "folder",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Folder of the run: manifest.json, published-*.ndjson, delivered-*.ndjson.",
-)
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for report.html, report.txt, audit.json and tables/.",
-)
-@click.option(
-    "--max-bad",
-    "bad_max",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Bad lines that are put up with.",
-)
-def command(folder: Path, out: Path, bad_max: int) -> int:
-    """Report on one recorded run: was anything lost, altered or doubled; how fast; how even.
-
-    Exits with 0 only when nothing was lost, altered or doubled without explanation, and there were no
-    more bad lines than --max-bad allows.
-    """
-    try:
-        manifest = read_manifest(folder)
-        files = find_files(folder, manifest)
-        out.mkdir(parents=True, exist_ok=True)
-        numbers = _numbers(manifest, files, out)
-        summary = summarize(numbers, manifest, files, bad_max=bad_max)
-    except (RunInvalid, JavaMissing, DoesNotAddUp, PySparkException, OSError) as fault:
-        click.echo(f"throughput: {str(fault).splitlines()[0]}", err=True)
-        return 1
-    (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")
-    text = write_reports(summary, out)
-    click.echo(text)
-    click.echo(f"\n{out / 'report.html'}")
-    return 0 if summary["holds"] else 1
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job. Returns the exit code: 0 holds, 1 does not or failed, 2 wrong use."""
-    return exit_code(command, argv, prog_name="throughput")
-
-
-def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:
-    """Run a command whose return value is its exit code; wrong use and Ctrl-C are one line."""
-    try:
-        code = command.main(
-            args=None if argv is None else list(argv), prog_name=prog_name, standalone_mode=False
-        )
-    except click.ClickException as fault:
-        fault.show()
-        return fault.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(f"{prog_name}: interrupted", err=True)
-        return 130
-    return int(code or 0)
-
-
-def _numbers(manifest: Manifest, files: Files, out: Path) -> Numbers:
-    size = sum(file.path.stat().st_size for file in files.used)
-    session = spark_session("messagebus throughput", **(QUICK if size <= QUICK_BYTES_MAX else {}))
-    try:
-        return collect(session, files, manifest, Tables(out, manifest.run_id))
-    finally:
-        session.stop()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(command, None, prog_name="throughput"))

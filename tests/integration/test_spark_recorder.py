@@ -19,7 +19,7 @@ from messagebus.telemetry.recorder import Recorder
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR, eventually
 
-JOB = Path(__file__).resolve().parents[2] / "spark" / "jobs" / "throughput.py"
+JOB = Path(__file__).resolve().parents[2] / "spark" / "jobs" / "report.py"
 JOB_WITHIN_S = 300 * FACTOR
 MESSAGES = 500
 

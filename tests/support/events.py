@@ -43,6 +43,7 @@ class Faults:
     unknown: int = 0
     acked_without_proof: int = 0
     unexplained: int = 0
+    swapped: int = 0
     orphans: int = 0
     refused: int = 0
     unroutable: int = 0
@@ -65,6 +66,8 @@ class Truth:
     deliveries: int
     lines: int
     faults: Faults
+    ids: dict[str, list[str]]
+    """Fault -> the messages that have it; of swapped ones, the one that comes too late."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Run:
         self.published: list[Row] = []
         self.delivered: list[Row] = []
         self._of: dict[str, list[Row]] = defaultdict(list)
+        self._last_ns: dict[tuple[str, str, str], int] = {}
         brokers = lives(kill_s, duration_s)
         for number in range(messages):
             self._publish(number, messages, brokers)
@@ -153,8 +157,13 @@ class Run:
     def _deliver(self, row: Row, subscription: str) -> None:
         took = int(self.random.lognormvariate(1.9, 0.8) * MILLISECOND)
         received = row["sent_ns"] + took
-        if row["broker"] == KILLED and self.kill_ns <= received < self.back_ns:
+        # What was on its way at the kill is delivered after the start.
+        on_its_way_ns = self.kill_ns - 100 * MILLISECOND
+        if row["broker"] == KILLED and on_its_way_ns <= received < self.back_ns:
             received = self.back_ns + int(self.random.expovariate(1 / (200 * MILLISECOND)))
+        # A broker keeps the order of a publisher.
+        stream = subscription, row["broker"], row["publisher"]
+        received = self._last_ns[stream] = max(received, self._last_ns.get(stream, 0) + 1)
         self.repeat(row, subscription, received_ns=received)
 
     def repeat(
@@ -203,8 +212,10 @@ def at_ns(share: float, duration_s: float) -> int:
     return MONOTONIC_START_NS + int(share * duration_s * SECOND)
 
 
-def plant(run: Run, faults: Faults) -> None:
-    """Change the run; every fault takes messages that no other fault has."""
+def plant(run: Run, faults: Faults) -> dict[str, list[str]]:
+    """Change the run; every fault takes messages that no other fault has. Returns fault -> ids."""
+    ids: dict[str, list[str]] = defaultdict(list)
+    late = swap(run, faults.swapped)
     free = run.published[:]
     run.random.shuffle(free)
     on_killed = [
@@ -215,7 +226,8 @@ def plant(run: Run, faults: Faults) -> None:
     ]
     proofless = on_killed[: faults.acked_without_proof]
     assert len(proofless) == faults.acked_without_proof, "too few messages on the killed broker"
-    taken = {row["message_id"] for row in proofless}
+    taken = {row["message_id"] for row in proofless} | {each for pair in late for each in pair}
+    ids["swapped"] = [pair[0] for pair in late]
     free = [row for row in free if row["message_id"] not in taken]
     for row in proofless:
         run.repeat(row, "billing", received_ns=run.back_ns + 50 * MILLISECOND)
@@ -226,8 +238,10 @@ def plant(run: Run, faults: Faults) -> None:
         return some
 
     for row in take(faults.lost):
+        ids["lost"].append(row["message_id"])
         run.forget([d for d in run.deliveries(row) if d["subscription"] == "audit"])
     for row in take(faults.altered):
+        ids["altered"].append(row["message_id"])
         run.deliveries(row)[0]["body_hash"] = "0" * 32
     for row in take(faults.owed):
         first = next(d for d in run.deliveries(row) if d["subscription"] == "billing")
@@ -238,6 +252,7 @@ def plant(run: Run, faults: Faults) -> None:
         other = next(b for b in BROKERS if b != row["broker"])
         run.repeat(row, "audit", received_ns=row["sent_ns"] + SECOND, broker=other)
     for row in take(faults.unexplained):
+        ids["unexplained"].append(row["message_id"])
         first = next(d for d in run.deliveries(row) if d["subscription"] == "billing")
         run.repeat(row, "billing", received_ns=first["received_ns"] + 5 * MILLISECOND)
     _plant_outcomes(run, faults, take)
@@ -246,6 +261,25 @@ def plant(run: Run, faults: Faults) -> None:
         delivery["message_id"] = hashlib.blake2b(
             b"orphan" + row["message_id"].encode(), digest_size=16
         ).hexdigest()
+        ids["orphan"].append(delivery["message_id"])
+    return dict(ids)
+
+
+def swap(run: Run, pairs: int) -> list[tuple[str, str]]:
+    """Neighbours of one stream change places. Returns (the one that comes too late, the other)."""
+    last: dict[tuple[str, str], Row] = {}
+    swapped: list[tuple[str, str]] = []
+    rows = [row for row in run.delivered if row["subscription"] == "audit"]
+    for row in sorted(rows, key=lambda row: int(row["received_ns"])):
+        stream = row["broker"], row["publisher"]
+        before = last.pop(stream, None)
+        if before and len(swapped) < pairs:
+            for name in ("received_ns", "acknowledged_ns"):
+                before[name], row[name] = row[name], before[name]
+            swapped.append((before["message_id"], row["message_id"]))
+        elif before is None or len(swapped) < pairs:
+            last[stream] = row
+    return swapped
 
 
 def _plant_outcomes(run: Run, faults: Faults, take: Any) -> None:
@@ -316,7 +350,7 @@ def write_run(
     """Write manifest and event files of a run into `folder`, which is made."""
     faults = faults or Faults()
     run = Run(run_id=run_id, messages=messages, duration_s=duration_s, kill_s=kill_s, seed=seed)
-    plant(run, faults)
+    ids = plant(run, faults)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text(json.dumps(manifest(run), indent=1))
     lines = _write_rows(folder, "published", run.published, "publisher")
@@ -335,6 +369,7 @@ def write_run(
         deliveries=len(run.delivered),
         lines=lines,
         faults=faults,
+        ids=ids,
     )
 
 
@@ -373,7 +408,7 @@ def main() -> None:
     given = parser.parse_args()
     some = Faults(owed=37, unknown=21, acked_without_proof=60)
     all_kinds = Faults(
-        lost=3, altered=2, owed=37, unknown=21, acked_without_proof=60, unexplained=4, orphans=2,
+        lost=3, altered=2, swapped=2, owed=37, unknown=21, acked_without_proof=60, unexplained=4, orphans=2,
         refused=2, unroutable=1, unknown_absent=3, unknown_delivered=4,
         cut_lines=1, wrong_types=2, missing_fields=1, empty_lines=1,
     )  # fmt: skip

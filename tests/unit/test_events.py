@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.events import ACKS, DELIVERED, OUTCOMES, PUBLISHED, Column, body_hash
+from messagebus.events import ACKS, DELIVERED, EVENTS, OUTCOMES, PUBLISHED, Column, body_hash
 
 
-@pytest.mark.parametrize("columns", [PUBLISHED, DELIVERED])
+@pytest.mark.parametrize("columns", EVENTS.values(), ids=EVENTS)
 def test_no_column_is_there_twice(columns: tuple[Column, ...]) -> None:
     names = [column.name for column in columns]
     assert len(set(names)) == len(names)
@@ -23,7 +23,7 @@ def test_what_joins_the_two_has_one_kind() -> None:
     assert {"run_id", "message_id", "topic", "broker", "body_hash"} <= delivered.keys()
 
 
-@pytest.mark.parametrize("columns", [PUBLISHED, DELIVERED])
+@pytest.mark.parametrize("columns", EVENTS.values(), ids=EVENTS)
 def test_times_are_nanoseconds_and_ids_are_16_bytes(columns: tuple[Column, ...]) -> None:
     for column in columns:
         assert not column.name.endswith("_ns") or column.kind == "long"

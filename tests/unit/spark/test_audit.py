@@ -36,6 +36,7 @@ RUN = Manifest(
 def publish(message: str, **changed: Any) -> dict[str, Any]:
     return {
         "run_id": "r",
+        "date": "2026-11-21",
         "message_id": message.encode(),
         "topic": "orders",
         "broker": "mb1",
@@ -56,6 +57,7 @@ def delivery(message: str, subscription: str = "billing", **changed: Any) -> dic
     at_ns = changed.get("received_ns", 3 * SECOND)
     return {
         "run_id": "r",
+        "date": "2026-11-22",
         "message_id": message.encode(),
         "topic": "orders",
         "subscription": subscription,
@@ -88,7 +90,9 @@ def fates(
 
 def ddl(columns: Iterable[Column]) -> str:
     kinds = {"text": "string", "id16": "binary", "long": "long", "int": "int"}
-    return ", ".join(f"{column.name} {kinds[column.kind]}" for column in columns)
+    return ", ".join(
+        ["date string", *[f"{column.name} {kinds[column.kind]}" for column in columns]]
+    )
 
 
 def both(message: str, **changed: Any) -> list[dict[str, Any]]:

@@ -5,16 +5,22 @@ import re
 import pytest
 
 from spark import charts
-from spark.charts import DASHED, LABEL_LINES, Mark, Series, Span, milliseconds
+from spark.charts import DASHED, LABEL_LINES, Mark, Panel, Series, Span, milliseconds
 
 MARKS = [Mark(2, "mb1 killed", alarm=True), Mark(2.1, "mb1 back"), Mark(9, "balancer reloaded")]
 
 
 def drawn() -> str:
     return charts.over_time(
-        [Series("mb1", [0, 1, 2], [5, 6, 6]), Series("mb2", [0, 1, 2], [1, 0, 0])],
-        [Series("orders/billing", [0, 1, 2], [6, 6, 6])],
-        [Series("publish, p99", [0, 1], [3.5, 4.5], "", DASHED)],
+        [
+            Panel(
+                "confirmed",
+                [Series("mb1", [0, 1, 2], [5, 6, 6]), Series("mb2", [0, 1, 2], [1, 0, 0])],
+                "stack",
+            ),
+            Panel("delivered", [Series("orders/billing", [0, 1, 2], [6, 6, 6])], "step"),
+            Panel("latency", [Series("publish, p99", [0, 1], [3.5, 4.5], "", DASHED)], unit="ms"),
+        ],
         marks=MARKS,
         spans=[Span(2, 2.1, alarm=True)],
         until_s=10,
@@ -54,7 +60,7 @@ def test_percentiles_leave_the_maximum_out() -> None:
 
 
 def test_nothing_to_draw_is_no_error() -> None:
-    assert "<svg" in charts.over_time([], [], [], marks=[], spans=[], until_s=0)
+    assert "<svg" in charts.over_time([Panel("nothing", [], "stack")], until_s=0)
     assert "<svg" in charts.percentiles([])
 
 

@@ -4,14 +4,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from messagebus.events import DELIVERED, PUBLISHED
 from spark import events
-from spark.events import ANCHOR, BROKEN, EMPTY, FOREIGN, MALFORMED_ID, MISSING, WORD
-from spark.manifest import Manifest, RunInvalid, read_manifest
-from tests.support.events import HOST, WALL_MINUS_MONOTONIC_NS, write_run
+from spark.events import (
+    ANCHOR,
+    BROKEN,
+    CUT,
+    EMPTY,
+    FOREIGN,
+    MALFORMED_ID,
+    MISSING,
+    STRAY,
+    WORD,
+)
+from spark.files import EventFile, find_files
+from spark.manifest import Manifest, read_manifest
+from tests.support.events import write_run
 
 ID = "0123456789abcdef" * 2
 PUBLISH: dict[str, Any] = {
@@ -57,23 +69,39 @@ def manifest(run: Path) -> Manifest:
     return read_manifest(run)
 
 
+HEAD = json.dumps({"anchor": {"host": "h", "process": "p", "wall_minus_monotonic_ns": 1}})
+
+
+def events_file(folder: Path, kind: str, lines: list[str]) -> EventFile:
+    path = folder / f"{kind}-x.ndjson"
+    path.write_text("\n".join(lines))
+    return EventFile(path, kind, None, 1_000, 0, "", head=HEAD, tail=lines[-1])
+
+
+def parsed(
+    session: SparkSession, folder: Path, kind: str, manifest: Manifest, lines: list[str]
+) -> Any:
+    file = events_file(folder, kind, lines)
+    return events.parse(events.read_lines(session, [file]), kind, manifest, [file])
+
+
 def reasons(
-    session: SparkSession, columns: Any, manifest: Manifest, lines: list[str]
+    session: SparkSession, folder: Path, kind: str, manifest: Manifest, lines: list[str]
 ) -> list[str | None]:
-    rows = session.createDataFrame(
-        [(line, "f", 1_000) for line in lines], "value string, file string, offset_ns long"
-    )
-    return [row.reason for row in events.parse(rows, columns, manifest).collect()]
+    rows = parsed(session, folder, kind, manifest, lines).select("value", "reason").collect()
+    assert sorted(row.value for row in rows) == sorted(lines)
+    found = {row.value: row.reason for row in rows}
+    return [found[line] for line in lines]
 
 
-def test_every_bad_publish_has_its_reason(session: SparkSession, manifest: Manifest) -> None:
+def test_every_bad_publish_has_its_reason(
+    session: SparkSession, tmp_path: Path, manifest: Manifest
+) -> None:
     cases: list[tuple[str, str | None]] = [
         (json.dumps(PUBLISH), None),
         (json.dumps(PUBLISH | {"extra": 1, "confirmed_ns": None}), None),
-        (
-            json.dumps({"anchor": {"host": "h", "process": "p", "wall_minus_monotonic_ns": 1}}),
-            ANCHOR,
-        ),
+        (HEAD, ANCHOR),
+        (HEAD.replace('"h"', '"other"'), STRAY),
         ("", EMPTY),
         ("   ", EMPTY),
         (json.dumps(PUBLISH)[:-9], BROKEN),
@@ -90,37 +118,56 @@ def test_every_bad_publish_has_its_reason(session: SparkSession, manifest: Manif
         (json.dumps(PUBLISH | {"outcome": "maybe"}), WORD),
         (json.dumps(PUBLISH | {"run_id": "run-2"}), FOREIGN),
         (json.dumps(PUBLISH | {"topic": "orders"}), FOREIGN),
+        (json.dumps(PUBLISH)[:-3], CUT),
     ]
-    found = reasons(session, PUBLISHED, manifest, [line for line, _ in cases])
+    found = reasons(session, tmp_path, "published", manifest, [line for line, _ in cases])
     assert found == [reason for _, reason in cases]
 
 
-def test_every_bad_delivery_has_its_reason(session: SparkSession, manifest: Manifest) -> None:
+def test_every_bad_delivery_has_its_reason(
+    session: SparkSession, tmp_path: Path, manifest: Manifest
+) -> None:
     cases = [
         (DELIVERY, None),
         (DELIVERY | {"ack": "lost"}, WORD),
         (DELIVERY | {"subscription": "crm"}, FOREIGN),
         ({k: v for k, v in DELIVERY.items() if k != "received_ns"}, MISSING),
     ]
-    found = reasons(session, DELIVERED, manifest, [json.dumps(row) for row, _ in cases])
+    lines = [json.dumps(row) for row, _ in cases]
+    found = reasons(session, tmp_path, "delivered", manifest, lines)
     assert found == [reason for _, reason in cases]
 
 
-def test_rows_are_typed_and_times_are_wall_clock(session: SparkSession, manifest: Manifest) -> None:
-    lines = session.createDataFrame(
-        [(json.dumps(PUBLISH), "f", 1_000)], "value string, file string, offset_ns long"
-    )
-    row = events.parse(lines, PUBLISHED, manifest).first()
-    assert row is not None
+def test_rows_are_typed_and_times_are_wall_clock(
+    session: SparkSession, tmp_path: Path, manifest: Manifest
+) -> None:
+    row = parsed(session, tmp_path, "published", manifest, [json.dumps(PUBLISH)]).first()
     assert (bytes(row.message_id), row.sequence) == (bytes.fromhex(ID), 3)
     assert (row.intended_ns, row.sent_ns, row.confirmed_ns) == (1_001, 1_002, 1_003)
+    assert (row.date, row.source, row.run_id) == ("1970-01-01", "published-x.ndjson", "run-1")
+
+
+def test_a_row_is_of_the_utc_day_of_its_event_and_a_bad_line_of_the_runs(
+    session: SparkSession, tmp_path: Path, manifest: Manifest
+) -> None:
+    midnight = 1_790_000_000_000_000_000 // 86_400_000_000_000 * 86_400_000_000_000
+    lines = [
+        json.dumps(DELIVERY | {"received_ns": midnight - 1_001}),
+        json.dumps(DELIVERY | {"received_ns": midnight - 1_000}),
+        "{}",
+    ]
+    rows = parsed(session, tmp_path, "delivered", manifest, lines).collect()
+    assert sorted(row.date for row in rows) == ["2026-09-20", "2026-09-21", "2026-09-21"]
 
 
 def test_a_line_is_parsed_once_whatever_is_asked(
-    session: SparkSession, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+    session: SparkSession,
+    tmp_path: Path,
+    manifest: Manifest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = session.createDataFrame([("", "f", 0)], "value string, file string, offset_ns long")
-    events.bad_lines(events.parse(lines, PUBLISHED, manifest)).explain()
+    rows = parsed(session, tmp_path, "published", manifest, ["{}"])
+    events.quarantined(rows, "published", "run-1").explain()
     assert capsys.readouterr().out.count("from_json(") == 1
 
 
@@ -129,59 +176,46 @@ def test_lines_are_anchors_and_good_and_bad(session: SparkSession, tmp_path: Pat
     path = tmp_path / "published-publisher-1.ndjson"
     path.write_text(path.read_text() + '\nnonsense\n{"run')
     manifest = read_manifest(tmp_path)
-    files = events.find_files(tmp_path, manifest)
-    parsed = events.parse(events.read_lines(session, files.of("published")), PUBLISHED, manifest)
-    good, seen = events.counted(parsed, PUBLISHED)
-    rows = len(good.collect())
+    files = find_files(tmp_path, manifest).of("published")
+    rows = events.parse(events.read_lines(session, files), "published", manifest, files)
+    good, seen = events.counted(rows, "published")
+    assert good.columns == events.schema_of("published").names
+    kept = len(good.collect())
     counts = events.line_counts(seen)
     assert counts["lines"] == 40 + 4 + 3
-    assert (rows, counts[ANCHOR], counts[EMPTY], counts[BROKEN]) == (40, 4, 1, 2)
-    bad = {(row.file, row.reason): row.lines for row in events.bad_lines(parsed).collect()}
-    assert bad == {(path.name, EMPTY): 1, (path.name, BROKEN): 2}
-
-
-def test_a_second_copy_and_an_empty_file_are_skipped_and_listed(tmp_path: Path) -> None:
-    write_run(tmp_path, messages=40)
-    first = tmp_path / "delivered-audit-1.ndjson"
-    (tmp_path / "delivered-copy.ndjson").write_bytes(first.read_bytes())
-    (tmp_path / "published-nothing.ndjson").touch()
-    files = events.find_files(tmp_path, read_manifest(tmp_path))
-    assert set(files.skipped) == {
-        ("delivered-copy.ndjson", "same content as delivered-audit-1.ndjson"),
-        ("published-nothing.ndjson", "empty file"),
+    assert (kept, counts["good"], counts[ANCHOR]) == (40, 40, 4)
+    assert (counts[EMPTY], counts[BROKEN], counts[CUT]) == (1, 1, 1)
+    wrong = events.quarantined(rows, "published", "run-1").collect()
+    assert {(row.source, row.reason, row.value) for row in wrong} == {
+        (path.name, EMPTY, ""),
+        (path.name, BROKEN, "nonsense"),
+        (path.name, CUT, '{"run'),
     }
-    assert len(files.used) == 8
 
 
-def test_processes_of_one_host_share_one_clock(run: Path, manifest: Manifest) -> None:
-    files = events.find_files(run, manifest)
-    assert {file.offset_ns for file in files.used} == {WALL_MINUS_MONOTONIC_NS}
-    assert files.clock_spread_ns == 3_000
-
-
-def test_another_host_has_its_own_clock(tmp_path: Path) -> None:
-    write_run(tmp_path, messages=40)
-    path = tmp_path / "published-publisher-1.ndjson"
-    lines = path.read_text().splitlines(keepends=True)
-    anchor = {"host": HOST + "b", "process": "p", "wall_minus_monotonic_ns": 77}
-    path.write_text(json.dumps({"anchor": anchor}) + "\n" + "".join(lines[1:]))
-    files = events.find_files(tmp_path, read_manifest(tmp_path))
-    assert {file.offset_ns for file in files.used if file.path == path} == {77}
-
-
-def test_a_file_without_anchor_is_read_by_the_manifests(tmp_path: Path) -> None:
-    write_run(tmp_path, messages=40)
-    path = tmp_path / "published-publisher-1.ndjson"
-    path.write_text(path.read_text().partition("\n")[2])
-    files = events.find_files(tmp_path, read_manifest(tmp_path))
-    found = next(file for file in files.used if file.path == path)
-    assert (found.anchor, found.offset_ns) == (None, WALL_MINUS_MONOTONIC_NS)
-
-
-def test_a_run_without_events_is_said(run: Path, manifest: Manifest, tmp_path: Path) -> None:
-    with pytest.raises(RunInvalid, match="no events"):
-        events.find_files(tmp_path, manifest)
-
-
-def test_a_kind_without_files_has_no_lines(session: SparkSession) -> None:
-    assert events.read_lines(session, []).count() == 0
+def test_parquet_gives_the_same_rows_as_json(
+    session: SparkSession, tmp_path: Path, manifest: Manifest
+) -> None:
+    lines = [json.dumps(PUBLISH), json.dumps(PUBLISH | {"outcome": "maybe"})]
+    plain = events_file(tmp_path, "published", lines)
+    path = tmp_path / "published-x.parquet"
+    columns = {
+        name: [row[name] for row in map(json.loads, lines)]
+        for name in PUBLISH
+        if name != "key"  # optional columns may be left out
+    }
+    for name in ("message_id", "body_hash"):
+        columns[name] = [bytes.fromhex(text) for text in columns[name]]
+    for name in ("size", "attempts"):
+        columns[name] = pa.array(columns[name], pa.int32())
+    pq.write_table(pa.table(columns), path)
+    packed = EventFile(path, "published", None, 1_000, 0, "")
+    names = [*PUBLISH, "date", "reason"]
+    one, other = (
+        events.parse(events.read_lines(session, [file]), "published", manifest, [file])
+        .select(*names)
+        .collect()
+        for file in (plain, packed)
+    )
+    assert one == other
+    assert [row.reason for row in one] == [None, WORD]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from hdrh.histogram import HdrHistogram
 from pyspark.sql import SparkSession
@@ -12,6 +13,8 @@ from spark import hdr
 
 TOP = 2**61
 WANTED = (0, 50, 90, 99, 99.9, 100)
+MANY = (0, 1, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
+DISTRIBUTIONS = 20
 
 
 def edges() -> list[int]:
@@ -66,3 +69,60 @@ def test_bins_add_up_over_a_dimension_that_is_dropped(session: SparkSession) -> 
 def test_negative_values_have_no_bin(session: SparkSession) -> None:
     rows = session.createDataFrame([(-1,), (0,), (3,)], "v long")
     assert {(row.bin, row.n) for row in hdr.bins(rows, [], "v").collect()} == {(0, 1), (3, 1)}
+
+
+def drawn(seed: int) -> list[int]:
+    """Values of a distribution that chance chooses: its shape, its scale, its size, its outliers."""
+    chance = random.Random(seed)
+    scale = 10 ** chance.uniform(0, 10)
+    shapes: list[Callable[[], float]] = [
+        lambda: chance.expovariate(1 / scale),
+        lambda: chance.lognormvariate(0, 2) * scale,
+        lambda: chance.uniform(0, scale),
+        lambda: chance.paretovariate(1.1) * scale,
+        lambda: scale if chance.random() < 0.999 else scale * 1000,
+    ]
+    shape = shapes[seed % len(shapes)]
+    return [min(TOP, int(shape())) for _ in range(chance.choice((1, 2, 99, 1000, 5000)))]
+
+
+def test_percentiles_of_random_distributions_are_the_histograms(session: SparkSession) -> None:
+    groups = {seed: drawn(seed) for seed in range(DISTRIBUTIONS)}
+    rows = session.createDataFrame(
+        [(seed, value) for seed, values in groups.items() for value in values], "g int, v long"
+    )
+    found = hdr.percentiles(hdr.bins(rows, ["g"], "v"), ["g"], MANY).collect()
+    for row in found:
+        expected = histogram(groups[row.g])
+        assert [row[hdr.name(each)] for each in MANY] == [
+            expected.get_value_at_percentile(each) for each in MANY
+        ], f"distribution {row.g}"
+    assert len(found) == DISTRIBUTIONS
+
+
+def test_corrected_bins_are_those_of_record_corrected_value(session: SparkSession) -> None:
+    values = [0, 1, 6, 7, 8, 13, 14, 15, 999, 1000, 1001, 5000]
+    for interval in (1, 7, 1000):
+        reference = HdrHistogram(1, hdr.TOP_NS, hdr.DIGITS)
+        for value in values:
+            reference.record_corrected_value(value, interval)
+        rows = session.createDataFrame([(value,) for value in values], "v long")
+        found = hdr.bins(hdr.corrected(rows, "v", interval), [], "v").collect()
+        made = hdr.histogram((row.bin, row.n) for row in found)
+        assert made.encode() == reference.encode(), f"interval {interval}"
+
+
+def test_what_is_written_down_is_what_the_library_writes(session: SparkSession) -> None:
+    values = [value for value in edges() if value < hdr.TOP_NS]
+    reference = HdrHistogram(1, hdr.TOP_NS, hdr.DIGITS)
+    for value in values:
+        reference.record_value(value)
+    rows = session.createDataFrame([(value,) for value in values], "v long")
+    found = hdr.histogram((row.bin, row.n) for row in hdr.bins(rows, [], "v").collect())
+    assert found.encode() == reference.encode()
+
+
+def test_a_percentile_is_shown_as_far_as_the_count_supports_it() -> None:
+    assert hdr.supported(99, 100)
+    assert not hdr.supported(99.9, 100)
+    assert hdr.supported(100, 1)

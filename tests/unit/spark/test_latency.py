@@ -3,27 +3,28 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from spark import latency
-from spark.latency import CONFIRM, END_TO_END, SENT
+from spark.latency import CONFIRM, END_TO_END, RECEIVED_SENT, SENT
 
 
 def test_samples_are_first_deliveries_and_confirms_only(session: SparkSession) -> None:
     published = session.createDataFrame(
-        [("mb1", "confirmed", 100, 130, 150), ("", "unknown", 100, 130, None)],
-        "broker string, outcome string, intended_ns long, sent_ns long, confirmed_ns long",
+        [("d", "mb1", "confirmed", 100, 130, 150), ("d", "", "unknown", 100, 130, None)],
+        "date string, broker string, outcome string, intended_ns long, sent_ns long, confirmed_ns long",
     )
     fates = session.createDataFrame(
         [
-            ("orders", "billing", True, 3, 90, "mb2", 100),
-            ("orders", "audit", True, 0, None, None, 100),
-            ("orders", "audit", False, 1, 500, "mb1", 100),
+            ("d", "orders", "billing", True, 3, 90, "mb2", 100, 85),
+            ("d", "orders", "audit", True, 0, None, None, 100, 100),
+            ("d", "orders", "audit", False, 1, 500, "mb1", 100, 100),
         ],
-        "topic string, subscription string, expected boolean, deliveries int, first_ns long,"
-        " first_broker string, intended_ns long",
+        "date string, topic string, subscription string, expected boolean, deliveries int, first_ns long,"
+        " first_broker string, intended_ns long, sent_ns long",
     )
     assert {tuple(row) for row in latency.samples(published, fates).collect()} == {
-        (CONFIRM, "mb1", "", 100, 50),
-        (SENT, "mb1", "", 100, 20),
-        (END_TO_END, "mb2", "orders/billing", 100, -10),
+        ("d", CONFIRM, "mb1", "", 100, 50),
+        ("d", SENT, "mb1", "", 100, 20),
+        ("d", END_TO_END, "mb2", "orders/billing", 100, -10),
+        ("d", RECEIVED_SENT, "mb2", "orders/billing", 100, 5),
     }
 
 

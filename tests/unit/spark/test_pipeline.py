@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.events import find_files
-from spark.manifest import read_manifest
+from spark.ingest import ingest, plan
+from spark.lake import Lake
 from spark.pipeline import BIN_WINDOW_S, collect
 from spark.report import render_html, render_text
+from spark.run import Run
 from spark.summary import DoesNotAddUp, Summary, summarize
-from spark.tables import Tables
 from tests.support.events import (
     ADDED,
     KILLED,
@@ -31,6 +31,7 @@ FAULTS = Faults(
     unknown=4,
     acked_without_proof=6,
     unexplained=2,
+    swapped=1,
     orphans=2,
     refused=2,
     unroutable=1,
@@ -46,21 +47,20 @@ FAULTS = Faults(
 @pytest.fixture(scope="module")
 def planted(
     session: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Truth, Summary, Tables]:
+) -> tuple[Truth, Summary, Run]:
     folder = tmp_path_factory.mktemp("run")
     truth = write_run(folder, messages=400, faults=FAULTS)
-    manifest = read_manifest(folder)
-    files = find_files(folder, manifest)
-    tables = Tables(tmp_path_factory.mktemp("out"), manifest.run_id)
-    numbers = collect(session, files, manifest, tables)
-    summary = summarize(numbers, manifest, files, bad_max=0)
+    lake = Lake(tmp_path_factory.mktemp("out"))
+    run = Run(session, lake, ingest(session, lake, plan(folder, lake)))
+    numbers = collect(run)
+    summary = summarize(numbers, run.ingested, bad_max=0)
     numbers.rows["distinct_ids"][0]["ids"] += 1
     with pytest.raises(DoesNotAddUp, match="402 messages judged, 403 distinct ids"):
-        summarize(numbers, manifest, files, bad_max=0)
-    return truth, summary, tables
+        summarize(numbers, run.ingested, bad_max=0)
+    return truth, summary, run
 
 
-def test_every_planted_fault_is_counted(planted: tuple[Truth, Summary, Tables]) -> None:
+def test_every_planted_fault_is_counted(planted: tuple[Truth, Summary, Run]) -> None:
     truth, found, _ = planted
     assert (found["published"], found["confirmed"]) == (truth.published, truth.confirmed)
     assert (found["expected"], found["delivered"]) == (truth.expected, truth.delivered)
@@ -83,7 +83,7 @@ def test_every_planted_fault_is_counted(planted: tuple[Truth, Summary, Tables]) 
     }
 
 
-def test_the_verdict_names_every_fault(planted: tuple[Truth, Summary, Tables]) -> None:
+def test_the_verdict_names_every_fault(planted: tuple[Truth, Summary, Run]) -> None:
     _, found, _ = planted
     assert not found["holds"]
     assert found["faults"] == [
@@ -95,7 +95,7 @@ def test_the_verdict_names_every_fault(planted: tuple[Truth, Summary, Tables]) -
     ]
 
 
-def test_every_line_is_accounted_for(planted: tuple[Truth, Summary, Tables]) -> None:
+def test_every_line_is_accounted_for(planted: tuple[Truth, Summary, Run]) -> None:
     truth, found, _ = planted
     lines = found["lines"]
     assert lines["read"] == truth.lines
@@ -104,7 +104,7 @@ def test_every_line_is_accounted_for(planted: tuple[Truth, Summary, Tables]) -> 
     assert sum(row["lines"] for row in lines["bad_by_file"]) == 5
 
 
-def test_every_broker_and_publisher_is_there(planted: tuple[Truth, Summary, Tables]) -> None:
+def test_every_broker_and_publisher_is_there(planted: tuple[Truth, Summary, Run]) -> None:
     truth, found, _ = planted
     brokers = {row["broker"]: row for row in found["brokers"]}
     assert sum(row["confirmed"] for row in brokers.values()) == truth.confirmed
@@ -118,10 +118,11 @@ def test_every_broker_and_publisher_is_there(planted: tuple[Truth, Summary, Tabl
     assert sum(row["lost"] for row in publishers.values()) == FAULTS.lost
     # Held back for 300 ms at the kill.
     assert 150 < max(row["longest_gap_ms"] for row in publishers.values()) < 450
-    assert found["imbalance"]["confirmed"]["brokers"] == 4
+    assert found["imbalance"]["confirmed"]["count"] == 4
+    assert found["out_of_order"] == FAULTS.swapped
 
 
-def test_suspects_can_be_looked_up(planted: tuple[Truth, Summary, Tables]) -> None:
+def test_suspects_can_be_looked_up(planted: tuple[Truth, Summary, Run]) -> None:
     _, found, _ = planted
     verdicts = {row["message_id"]: row["verdict"] for row in found["suspects"]}
     assert sorted(verdicts.values()) == sorted(
@@ -130,21 +131,20 @@ def test_suspects_can_be_looked_up(planted: tuple[Truth, Summary, Tables]) -> No
 
 
 def test_tables_are_kept_for_other_tools(
-    session: SparkSession, planted: tuple[Truth, Summary, Tables]
+    session: SparkSession, planted: tuple[Truth, Summary, Run]
 ) -> None:
-    truth, _, tables = planted
-    assert tables.read(session, "published").count() == truth.published
-    assert tables.read(session, "delivered").count() == truth.deliveries
-    fates = tables.read(session, "fates")
-    assert fates.filter("expected").count() == truth.expected
-    bins = tables.read(session, "latency_bins")
+    truth, _, run = planted
+    assert run.events("published").count() == truth.published
+    assert run.events("delivered").count() == truth.deliveries
+    assert run.fates().filter("expected").count() == truth.expected
+    bins = session.read.parquet(str(run.lake.folder("latency_bins")))
     assert bins.filter(f"pmod(window, {BIN_WINDOW_S}) != 0").count() == 0
     confirms = bins.filter("measure = 'confirm_from_intended'").groupBy().sum("n").first()
     assert confirms is not None
     assert confirms[0] == truth.confirmed
 
 
-def test_the_summary_is_json_and_renders(planted: tuple[Truth, Summary, Tables]) -> None:
+def test_the_summary_is_json_and_renders(planted: tuple[Truth, Summary, Run]) -> None:
     _, found, _ = planted
     again = json.loads(json.dumps(found))
     assert "DOES NOT HOLD" in render_text(again)
@@ -155,9 +155,8 @@ def test_a_folder_with_publishes_alone_loses_all(session: SparkSession, tmp_path
     truth = write_run(tmp_path, messages=40)
     for path in tmp_path.glob("delivered-*"):
         path.unlink()
-    manifest = read_manifest(tmp_path)
-    files = find_files(tmp_path, manifest)
-    numbers = collect(session, files, manifest, Tables(tmp_path / "out", manifest.run_id))
-    found = summarize(numbers, manifest, files, bad_max=0)
+    lake = Lake(tmp_path / "out")
+    run = Run(session, lake, ingest(session, lake, plan(tmp_path, lake)))
+    found = summarize(collect(run), run.ingested, bad_max=0)
     assert (found["lost"], found["delivered"]) == (truth.expected, 0)
     assert "80 confirmed and never delivered" in render_html(found)

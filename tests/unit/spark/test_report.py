@@ -34,7 +34,7 @@ def summary(**changed: Any) -> dict[str, Any]:
         "lost": 0,
         "doubled": REPEATS,
     }
-    even = {"brokers": 2, "mean": 5.0, "max_over_mean": 1.25, "gini": 0.1}
+    even = {"count": 2, "mean": 5.0, "max_over_mean": 1.25, "gini": 0.1}
     curve = [[each, 1.0 + each] for each in CURVE]
     latency = [
         {"measure": measure, "scope": scope, "name": name, "samples": 10, "percentiles_ms": curve}
@@ -121,6 +121,7 @@ def summary(**changed: Any) -> dict[str, Any]:
         "imbalance": {"confirmed": even, "confirmed_per_s": even, "deliveries": even},
         "latency": latency,
         "negative_latencies": {"received_from_intended": 0},
+        "out_of_order": 0,
         "suspects": [],
         "timeline": {
             "window_s": 1,

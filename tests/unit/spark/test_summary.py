@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from spark.audit import COUNTS, TOTALS
-from spark.events import ANCHOR, MISSING, REASONS, Files
+from spark.events import MISSING
+from spark.ingest import Ingested
 from spark.manifest import Anchor, Incident, Manifest
 from spark.pipeline import Numbers, Rows
 from spark.summary import DoesNotAddUp, summarize
@@ -27,7 +29,19 @@ RUN = Manifest(
     incidents=(Incident("kill", "mb1:5672", 12 * SECOND, 13 * SECOND),),
     complete=True,
 )
-FILES = Files((), (), 5_000_000)
+
+
+def ingested(
+    manifest: Manifest = RUN, *, bad: int = 0, delivered: int = 4, **more: Any
+) -> Ingested:
+    """One file of each kind."""
+    file = {"kind": "published", "good": 4, "anchors": 1, "has_anchor": True, "examples": {}}
+    wrong = {MISSING: bad} if bad else {}
+    files = {
+        "published-p1.ndjson": file | {"bad": wrong, "examples": dict.fromkeys(wrong, "{}")},
+        "delivered-c1.ndjson": file | {"kind": "delivered", "good": delivered, "bad": {}},
+    }
+    return Ingested(manifest=manifest, files=files, clock_spread_ns=5_000_000, **more)
 
 
 def total(of: str, **known: object) -> dict[str, object]:
@@ -35,10 +49,9 @@ def total(of: str, **known: object) -> dict[str, object]:
     return {"of": of} | dims | dict.fromkeys(COUNTS, 0) | known
 
 
-def numbers(*, lost: int = 0, bad: int = 0, ids: int = 4) -> Numbers:
+def numbers(*, lost: int = 0, ids: int = 4, negative: int = 0) -> Numbers:
     """Four messages of one publisher, all on the first broker."""
     pair = {"expected": 4, "delivered": 4 - lost, "deliveries": 4 - lost, "lost": lost}
-    lines = {"lines": 5 + bad, ANCHOR: 1} | dict.fromkeys(REASONS, 0) | {MISSING: bad}
     published: Rows = [
         {
             "publisher": "p1",
@@ -56,11 +69,11 @@ def numbers(*, lost: int = 0, bad: int = 0, ids: int = 4) -> Numbers:
         verdicts.append(total("verdict", verdict="lost", outcome="confirmed", messages=lost))
     load = {"kind": "confirmed", "broker": "mb1:5672", "messages": 4, "bytes": 40}
     return Numbers(
-        lines={"published": lines, "delivered": lines | {"lines": 5 - lost, MISSING: 0}},
-        negative={},
+        negative={"confirm_from_sent": negative, "received_from_intended": 3},
         window_s=1,
         rows={
             "distinct_ids": [{"ids": ids}],
+            "out_of_order": [{"count": 0}],
             "totals": [
                 total("subscription", topic="orders", subscription="billing", **pair),
                 total("publisher", publisher="p1", messages=4, **pair),
@@ -81,13 +94,13 @@ def numbers(*, lost: int = 0, bad: int = 0, ids: int = 4) -> Numbers:
 
 
 def test_a_run_without_faults_holds() -> None:
-    found = summarize(numbers(), RUN, FILES, bad_max=0)
+    found = summarize(numbers(), ingested(), bad_max=0)
     assert (found["holds"], found["faults"]) == (True, [])
     assert (found["published"], found["confirmed"], found["lost"]) == (4, 4, 0)
 
 
 def test_one_lost_pair_is_a_fault() -> None:
-    found = summarize(numbers(lost=1), RUN, FILES, bad_max=0)
+    found = summarize(numbers(lost=1), ingested(delivered=3), bad_max=0)
     assert found["faults"] == ["1 confirmed and never delivered"]
     assert [row["lost"] for row in found["brokers"]] == [1, 0]
     assert found["publishers"][0]["lost"] == 1
@@ -95,33 +108,44 @@ def test_one_lost_pair_is_a_fault() -> None:
 
 @pytest.mark.parametrize(("bad_max", "faults"), [(1, ["2 bad lines, 1 allowed"]), (2, [])])
 def test_bad_lines_are_put_up_with_as_far_as_asked(bad_max: int, faults: list[str]) -> None:
-    found = summarize(numbers(bad=2), RUN, FILES, bad_max=bad_max)
+    found = summarize(numbers(), ingested(bad=2), bad_max=bad_max)
     assert found["faults"] == faults
     assert found["lines"]["bad_by_reason"] == {MISSING: 2}
 
 
 def test_a_run_that_was_cut_short_does_not_hold() -> None:
     cut = dataclasses.replace(RUN, complete=False, end_ns=None)
-    found = summarize(numbers(), cut, FILES, bad_max=0)
+    found = summarize(numbers(), ingested(cut), bad_max=0)
     assert found["faults"] == ["the run did not end in order"]
     assert found["run"]["duration_s"] is None
 
 
 def test_an_audit_that_does_not_add_up_is_never_shown() -> None:
     with pytest.raises(DoesNotAddUp, match="4 messages judged, 5 distinct ids"):
-        summarize(numbers(ids=5), RUN, FILES, bad_max=0)
+        summarize(numbers(ids=5), ingested(), bad_max=0)
 
 
 def test_an_idle_broker_counts_for_the_balance() -> None:
-    found = summarize(numbers(), RUN, FILES, bad_max=0)
+    found = summarize(numbers(), ingested(), bad_max=0)
     assert found["imbalance"]["confirmed"]["max_over_mean"] == 2
     assert found["imbalance"]["deliveries"] is None
     assert [row["confirmed_per_s"] for row in found["brokers"]] == [2, 0]
 
 
 def test_times_are_seconds_since_the_start() -> None:
-    found = summarize(numbers(), RUN, FILES, bad_max=0)
+    found = summarize(numbers(), ingested(), bad_max=0)
     assert found["run"]["incidents"][0]["at_s"] == 2
     gap = found["publishers"][0]
     assert (gap["longest_gap_ms"], gap["longest_gap_at_s"]) == (300, 1.7)
     assert found["brokers"][0]["longest_gap_ms"] is None
+
+
+def test_a_clock_that_went_back_is_a_fault_and_two_clocks_that_differ_are_none() -> None:
+    found = summarize(numbers(negative=2), ingested(), bad_max=0)
+    assert found["faults"] == ["2 publishes end before they begin: a clock went back"]
+    assert found["negative_latencies"]["received_from_intended"] == 3
+
+
+def test_a_file_that_cannot_be_read_is_a_fault() -> None:
+    found = summarize(numbers(), ingested(missing=("delivered-c2.parquet",)), bad_max=0)
+    assert found["faults"] == ["delivered-c2.parquet cannot be read: its rows are in no number"]

@@ -16,32 +16,34 @@ START = 1_790_000_000 * SECOND + 123_456_789
 def seconds(session: SparkSession) -> Any:
     published = session.createDataFrame(
         [
-            ("mb1", "orders", "confirmed", START, 10),
-            ("mb1", "orders", "confirmed", START + SECOND - 1, 20),
-            ("mb1", "orders", "confirmed", START + SECOND, 30),
-            ("mb2", "orders", "confirmed", START + 11 * SECOND, 40),
-            ("", "orders", "unknown", None, 50),
+            ("d", "p1", "mb1", "orders", "confirmed", START, 10),
+            ("d", "p1", "mb1", "orders", "confirmed", START + SECOND - 1, 20),
+            ("d", "p1", "mb1", "orders", "confirmed", START + SECOND, 30),
+            ("d", "p2", "mb2", "orders", "confirmed", START + 11 * SECOND, 40),
+            ("d", "p2", "", "orders", "unknown", None, 50),
         ],
-        "broker string, topic string, outcome string, confirmed_ns long, size int",
+        "date string, publisher string, broker string, topic string, outcome string,"
+        " confirmed_ns long, size int",
     )
     delivered = session.createDataFrame(
         [
-            ("mb1", "orders", "billing", START + 2, 10),
-            ("mb1", "orders", "billing", START + 3, 10),
-            ("mb1", "orders", "audit", START - 1, 10),
+            ("d", "p1", "mb1", "orders", "billing", START + 2, 10),
+            ("d", "p1", "mb1", "orders", "billing", START + 3, 10),
+            ("d", None, "mb1", "orders", "audit", START - 1, 10),
         ],
-        "broker string, topic string, subscription string, received_ns long, size int",
+        "date string, publisher string, broker string, topic string, subscription string,"
+        " received_ns long, size int",
     )
     return throughput.per_second(published, delivered, START)
 
 
 def test_seconds_begin_with_the_run(seconds: Any) -> None:
     assert {tuple(row) for row in seconds.collect()} == {
-        ("confirmed", "mb1", "orders", "", 0, 2, 30),
-        ("confirmed", "mb1", "orders", "", 1, 1, 30),
-        ("confirmed", "mb2", "orders", "", 11, 1, 40),
-        ("delivered", "mb1", "orders", "billing", 0, 2, 20),
-        ("delivered", "mb1", "orders", "audit", -1, 1, 10),
+        ("d", "confirmed", "mb1", "orders", "", "p1", 0, 2, 30),
+        ("d", "confirmed", "mb1", "orders", "", "p1", 1, 1, 30),
+        ("d", "confirmed", "mb2", "orders", "", "p2", 11, 1, 40),
+        ("d", "delivered", "mb1", "orders", "billing", "p1", 0, 2, 20),
+        ("d", "delivered", "mb1", "orders", "audit", "", -1, 1, 10),
     }
 
 
@@ -53,8 +55,8 @@ def test_windows_add_seconds_up(seconds: Any) -> None:
     }
 
 
-def test_brokers_have_totals_active_seconds_and_a_best_one(seconds: Any) -> None:
-    assert {tuple(row) for row in throughput.brokers(seconds).collect()} == {
+def test_totals_have_active_seconds_and_a_best_one(seconds: Any) -> None:
+    assert {tuple(row) for row in throughput.totals(seconds, ["broker"]).collect()} == {
         ("confirmed", "mb1", 3, 60, 2, 2),
         ("confirmed", "mb2", 1, 40, 1, 1),
         ("delivered", "mb1", 3, 30, 2, 2),

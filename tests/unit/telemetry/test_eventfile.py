@@ -41,7 +41,10 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 def test_the_first_line_is_the_anchor(tmp_path: Path) -> None:
     EventFile(tmp_path / "f", ANCHOR, clock_ns=Clock()).close()
     assert lines_of(tmp_path / "f") == [
-        {"anchor": {"host": "host", "process": "p1", "wall_minus_monotonic_ns": 123}}
+        {
+            "schema": 1,
+            "anchor": {"host": "host", "process": "p1", "wall_minus_monotonic_ns": 123},
+        }
     ]
 
 

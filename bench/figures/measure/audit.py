@@ -1,0 +1,164 @@
+"""The audit of many messages: whether it finds one fault of each kind, and what it costs beside DuckDB.
+
+Both read the same Parquet files with two threads and 4 GB, and must agree to the row. CPU and memory
+are those of the whole process with all that it started, the start of its JVM too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from bench.errors import BenchError
+from bench.figures.environment import CHECKOUT
+from bench.figures.form import Figure, at_most
+from bench.figures.measure.made import RUN_ID, Planted, make
+from bench.figures.scene import Group, Scene, repeat_command
+
+__all__ = ["GROUP", "Cost", "agree", "watched"]
+
+NAME = "measure.audit"
+MESSAGES = 10_000_000
+LEAST = 10_000
+GOAL_RATIO = 5.0
+WATCH_S = 0.1
+WITHIN_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a process and all that it started. said: its standard output."""
+
+    cpu_s: float
+    memory_mib: float
+    took_s: float
+    said: str
+
+
+def audit_figures(scene: Scene) -> Iterator[Figure]:
+    messages = scene.part(MESSAGES, LEAST)
+    scene.say(f"making {messages:,} publishes and as many deliveries")
+    planted = make(scene.folder / "events", messages)
+    lake, out = scene.folder / "lake", scene.folder / "out"
+    common = ["--lake", str(lake), "--out", str(out)]
+    read = watched([*SPARK, "ingest", "--events", str(scene.folder / "events"), *common])
+    scene.say(f"ingested: {read.cpu_s:.0f} s of CPU, {read.memory_mib:,.0f} MiB")
+    ours = watched([*SPARK, "audit", "--run", RUN_ID, *common], may_fail=True)
+    duck = watched([sys.executable, "-m", "bench.figures.measure.duck", str(lake)])
+    found = json.loads((out / "audit.json").read_text())
+    if faults := [*_not_found(found, planted), *agree(found, json.loads(duck.said))]:
+        raise BenchError(f"{NAME}: {'; '.join(faults)}")
+    yield from _figures(messages, read, ours, duck)
+
+
+SPARK = (sys.executable, "-m", "spark")
+
+
+def _figures(messages: int, read: Cost, ours: Cost, duck: Cost) -> Iterator[Figure]:
+    millions = f"{messages / 1e6:g} M + {messages / 1e6:g} M"
+    for name, cost, words in (
+        ("ingest", read, "Ingest"),
+        ("spark", ours, "Audit by Spark"),
+        ("duckdb", duck, "The same audit by DuckDB"),
+    ):
+        yield _figure(f"{name}.cpu_s", f"{words}, {millions} rows, CPU time", cost.cpu_s, "s")
+        yield _figure(f"{name}.memory_mib", f"{words}, {millions} rows", cost.memory_mib, "MiB")
+        yield _figure(
+            f"{name}.row_us", f"{words}, CPU time a row", cost.cpu_s / messages / 2 * 1e6, "us"
+        )
+    ratio = ours.cpu_s / duck.cpu_s
+    goal = at_most(GOAL_RATIO, ratio, "times")
+    yield _figure(
+        "ratio", f"Audit, {millions} rows: CPU of Spark over DuckDB's", ratio, "times", goal
+    )
+
+
+def _figure(
+    name: str, what: str, value: float, unit: str, goal: Mapping[str, Any] | None = None
+) -> Figure:
+    return Figure(
+        id=f"{NAME}.{name}",
+        what=what,
+        value=value,
+        unit=unit,
+        repeat=repeat_command(NAME),
+        **(goal or {}),
+    )
+
+
+def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
+    """What was planted and is not in the audit with its id."""
+    named = {(row["verdict"], row["message_id"]) for row in found["suspects"]}
+    named |= {("late", row["message_id"]) for row in found.get("late", [])}
+    wanted = {
+        ("lost", planted.lost),
+        ("altered", planted.altered),
+        ("unexplained", planted.doubled),
+        ("orphan", planted.orphan),
+        ("late", planted.late),
+    }
+    return [f"{fault} {name} was not found" for fault, name in sorted(wanted - named)] + [
+        f"{fault} {name} was never planted" for fault, name in sorted(named - wanted)
+    ]
+
+
+def agree(ours: Mapping[str, Any], duck: Mapping[str, Any]) -> list[str]:
+    """Where two audits of the same events differ, in words."""
+    verdicts = {name: count for name, count in ours["verdicts"].items() if count}
+    faults = []
+    if verdicts != duck["verdicts"]:
+        faults.append(f"verdicts {verdicts} and {duck['verdicts']}")
+    late = sorted(row["message_id"] for row in ours.get("late", []))
+    if late != duck["late"]:
+        faults.append(f"late {late} and {duck['late']}")
+    return faults
+
+
+def watched(argv: Sequence[str], *, may_fail: bool = False) -> Cost:
+    """Run a command to its end and see what it uses. Raises BenchError when it fails."""
+    began_s = time.monotonic()
+    with subprocess.Popen(
+        argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        cpu_s, memory = _watch(psutil.Process(process.pid))
+        said, complained = process.communicate(timeout=WITHIN_S)
+    if process.returncode and not may_fail:
+        last = (complained.strip() or said.strip() or "it said nothing").splitlines()[-1]
+        raise BenchError(f"{argv[-1]}: {last}")
+    return Cost(cpu_s, memory / (1 << 20), time.monotonic() - began_s, said)
+
+
+def _watch(root: psutil.Process) -> tuple[float, int]:
+    """CPU seconds of a tree of processes, and the most memory that it had at once."""
+    used: dict[int, float] = {}
+    most = 0
+    while root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
+        now = 0
+        for each in [root, *_below(root)]:
+            try:
+                times = each.cpu_times()
+                used[each.pid] = times.user + times.system
+                now += each.memory_info().rss
+            except psutil.Error:
+                continue
+        most = max(most, now)
+        time.sleep(WATCH_S)
+    return sum(used.values()), most
+
+
+def _below(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        found: list[psutil.Process] = root.children(recursive=True)
+    except psutil.Error:
+        return []
+    return found
+
+
+GROUP = Group(NAME, 0, "no broker", audit_figures)

@@ -1,0 +1,67 @@
+"""The audit of `made` events in DuckDB: an oracle, and what one machine can do without Spark.
+
+``python -m bench.figures.measure.duck LAKE`` prints verdict -> messages, and the late ones, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import duckdb
+
+__all__ = ["audit"]
+
+THREADS, MEMORY = 2, "4GB"
+FATES = """
+    SELECT message_id, max(outcome) AS outcome, max(p_body) AS p_body, count(outcome) AS sent,
+           count(received_ns) AS had, min(d_body) AS low, max(d_body) AS high
+    FROM (
+        SELECT message_id, outcome, body_hash AS p_body, NULL AS d_body, NULL AS received_ns
+        FROM published
+        UNION ALL
+        SELECT message_id, NULL, NULL, body_hash, received_ns FROM delivered
+    )
+    GROUP BY message_id
+"""
+VERDICTS = f"""
+    SELECT CASE WHEN sent = 0 THEN 'orphan'
+                WHEN outcome = 'confirmed' AND had = 0 THEN 'lost'
+                WHEN low <> p_body OR high <> p_body THEN 'altered'
+                WHEN had > 1 THEN 'unexplained'
+                WHEN outcome = 'confirmed' THEN 'ok'
+                WHEN had > 0 THEN 'unconfirmed_delivered'
+                ELSE 'unconfirmed_absent' END AS verdict, count(*) AS messages
+    FROM ({FATES})
+    GROUP BY verdict
+"""
+LATE = """
+    SELECT hex(message_id) AS id
+    FROM (
+        SELECT message_id, sequence, max(sequence) OVER (
+            PARTITION BY topic, subscription, consumer, broker, publisher
+            ORDER BY received_ns, sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS high
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY message_id ORDER BY received_ns) AS copy
+            FROM delivered WHERE message_id IN (SELECT message_id FROM published))
+        WHERE copy = 1)
+    WHERE sequence < high
+"""
+
+
+def audit(lake: str) -> dict[str, Any]:
+    """Of the tables of a lake with one run in it."""
+    database = duckdb.connect()
+    database.execute(f"SET threads = {THREADS}; SET memory_limit = '{MEMORY}'")
+    for kind in ("published", "delivered"):
+        database.execute(
+            f"CREATE VIEW {kind} AS SELECT * FROM read_parquet('{lake}/{kind}/*/*/*/*.parquet')"
+        )
+    verdicts: dict[str, int] = dict(database.execute(VERDICTS).fetchall())
+    late = [row[0].lower() for row in database.execute(LATE).fetchall()]
+    return {"verdicts": verdicts, "late": sorted(late)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(audit(sys.argv[1])))

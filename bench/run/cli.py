@@ -1,0 +1,199 @@
+"""``python -m bench run``, ``report``, ``compare`` and ``overhead``."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from bench.errors import BenchError, InputInvalid
+from bench.figures.cli import RESULTS, keep
+from bench.figures.environment import CHECKOUT, describe, load_average
+from bench.figures.form import Figure, at_most
+from bench.run import overhead as overheads
+from bench.run import report as reports
+from bench.run.compare import compare as compare_results
+from bench.run.compare import order, read_arm, told
+from bench.run.conduct import conduct, declare_all, probes
+from bench.run.profile import Profile
+from bench.run.result import Result, gather
+from ops.local.cluster import LocalCluster
+from ops.local.layout import DEFAULT_NETWORK
+
+__all__ = ["COMMANDS", "measured"]
+
+PROFILES = CHECKOUT / "bench" / "profiles"
+OVERHEAD_MESSAGES = 200_000
+GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
+
+
+def profile_of(named: str) -> Profile:
+    """Of a file, or of one of ours by its name. Raises InputInvalid."""
+    path = Path(named)
+    if not path.suffix and (PROFILES / f"{named}.toml").exists():
+        path = PROFILES / f"{named}.toml"
+    elif not path.exists():
+        known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.toml")))
+        raise InputInvalid(f"no profile {named!r}: a TOML file, or one of {known}")
+    return Profile.load_file(path)
+
+
+@click.command(epilog="Example: python -m bench run steady --dir out/steady")
+@click.argument("profile")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/NAME-time.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def run(profile: str, folder: Path | None, repeat: int, network: str) -> None:
+    """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a cluster of its own.
+
+    Exit code 1: the numbers are not to be trusted, and why is on the first lines of the report.
+    """
+    wanted = profile_of(profile)
+    place = folder or CHECKOUT / "out" / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with bus(wanted, network) as cluster:
+        found = [
+            measured(wanted, place / f"{number + 1:02}" if repeat > 1 else place, cluster)
+            for number in range(repeat)
+        ]
+    for result in found:
+        click.echo(reports.write(result))
+        click.echo(f"\n{result.folder / 'report.html'}")
+    if faults := [fault for result in found for fault in result.faults]:
+        raise BenchError("; ".join(faults))
+
+
+@click.command(epilog="Example: python -m bench report out/steady")
+@click.argument("folder", type=click.Path(path_type=Path))
+def report(folder: Path) -> None:
+    """Make the report of a run again from its files; of one that was cut short, of what is there."""
+    result = gather(folder)
+    result.save()
+    click.echo(reports.write(result))
+    click.echo(f"\n{folder / 'report.html'}")
+    if result.faults:
+        raise BenchError(result.faults[0])
+
+
+@click.command(epilog="Example: python -m bench compare one.toml other.toml --repeat 5")
+@click.argument("first")
+@click.argument("second")
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--bound",
+    type=click.FloatRange(min=0),
+    default=0.1,
+    show_default=True,
+    help="Part by which the second may be worse.",
+)
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/compare-time.")
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def compare(
+    first: str, second: str, repeat: int, bound: float, folder: Path | None, network: str
+) -> None:
+    """Run two profiles by turns, or read two folders of results, and say how the second does.
+
+    The profiles may differ in their [system] alone. Exit code 1: a regression beyond the bound that
+    is not chance; 2: they cannot be compared.
+    """
+    if Path(first).is_dir() and Path(second).is_dir():
+        arms = [read_arm(Path(each)) for each in (first, second)]
+    else:
+        place = folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+        arms = _by_turns([profile_of(each) for each in (first, second)], repeat, place, network)
+    compared = compare_results(*arms)
+    for line in told(compared, (first, second), bound):
+        click.echo(line)
+    worse = [each.number.name for each in compared if each.is_regression(bound)]
+    if worse:
+        raise BenchError(f"worse by more than {bound:.0%}: {', '.join(worse)}")
+
+
+def _by_turns(
+    profiles: list[Profile], repeat: int, place: Path, network: str
+) -> list[list[dict[str, object]]]:
+    arms: dict[str, list[dict[str, object]]] = {"a": [], "b": []}
+    wanted = dict(zip("ab", profiles, strict=True))
+    for number, arm in enumerate(order(repeat)):
+        with bus(wanted[arm], network) as cluster:
+            result = measured(wanted[arm], place / arm / f"{number + 1:02}", cluster)
+        click.echo(
+            f"{arm}, run {number + 1} of {2 * repeat}: {result.per_s:,.0f} confirmed a second"
+        )
+        arms[arm].append(result.as_json())
+    return [arms["a"], arms["b"]]
+
+
+@click.command(epilog="Example: python -m bench overhead --name measure")
+@click.option("--messages", type=click.IntRange(min=100), default=OVERHEAD_MESSAGES)
+@click.option("--name", help="Of a results file that keeps the figures.")
+def overhead(messages: int, name: str | None) -> None:
+    """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""
+    environment: dict[str, object] = {**describe(), "path": "no broker"}
+    found = overheads.measure(messages)
+    repeat = "python -m bench overhead"
+    figures = [
+        Figure(
+            id="measure.overhead.record_us",
+            what="Recording one latency by second and broker, CPU time",
+            value=found.record_us,
+            unit="us",
+            repeat=repeat,
+            **at_most(GOAL_RECORD_US, found.record_us, "us"),
+        ),
+        Figure(
+            id="measure.overhead.publish_us",
+            what="What the harness adds to a published message of 1 KB, CPU time",
+            value=found.publish_us,
+            unit="us",
+            repeat=repeat,
+            **at_most(GOAL_MESSAGE_US, found.publish_us, "us"),
+        ),
+        Figure(
+            id="measure.overhead.consume_us",
+            what="What the harness adds to a consumed message of 1 KB, CPU time",
+            value=found.consume_us,
+            unit="us",
+            repeat=repeat,
+            **at_most(GOAL_MESSAGE_US, found.consume_us, "us"),
+        ),
+    ]
+    for figure in figures:
+        click.echo(f"{figure.value:6.3f} us  {figure.what} (goal {figure.goal})")
+    if name:
+        after = {**environment, "load_after": load_average()}
+        keep(RESULTS / f"{name}.json", "measure.overhead", figures, after)
+    if missed := [figure.id for figure in figures if figure.met is False]:
+        raise BenchError(f"goals not met: {', '.join(missed)}")
+
+
+@contextmanager
+def bus(profile: Profile, network: str) -> Iterator[LocalCluster]:
+    """A cluster of the profile's brokers, gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
+    cluster = LocalCluster(
+        folder / "cluster", profile.system.brokers, network=network, say=click.echo
+    )
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down(wipe=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measured(profile: Profile, folder: Path, cluster: LocalCluster) -> Result:
+    """One run on a cluster that is there."""
+    env = cluster.client_env()
+    declare_all(profile, env)
+    conduct(profile, folder, env, probes(cluster), click.echo)
+    result = gather(folder)
+    result.save()
+    return result
+
+
+COMMANDS = (run, report, compare, overhead)

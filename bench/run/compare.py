@@ -1,0 +1,135 @@
+"""Two arms by turns: each repetition runs one after the other, so what disturbs the machine meets both.
+
+Ratios are taken within a repetition; what is told is their geometric mean with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import InputInvalid
+from bench.run.profile import Profile, unlike
+from bench.run.ratios import Ratio, is_worse, ratio_of
+from bench.run.result import RESULT
+
+__all__ = ["NUMBERS", "Compared", "Number", "compare", "numbers_of", "order", "read_arm", "told"]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Of a run's result. judged: whether its getting worse is a regression."""
+
+    name: str
+    more_is_better: bool
+    judged: bool = True
+
+
+NUMBERS = (
+    Number("confirmed a second", more_is_better=True),
+    Number("confirm p50", more_is_better=False),
+    Number("confirm p99", more_is_better=False),
+    Number("delivery p50", more_is_better=False),
+    Number("delivery p99", more_is_better=False),
+    Number("client CPU us", more_is_better=False),
+    Number("broker CPU us", more_is_better=False, judged=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One number of both arms, of each repetition in order."""
+
+    number: Number
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    ratio: Ratio | None
+
+    def is_regression(self, bound: float) -> bool:
+        better = self.number.more_is_better
+        return (
+            self.number.judged
+            and self.ratio is not None
+            and is_worse(self.ratio, more_is_better=better, bound=bound)
+        )
+
+
+def order(repetitions: int) -> list[str]:
+    """a and b by turns, each first as often as the other."""
+    return [arm for number in range(repetitions) for arm in ("ab" if number % 2 == 0 else "ba")]
+
+
+def read_arm(folder: Path) -> list[dict[str, Any]]:
+    """The results of a folder: its own, or one of each folder in it, by name. Raises InputInvalid."""
+    paths = [folder / RESULT] if (folder / RESULT).exists() else sorted(folder.glob(f"*/{RESULT}"))
+    if not paths:
+        raise InputInvalid(f"{folder}: no results in it; `python -m bench run` makes some")
+    try:
+        return [json.loads(path.read_text()) for path in paths]
+    except ValueError as fault:
+        raise InputInvalid(f"{folder}: not results: {fault}") from fault
+
+
+def compare(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Compared]:
+    """Pair by pair. Raises InputInvalid for unlike profiles, different counts, or runs with faults."""
+    profiles = [Profile.from_values(each["profile"], "profile") for each in (*a, *b)]
+    for other in profiles[1:]:
+        if differences := unlike(profiles[0], other):
+            raise InputInvalid(f"these are not alike: {'; '.join(differences)}")
+    if len(a) != len(b):
+        raise InputInvalid(f"{len(a)} and {len(b)} repetitions cannot be paired")
+    for each in (*a, *b):
+        if each["faults"]:
+            raise InputInvalid(f"a run that is not to be trusted: {'; '.join(each['faults'])}")
+    ones, others = [numbers_of(each) for each in a], [numbers_of(each) for each in b]
+    found = []
+    for number in NUMBERS:
+        if all(number.name in each for each in (*ones, *others)):
+            x = tuple(each[number.name] for each in ones)
+            y = tuple(each[number.name] for each in others)
+            found.append(Compared(number, x, y, ratio_of(x, y)))
+    return found
+
+
+def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Of `Result.as_json`."""
+    found = {"confirmed a second": float(result["confirmed_per_s"])}
+    for measure in ("confirm", "delivery"):
+        for name in ("p50", "p99"):
+            if name in (percentiles := result["percentiles_ms"].get(measure, {})):
+                found[f"{measure} {name}"] = float(percentiles[name])
+    measured_s = float(result["profile"]["time"]["measured_s"])
+    messages = found["confirmed a second"] * measured_s
+    if messages:
+        cpu_s = sum(float(each["cpu_share"]) for each in result["clients"]) * measured_s
+        found["client CPU us"] = cpu_s / messages * 1e6
+        if result["brokers"]:
+            broker_s = sum(float(each["cpu_s"]) for each in result["brokers"].values())
+            found["broker CPU us"] = broker_s / messages * 1e6
+    return found
+
+
+def told(compared: Sequence[Compared], names: tuple[str, str], bound: float) -> list[str]:
+    """As a table of text."""
+    head = ("", *names, "second / first, 95 %")
+    rows = [
+        (
+            each.number.name,
+            f"{_middle(each.a):,.3g}",
+            f"{_middle(each.b):,.3g}",
+            str(each.ratio or "") + ("  REGRESSION" if each.is_regression(bound) else ""),
+        )
+        for each in compared
+    ]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,236 @@
+"""Conducts one run: starts the load processes, says when to start, watches, ends, gathers what they wrote.
+
+A load process that dies ends the run; what the others have is kept, and the run is marked incomplete.
+So is one that was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.control import read_progress
+from bench.errors import BenchError, InputInvalid
+from bench.figures.environment import CHECKOUT, describe, load_average
+from bench.manifest import write_atomically
+from bench.processes import Children
+from bench.run import sampling
+from bench.run.drivers import durability
+from bench.run.meeting import Start, missing, say_over, say_start
+from bench.run.profile import Profile
+from bench.run.sampling import Probe, Sampler
+from bench.run.worker import PROFILE, places
+from bench.run.written import CONSUMER, PUBLISHER, read_parts
+from messagebus import BusConfig, declare
+from messagebus.topology import with_options
+from ops.local.cluster import LocalCluster
+
+__all__ = ["RUN", "SAMPLES", "conduct", "declare_all", "probes"]
+
+RUN, SAMPLES = "run.json", "brokers.parquet"
+READY_WITHIN_S = 120.0
+# From the word to the load: processes poll for it.
+HEAD_START_S = 1.0
+POLL_S = 0.05
+PARTS_WITHIN_S = 60.0
+# Nothing came for that long: what has not arrived by then does not.
+QUIET_S = 3.0
+Say = Callable[[str], None]
+
+
+def conduct(
+    profile: Profile,
+    folder: Path,
+    env: Mapping[str, str],
+    probes: Sequence[Probe],
+    say: Say,
+) -> Path:
+    """Do one run into a new folder. env: of the load processes: where the bus is.
+
+    Raises InputInvalid for a folder that is there already, BenchError when the load fails; what was
+    recorded until then is in the folder, marked incomplete.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "progress").mkdir()
+    write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
+    about: dict[str, Any] = {
+        "environment": describe(),
+        "durability": durability(profile),
+        "complete": False,
+        "faults": ["the run did not end in order"],
+    }
+    _save(folder, about)
+    children = Children(folder / "logs")
+    sampler: Sampler | None = None
+    names = {
+        PUBLISHER: [f"{PUBLISHER}-{n}" for n in range(profile.load.publishers)],
+        CONSUMER: [f"{CONSUMER}-{n}" for n in range(profile.load.consumers)],
+    }
+    try:
+        _launch(children, folder, names, env)
+        start = _meet(children, folder, names, say)
+        sampler = Sampler(probes, start.at_wall_ns - start.wall_minus_monotonic_ns)
+        sampler.start()
+        _work(children, profile, start, names, say)
+        _drain(children, profile, folder, names)
+        say_over(folder)
+        _finish(children, folder, names)
+        about |= {"complete": True, "faults": []}
+    except BenchError as fault:
+        about["faults"] = [str(fault)]
+        raise
+    except KeyboardInterrupt:
+        about["faults"] = ["interrupted"]
+        raise
+    finally:
+        say_over(folder)
+        children.stop_all()
+        if sampler:
+            sampling.save(folder / SAMPLES, sampler.stop())
+        about["environment"]["load_after"] = load_average()
+        about["parts"] = [part.name for part in read_parts(folder)]
+        _save(folder, about)
+    return folder
+
+
+def declare_all(profile: Profile, env: Mapping[str, str]) -> None:
+    """Topics and subscriptions of the run, on every broker, with its durability."""
+    level = profile.system.durability
+    options = {} if level == "fsync" else {"durability": level}
+    names = [f"{topic}/{subscription}" for topic, subscription in places(profile)]
+    topics = {topic for topic, _ in places(profile)}
+    wanted = [with_options(name, options) for name in (*sorted(topics), *names)]
+    declare(BusConfig.from_env(env), wanted)
+
+
+def probes(cluster: LocalCluster) -> list[Probe]:
+    """Of the brokers of a local cluster."""
+    found = []
+    for name in cluster.names:
+        process = cluster.process_of(name)
+        if process is not None:
+            found.append(Probe(cluster.node(name).broker, process.pid, _counts(cluster, name)))
+    return found
+
+
+def _counts(cluster: LocalCluster, name: str) -> Callable[[], Mapping[str, int]]:
+    def ask() -> Mapping[str, int]:
+        with cluster.management(name) as management:
+            queues = management.get("/api/queues", params={"columns": COLUMNS}).raise_for_status()
+            (node,) = management.get("/api/nodes").raise_for_status().json()
+        rows = queues.json()
+        # It counts none of those of the log of quorum queues: then it has nothing to say.
+        syncs = int(node.get("io_sync_count", 0))
+        return ({"syncs": syncs} if syncs else {}) | {
+            "ready": sum(int(row.get("messages_ready", 0)) for row in rows),
+            "unacked": sum(int(row.get("messages_unacknowledged", 0)) for row in rows),
+        }
+
+    return ask
+
+
+# With its name, a queue that has no statistics yet is an object too.
+COLUMNS = "name,messages_ready,messages_unacknowledged"
+
+
+def _launch(
+    children: Children, folder: Path, names: Mapping[str, Sequence[str]], env: Mapping[str, str]
+) -> None:
+    for kind, each in names.items():
+        for number, name in enumerate(each):
+            argv = [sys.executable, "-m", "bench", "worker", "--run", str(folder.resolve())]
+            argv += ["--kind", kind, "--number", str(number)]
+            plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
+            children.start(name, argv, plain | dict(env), CHECKOUT)
+
+
+def _meet(children: Children, folder: Path, names: Mapping[str, Sequence[str]], say: Say) -> Start:
+    every = [name for each in names.values() for name in each]
+    _wait(
+        lambda: not missing(folder, every),
+        READY_WITHIN_S,
+        lambda: f"not ready: {', '.join(missing(folder, every))}",
+        lambda: children.check(every),
+    )
+    start = Start.soon(HEAD_START_S)
+    say_start(folder, start)
+    say(f"{len(every)} load processes start")
+    return start
+
+
+def _work(
+    children: Children,
+    profile: Profile,
+    start: Start,
+    names: Mapping[str, Sequence[str]],
+    say: Say,
+) -> None:
+    """Until the publishers have ended by themselves."""
+
+    def check() -> None:
+        children.check(names[PUBLISHER], may_end=True)
+        children.check(names[CONSUMER])
+
+    time_s = profile.time.warm_up_s + profile.time.measured_s
+    say(f"{profile.time.warm_up_s:g} s warm-up, {profile.time.measured_s:g} s measured")
+    _wait(
+        lambda: not children.running(names[PUBLISHER]),
+        HEAD_START_S + time_s + profile.time.drain_s + PARTS_WITHIN_S,
+        lambda: f"publishers that did not end: {', '.join(children.running(names[PUBLISHER]))}",
+        check,
+    )
+
+
+def _drain(
+    children: Children, profile: Profile, folder: Path, names: Mapping[str, Sequence[str]]
+) -> None:
+    """Until nothing more has come for a while, or the time for it is over."""
+    had, since_s = -1, time.monotonic()
+    until_s = since_s + profile.time.drain_s
+    while time.monotonic() < until_s and names[CONSUMER]:
+        children.check(names[CONSUMER])
+        progress = read_progress(folder)
+        now = sum(progress[name].done for name in names[CONSUMER] if name in progress)
+        if now != had:
+            had, since_s = now, time.monotonic()
+        elif time.monotonic() - since_s > QUIET_S:
+            return
+        time.sleep(POLL_S)
+
+
+def _finish(children: Children, folder: Path, names: Mapping[str, Sequence[str]]) -> None:
+    every = [name for each in names.values() for name in each]
+    _wait(
+        lambda: not children.running(every),
+        PARTS_WITHIN_S,
+        lambda: f"did not end: {', '.join(children.running(every))}",
+        lambda: children.check(every, may_end=True),
+    )
+    there = {part.name for part in read_parts(folder)}
+    if lacking := [name for name in every if name not in there]:
+        raise BenchError(f"wrote nothing: {', '.join(lacking)}")
+
+
+def _wait(
+    condition: Callable[[], bool],
+    within_s: float,
+    what: Callable[[], str],
+    check: Callable[[], object],
+) -> None:
+    until_s = time.monotonic() + within_s
+    while not condition():
+        check()
+        if time.monotonic() > until_s:
+            raise BenchError(f"not within {within_s:.0f} s: {what()}")
+        time.sleep(POLL_S)
+
+
+def _save(folder: Path, about: Mapping[str, Any]) -> None:
+    write_atomically(folder / RUN, json.dumps(about, indent=1))

@@ -1,0 +1,100 @@
+"""Latencies by second and broker as HDR histograms, at a fraction of a microsecond a value.
+
+A value costs an append while load runs; once in a while all that came are sorted into bins at once.
+Index arithmetic is HdrHistogram's (3 digits, unit 1 ns), so what is written down is what it reads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from hdrh.histogram import HdrHistogram
+from numpy.typing import NDArray
+
+__all__ = ["DIGITS", "TOP_NS", "Bins", "Latencies", "Rows", "histogram", "indexes"]
+
+# 39 hours: the same as the reports'.
+TOP_NS = 1 << 47
+DIGITS = 3
+SUB_BUCKET_MASK = 2047
+HALF_BITS = 10
+SECOND_NS = 1_000_000_000
+
+Bins = dict[int, int]
+"""HdrHistogram's counts index -> how many."""
+Rows = NDArray[np.int64]
+
+
+def indexes(values: Rows) -> Rows:
+    """HdrHistogram's counts index of each value, 0 or more."""
+    # The exponent of a double is exact up to 2^53, some 104 days in ns.
+    bits = np.frexp((values | SUB_BUCKET_MASK).astype(np.float64))[1].astype(np.int64) - 1
+    bucket = bits - HALF_BITS
+    return (bucket << HALF_BITS) + (values >> bucket)
+
+
+def histogram(bins: Mapping[int, int]) -> HdrHistogram:
+    made = HdrHistogram(1, TOP_NS, DIGITS)
+    for index, count in bins.items():
+        made.record_value(made.get_value_from_index(index), count)
+    return made
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Of one measure. below_zero: values that a clock made negative; they are in no bin.
+
+    bins: (second since start_ns, broker) -> bins.
+    """
+
+    start_ns: int
+    bins: dict[tuple[int, str], Bins] = field(default_factory=lambda: defaultdict(dict))
+    below_zero: int = 0
+
+    def add(self, broker: str, at_ns: Rows, values_ns: Rows) -> None:
+        """Take in many values of one broker at once; at_ns: says to which second each belongs."""
+        good = values_ns >= 0
+        self.below_zero += int(len(values_ns) - good.sum())
+        seconds = (at_ns[good] - self.start_ns) // SECOND_NS
+        keys = (seconds << 20) + indexes(np.minimum(values_ns[good], TOP_NS - 1))
+        for key, count in zip(*np.unique(keys, return_counts=True), strict=True):
+            second, index = int(key) >> 20, int(key) & ((1 << 20) - 1)
+            bins = self.bins[second, broker]
+            bins[index] = bins.get(index, 0) + int(count)
+
+    def whole(self, seconds: range | None = None, broker: str | None = None) -> Bins:
+        """The sum over these seconds, None for all, and one broker, None for all."""
+        return summed(
+            bins
+            for (second, name), bins in self.bins.items()
+            if (seconds is None or second in seconds) and broker in (None, name)
+        )
+
+    def as_json(self) -> list[dict[str, object]]:
+        return [
+            {"second": second, "broker": broker, "bins": sorted(bins.items())}
+            for (second, broker), bins in sorted(self.bins.items())
+        ]
+
+    def merge(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Add what another process has recorded, of `as_json`."""
+        for row in rows:
+            bins = self.bins[int(str(row["second"])), str(row["broker"])]
+            for index, count in _pairs(row["bins"]):
+                bins[index] = bins.get(index, 0) + count
+
+
+def summed(each: Iterable[Mapping[int, int]]) -> Bins:
+    total: Bins = {}
+    for bins in each:
+        for index, count in bins.items():
+            total[index] = total.get(index, 0) + count
+    return total
+
+
+def _pairs(bins: object) -> Iterator[tuple[int, int]]:
+    assert isinstance(bins, list)
+    return ((int(index), int(count)) for index, count in bins)

@@ -1,0 +1,125 @@
+"""messagebus under load: its asyncio clients, every message with its own outcome and its own ack."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import deque
+from pathlib import Path
+
+from bench.run.drivers import Delivered, End, Where
+from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
+from bench.run.profile import Profile
+from messagebus import (
+    AsyncConsumer,
+    AsyncPublisher,
+    Batching,
+    BusConfig,
+    ConsumerConfig,
+    Message,
+    Outcome,
+    Published,
+    PublisherConfig,
+)
+from messagebus.telemetry.recorder import Recorder
+
+__all__ = ["Receiver", "Sender", "durability"]
+
+START_S = 60.0
+# A publish may outlive the restart of a broker.
+DEADLINE_MS = 60_000
+BATCH_BYTES_MAX = 1 << 20
+RECEIVE_MAX = 500
+CODES = {Outcome.CONFIRMED: CONFIRMED, Outcome.UNKNOWN: UNKNOWN}
+
+
+def durability(profile: Profile) -> str:
+    return {
+        "fsync": "fsynced by one broker before the confirm (quorum queues of one member)",
+        "page-cache": "handed to the operating system before the confirm (durable classic queues)",
+        "none": "nothing is confirmed",
+    }[profile.system.durability]
+
+
+def _bus(where: Where) -> BusConfig:
+    return dataclasses.replace(BusConfig.from_env(where.env), client_id=where.name)
+
+
+def _recorder(profile: Profile, where: Where) -> Recorder | None:
+    if not profile.events:
+        return None
+    return Recorder(Path(where.folder) / "events", run_id=profile.name, name=where.name)
+
+
+class Sender:
+    def __init__(self, profile: Profile, where: Where) -> None:
+        self._topic = where.topic
+        self._recorder = _recorder(profile, where)
+        self._open: deque[tuple[int, asyncio.Future[Published]]] = deque()
+        load = profile.load
+        config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
+        if load.batch > 1:
+            batching = Batching(count_max=load.batch, bytes_max=BATCH_BYTES_MAX)
+            config = dataclasses.replace(
+                config,
+                batch={where.topic: batching},
+                backlog_messages_max=4 * load.window * load.batch,
+            )
+        hooks = [self._recorder] if self._recorder else []
+        self._publisher = AsyncPublisher(_bus(where), config, hooks=hooks)
+
+    async def open(self) -> None:
+        if self._recorder:
+            self._recorder.start()
+        await self._publisher.start(require="one", timeout_s=START_S)
+
+    async def send(self, sequence: int, body: bytes, key: str) -> None:
+        payload = Message(body=body, key=key) if key else body
+        self._open.append((sequence, await self._publisher.submit(self._topic, payload)))
+
+    def ends(self) -> list[End]:
+        found, waiting = [], self._open
+        # In the order of sending: what a later one waits for is mostly done before it.
+        while waiting and waiting[0][1].done():
+            sequence, future = waiting.popleft()
+            end = future.result()
+            code = CODES.get(end.outcome, OTHERWISE)
+            found.append(End(sequence, code, end.broker, end.sent_ns, end.settled_ns))
+        return found
+
+    async def close(self, timeout_s: float) -> None:
+        await self._publisher.flush(timeout_s)
+        await self._publisher.stop()
+        if self._recorder:
+            await asyncio.to_thread(self._recorder.stop)
+
+
+class Receiver:
+    def __init__(self, profile: Profile, where: Where) -> None:
+        load = profile.load
+        config = ConsumerConfig(
+            prefetch=max(1, load.prefetch // load.batch), handed_out_max=load.prefetch
+        )
+        self._recorder = _recorder(profile, where)
+        self._consumer = AsyncConsumer(
+            _bus(where), where.topic, subscription=where.subscription, config=config
+        )
+
+    async def open(self) -> None:
+        if self._recorder:
+            self._recorder.start()
+        await self._consumer.start(require="all", timeout_s=START_S)
+
+    async def take(self, max_wait_s: float) -> list[Delivered]:
+        consumer = self._consumer
+        deliveries = await consumer.receive_many(RECEIVE_MAX, max_wait_s)
+        for delivery in deliveries:
+            consumer.ack(delivery)
+            if self._recorder:
+                self._recorder.handled(delivery, "ack", None)
+        return [Delivered(each.body, each.broker, each.received_ns) for each in deliveries]
+
+    async def close(self) -> None:
+        await self._consumer.stop()
+        if self._recorder:
+            await asyncio.to_thread(self._recorder.stop)

@@ -1,0 +1,228 @@
+"""What a run says: rates, percentiles, fates, costs, and whether it measured the system or itself.
+
+Made from the files of a run's folder alone, so it can be made again at any time. ``result.json`` has
+every number; the histograms are there as HdrHistogram's own logs, which its usual tools read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hdrh.log import HistogramLogWriter
+
+from bench.errors import InputInvalid
+from bench.manifest import write_atomically
+from bench.run import sampling
+from bench.run.conduct import RUN, SAMPLES
+from bench.run.fates import Fates, judge
+from bench.run.latencies import Bins, Latencies, histogram, summed
+from bench.run.profile import Profile
+from bench.run.sampling import Sample
+from bench.run.verdict import Client, bottlenecks, steady_from
+from bench.run.worker import PROFILE
+from bench.run.written import PUBLISHER, Part, read_outcomes, read_parts, read_received
+
+__all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]
+
+RESULT = "result.json"
+MEASURES = {
+    "confirm": "publish: intended to confirmed",
+    "service": "publish: sent to confirmed",
+    "delivery": "end to end: intended to received",
+    "pacing": "pacing: due to looked at",
+}
+# fmt: off
+CURVE = (0, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
+# fmt: on
+NS_PER_MS = 1e6
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """latencies: measure -> of the measured seconds and the others. faults: why the run's numbers
+    are not to be trusted, or what it lost."""
+
+    folder: Path
+    profile: Profile
+    about: dict[str, Any]
+    parts: list[Part]
+    latencies: dict[str, Latencies]
+    fates: Fates
+    samples: list[Sample]
+    clients: list[Client] = field(default_factory=list)
+
+    @property
+    def measured(self) -> range:
+        """The seconds that count, by when a message was intended."""
+        begin = int(self.profile.time.warm_up_s)
+        return range(begin, begin + max(1, int(self.profile.time.measured_s)))
+
+    def bins(self, measure: str, broker: str | None = None) -> Bins:
+        return self.latencies[measure].whole(self.measured, broker)
+
+    def rates(self, measure: str) -> dict[str, list[int]]:
+        """broker -> messages in each second of the whole load, by when they were intended."""
+        found = self.latencies[measure].bins
+        last = max((second for second, _ in found), default=0)
+        rates: dict[str, list[int]] = {}
+        for (second, broker), bins in found.items():
+            if second >= 0:
+                rates.setdefault(broker, [0] * (last + 1))[second] += sum(bins.values())
+        return dict(sorted(rates.items()))
+
+    @property
+    def per_s(self) -> float:
+        """Confirmed messages of the measured part, a second."""
+        return sum(self.bins("confirm").values()) / len(self.measured)
+
+    @property
+    def faults(self) -> list[str]:
+        return [
+            *self.about["faults"],
+            *bottlenecks(self.clients),
+            *self.fates.faults,
+            *self.unsteady,
+        ]
+
+    @property
+    def unsteady(self) -> list[str]:
+        totals = [sum(each) for each in zip(*self.rates("confirm").values(), strict=True)]
+        within = totals[self.measured.start : self.measured.stop]
+        if len(within) < 5 or not self._is_even or steady_from(within) is not None:
+            return []
+        return ["no steady state: the rate of confirms went up and down by more than a tenth"]
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether the schedule itself has a steady rate."""
+        return self.profile.as_json()["load"]["schedule"]["kind"] in ("constant", "poisson")
+
+    @property
+    def brokers(self) -> dict[str, dict[str, Any]]:
+        """broker -> what it cost in the measured part."""
+        measured = self.measured
+        found = sampling.totals(self.samples, measured.start, measured.stop)
+        confirmed = self.rates("confirm")
+        for broker, each in found.items():
+            count = sum(confirmed.get(broker, [])[measured.start : measured.stop])
+            each["confirmed"] = count
+            each["cpu_us"] = each["cpu_s"] / count * 1e6 if count else None
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile.as_json(),
+            **self.about,
+            "faults": self.faults,
+            "confirmed_per_s": self.per_s,
+            "percentiles_ms": {
+                measure: percentiles(self.bins(measure)) for measure in self.latencies
+            },
+            "by_broker_ms": {
+                broker: percentiles(self.bins("confirm", broker))
+                for broker in self.rates("confirm")
+            },
+            "below_zero": {name: each.below_zero for name, each in self.latencies.items()},
+            "fates": self.fates.as_json(),
+            "clients": [
+                {
+                    "name": each.name,
+                    "cpu_share": each.cpu_share,
+                    "pacing_p99_ms": each.pacing_p99_ms,
+                    "intended": each.intended,
+                    "unsent": each.unsent,
+                    "waited": each.waited,
+                }
+                for each in self.clients
+            ],
+            "brokers": self.brokers,
+            "rates": {measure: self.rates(measure) for measure in ("confirm", "delivery")},
+        }
+
+    def save(self) -> None:
+        """result.json, and a log of histograms per second for each measure."""
+        write_atomically(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
+        for name, latencies in self.latencies.items():
+            _write_log(self.folder / f"{name}.hlog", latencies)
+
+
+def gather(folder: Path) -> Result:
+    """Read a run's folder. Raises InputInvalid when it is none.
+
+    Of a run that was cut short what is there: parts of processes that came to their end.
+    """
+    try:
+        about = json.loads((folder / RUN).read_text())
+        profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
+    except (OSError, ValueError) as fault:
+        raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
+    parts = read_parts(folder)
+    latencies = {measure: Latencies(0) for measure in MEASURES}
+    for part in parts:
+        for measure, rows in part.latencies.items():
+            latencies[measure].merge(rows)
+            latencies[measure].below_zero += part.below_zero[measure]
+    outcomes, received = read_outcomes(folder, parts), read_received(folder, parts)
+    whole = not about["faults"]
+    fates = (
+        judge(outcomes, received) if whole else Fates(published=sum(map(len, outcomes.values())))
+    )
+    return Result(
+        folder=folder,
+        profile=profile,
+        about=about,
+        parts=parts,
+        latencies=latencies,
+        fates=fates,
+        samples=sampling.load(folder / SAMPLES),
+        clients=[_client(part) for part in parts],
+    )
+
+
+def percentiles(bins: Mapping[int, int]) -> dict[str, float]:
+    """p50 -> ms, as far as the count supports it: one sample lies beyond, or it is the maximum."""
+    total = sum(bins.values())
+    if not total:
+        return {}
+    made = histogram(bins)
+    return {
+        f"p{each:g}": made.get_value_at_percentile(each) / NS_PER_MS
+        for each in CURVE
+        if each == 100 or total * (100 - each) / 100 >= 1
+    } | {"samples": total}
+
+
+def _client(part: Part) -> Client:
+    pacing = summed(_bins(row) for row in part.latencies.get("pacing", []))
+    p99 = histogram(pacing).get_value_at_percentile(99) / NS_PER_MS if pacing else 0.0
+    return Client(
+        name=part.name,
+        cpu_share=part.cpu_s / part.measured_s if part.measured_s else 0.0,
+        pacing_p99_ms=p99,
+        intended=part.intended if part.kind == PUBLISHER else 0,
+        unsent=max(0, part.intended - part.sent),
+        waited=part.waits > 0,
+    )
+
+
+def _bins(row: Mapping[str, Any]) -> Bins:
+    return {int(index): int(count) for index, count in row["bins"]}
+
+
+def _write_log(path: Path, latencies: Latencies) -> None:
+    """In HdrHistogram's own format, a line per second; values in ns."""
+    seconds = sorted({second for second, _ in latencies.bins})
+    with path.open("w") as file:
+        log = HistogramLogWriter(file)
+        log.output_log_format_version()
+        log.output_base_time(0)
+        log.output_legend()
+        for second in seconds:
+            made = histogram(latencies.whole(range(second, second + 1)))
+            made.set_start_time_stamp(second * 1000)
+            made.set_end_time_stamp((second + 1) * 1000)
+            log.output_interval_histogram(made, max_value_unit_ratio=1)

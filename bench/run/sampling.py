@@ -1,0 +1,134 @@
+"""What the brokers cost while they are measured: CPU, memory, what they write and sync, what waits in them.
+
+Looked at from outside, once a second, by the coordinator: processes by their numbers in /proc, queues
+by the management API. A broker that does not answer has a row that says so, never a zero.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["Probe", "Sample", "Sampler", "load", "look", "save", "totals"]
+
+EVERY_S = 1.0
+MEMORY_UNIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """at_s: since the load began. cpu_s, written_bytes, syncs: so far, of the broker's processes.
+
+    ready, unacked: messages in all queues, None where the broker did not answer; syncs: fsyncs that
+    the broker counts itself, None where it does not.
+    """
+
+    broker: str
+    at_s: float
+    cpu_s: float
+    memory_mib: float
+    written_bytes: int
+    syncs: int | None = None
+    ready: int | None = None
+    unacked: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How one broker is looked at. pid: of its process; counts: asks it for syncs, ready, unacked."""
+
+    broker: str
+    pid: int
+    counts: Callable[[], Mapping[str, int]]
+
+
+class Sampler:
+    """Samples until it is stopped, on a thread of its own."""
+
+    def __init__(self, probes: Sequence[Probe], start_ns: int) -> None:
+        self.samples: list[Sample] = []
+        self._probes = probes
+        self._start_ns = start_ns
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> list[Sample]:
+        self._over.set()
+        self._thread.join(EVERY_S * 5)
+        return self.samples
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_S):
+            for probe in self._probes:
+                at_s = (time.monotonic_ns() - self._start_ns) / 1e9
+                if (sample := look(probe, at_s)) is not None:
+                    self.samples.append(sample)
+
+
+def look(probe: Probe, at_s: float) -> Sample | None:
+    """One sample; None for a process that is gone."""
+    try:
+        process = psutil.Process(probe.pid)
+        cpu = process.cpu_times()
+        memory = process.memory_info().rss
+        written = process.io_counters().write_bytes
+    except psutil.Error:
+        return None
+    try:
+        counts = probe.counts()
+    except httpx.HTTPError:
+        counts = {}
+    return Sample(
+        probe.broker,
+        at_s,
+        cpu.user + cpu.system,
+        memory / MEMORY_UNIT,
+        written,
+        counts.get("syncs"),
+        counts.get("ready"),
+        counts.get("unacked"),
+    )
+
+
+def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, dict[str, Any]]:
+    """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready."""
+    found: dict[str, dict[str, Any]] = {}
+    for broker in sorted({each.broker for each in samples}):
+        own = [each for each in samples if each.broker == broker and from_s <= each.at_s <= to_s]
+        if len(own) < 2:
+            continue
+        first, last = own[0], own[-1]
+        known = first.syncs is not None and last.syncs is not None
+        found[broker] = {
+            "seconds": last.at_s - first.at_s,
+            "cpu_s": last.cpu_s - first.cpu_s,
+            "written_bytes": last.written_bytes - first.written_bytes,
+            "syncs": (last.syncs or 0) - (first.syncs or 0) if known else None,
+            "memory_mib": max(each.memory_mib for each in own),
+            "ready_max": max((each.ready for each in own if each.ready is not None), default=None),
+        }
+    return found
+
+
+def save(path: Path, samples: Sequence[Sample]) -> None:
+    """A row per sample."""
+    pq.write_table(pa.Table.from_pylist([asdict(each) for each in samples]), path)
+
+
+def load(path: Path) -> list[Sample]:
+    """No file: nothing was sampled."""
+    if not path.exists():
+        return []
+    return [Sample(**row) for row in pq.read_table(path).to_pylist()]

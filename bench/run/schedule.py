@@ -1,0 +1,136 @@
+"""When messages are intended, known before the first is sent: open loops of every shape.
+
+Pure: nanoseconds since the start of the load, in order, without end where the shape has none. All load
+processes draw the same schedule from the same seed and take every n-th message each, so together they
+send exactly it, whatever its shape, and a rate below their number is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "Bursts",
+    "Constant",
+    "Poisson",
+    "Ramp",
+    "Replay",
+    "Schedule",
+    "Steps",
+    "intended",
+    "striped",
+]
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Even distances."""
+
+    rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    """A rate that changes evenly from one to another over so many seconds, and stays there."""
+
+    from_per_s: float
+    to_per_s: float
+    over_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Constant rates, one after the other; the last one stays. steps: (rate per s, seconds)."""
+
+    steps: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisson:
+    """Independent arrivals: exponential distances of that mean rate."""
+
+    rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bursts:
+    """So many at once, every so many seconds."""
+
+    count: int
+    every_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """As recorded: ns since the first. speed: 2 plays it twice as fast."""
+
+    offsets_ns: tuple[int, ...]
+    speed: float = 1.0
+
+
+Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay
+
+
+def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
+    """The intended times of messages 0, 1, 2, ..., never decreasing. seed: of what chance decides."""
+    match schedule:
+        case Constant(rate_per_s=rate):
+            return (int(n * SECOND_NS / rate) for n in itertools.count())
+        case Ramp():
+            return _ramp(schedule)
+        case Steps(steps=steps):
+            return _steps(steps)
+        case Poisson(rate_per_s=rate):
+            return _poisson(rate, random.Random(seed))
+        case Bursts(count=count, every_s=every_s):
+            return (int(n // count * every_s * SECOND_NS) for n in itertools.count())
+        case Replay(offsets_ns=offsets, speed=speed):
+            return (int(each / speed) for each in offsets)
+
+
+def striped(times: Iterator[int], *, number: int, of: int) -> Iterator[int]:
+    """The part of one of so many processes that share a schedule; number: 0 to of - 1."""
+    return itertools.islice(times, number, None, of)
+
+
+def _ramp(ramp: Ramp) -> Iterator[int]:
+    """Message n is intended when the integral of the rate is n: a quadratic equation until the end."""
+    start, end, over_s = ramp.from_per_s, ramp.to_per_s, ramp.over_s
+    within = (start + end) / 2 * over_s
+    slope = (end - start) / over_s
+    for n in itertools.count():
+        if n >= within:
+            yield int((over_s + (n - within) / end) * SECOND_NS)
+        elif slope == 0:
+            yield int(n / start * SECOND_NS)
+        else:
+            root = math.sqrt(max(0.0, start * start + 2 * slope * n))
+            yield int((root - start) / slope * SECOND_NS)
+
+
+def _steps(steps: Sequence[tuple[float, float]]) -> Iterator[int]:
+    began_s, left = 0.0, 0.0
+    for number, (rate, lasts_s) in enumerate(steps):
+        is_last = number == len(steps) - 1
+        # What was left of an interval when the rate changed is waited for at the new rate.
+        for n in itertools.count():
+            at_s = began_s + (n + left) / rate
+            if at_s >= began_s + lasts_s and not is_last:
+                left = (at_s - began_s - lasts_s) * rate
+                break
+            yield int(at_s * SECOND_NS)
+        began_s += lasts_s
+
+
+def _poisson(rate_per_s: float, chance: random.Random) -> Iterator[int]:
+    at_s = 0.0
+    while True:
+        at_s += chance.expovariate(rate_per_s)
+        yield int(at_s * SECOND_NS)

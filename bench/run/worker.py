@@ -1,0 +1,195 @@
+"""``python -m bench worker``: one load process, which finds its profile and its start in the run's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import click
+
+from bench.control import Progress, write_progress
+from bench.run.bodies import Drawer
+from bench.run.consuming import Consuming
+from bench.run.drivers import Where, receiver, sender
+from bench.run.meeting import Start, is_over, say_ready, wait_for_start
+from bench.run.profile import Profile
+from bench.run.publishing import Publishing
+from bench.run.schedule import intended, striped
+from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
+from bench.systems.turn import best_loop, event_loop
+
+__all__ = ["PROFILE", "topic_of", "worker"]
+
+PROFILE = "profile.json"
+START_WITHIN_S = 120.0
+PROGRESS_S = 0.4
+NS = 1_000_000_000
+
+
+@click.command()
+@click.option("--run", "folder", type=click.Path(path_type=Path), required=True)
+@click.option("--kind", type=click.Choice([PUBLISHER, CONSUMER]), required=True)
+@click.option("--number", type=click.IntRange(min=0), required=True, help="Among its kind.")
+def worker(folder: Path, kind: str, number: int) -> None:
+    """One load process: connects, says that it is ready, waits for the start, works, writes its part."""
+    profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
+    work = _publish if kind == PUBLISHER else _consume
+    with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+        runner.run(work(profile, folder, number))
+
+
+def topic_of(number: int) -> str:
+    return f"load{number}"
+
+
+def subscription_of(number: int) -> str:
+    return f"sink{number}"
+
+
+def places(profile: Profile) -> list[tuple[str, str]]:
+    """(topic, subscription), all of a run."""
+    messages = profile.messages
+    return [
+        (topic_of(topic), subscription_of(subscription))
+        for topic in range(messages.topics)
+        for subscription in range(messages.subscriptions)
+    ]
+
+
+def _where(profile: Profile, folder: Path, kind: str, number: int) -> Where:
+    if kind == PUBLISHER:
+        topic, subscription = topic_of(number % profile.messages.topics), ""
+    else:
+        every = places(profile)
+        topic, subscription = every[number % len(every)]
+    return Where(f"{kind}-{number}", topic, subscription, dict(os.environ), str(folder))
+
+
+async def _publish(profile: Profile, folder: Path, number: int) -> None:
+    where = _where(profile, folder, PUBLISHER, number)
+    load = profile.load
+    drawer = Drawer(profile.messages, seed=load.seed * 1000 + number)
+    fillers, keys = drawer.fillers(), drawer.keys()
+    client = sender(profile, where)
+    await client.open()
+    start = await _start(folder, where.name)
+    publishing = Publishing(
+        client,
+        publisher=number,
+        start_ns=start.at_wall_ns,
+        offset_ns=start.offset_ns(),
+        fillers=fillers,
+        keys=keys,
+    )
+    _on_end(publishing)
+    until_ns = start.at_wall_ns + int((profile.time.warm_up_s + profile.time.measured_s) * NS)
+    meter = asyncio.create_task(_meter(profile, start))
+    shown = asyncio.create_task(_show(folder, publishing, where.name))
+    times = intended(load.schedule, seed=load.seed)
+    sent = await publishing.run(striped(times, number=number, of=load.publishers), until_ns)
+    shown.cancel()
+    part = Part(
+        name=where.name,
+        kind=PUBLISHER,
+        number=number,
+        cpu_s=await meter,
+        measured_s=profile.time.measured_s,
+        intended=_due(profile, number, until_ns - start.at_wall_ns),
+        sent=len(sent.outcomes),
+        waits=sent.waits,
+    )
+    write_sent(folder, part, sent)
+
+
+async def _consume(profile: Profile, folder: Path, number: int) -> None:
+    where = _where(profile, folder, CONSUMER, number)
+    client = receiver(profile, where)
+    await client.open()
+    start = await _start(folder, where.name)
+    meter = asyncio.create_task(_meter(profile, start))
+    consuming = Consuming(client, start_ns=start.at_wall_ns, offset_ns=start.offset_ns())
+    progress = Progress(where.name, state="running")
+    parent = os.getppid()
+    shown_s = 0.0
+
+    def over() -> bool:
+        # A coordinator that died would never say so.
+        return is_over(folder) or os.getppid() != parent
+
+    def on_tick(count: int) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s > PROGRESS_S:
+            shown_s, progress.done = time.monotonic(), count
+            write_progress(folder, progress)
+
+    had = await consuming.run(over, on_tick)
+    progress.state, progress.done = "ended", len(had.sequences)
+    write_progress(folder, progress)
+    if not meter.done():
+        meter.cancel()
+    part = Part(
+        name=where.name,
+        kind=CONSUMER,
+        number=number,
+        subscription=f"{where.topic}/{where.subscription}",
+        cpu_s=meter.result() if meter.done() and not meter.cancelled() else 0.0,
+        measured_s=profile.time.measured_s,
+        altered=had.altered,
+        brokers=tuple(had.brokers),
+    )
+    write_had(folder, part, had)
+
+
+def _due(profile: Profile, number: int, until_ns: int) -> int:
+    """How many the schedule has for this process before the end."""
+    load = profile.load
+    times = striped(intended(load.schedule, seed=load.seed), number=number, of=load.publishers)
+    return sum(1 for _ in itertools.takewhile(lambda each: each < until_ns, times))
+
+
+async def _start(folder: Path, name: str) -> Start:
+    say_ready(folder, name)
+    return await asyncio.to_thread(wait_for_start, folder, within_s=START_WITHIN_S)
+
+
+async def _meter(profile: Profile, start: Start) -> float:
+    """CPU seconds of this process in the measured part."""
+    began_ns = start.at_wall_ns + int(profile.time.warm_up_s * NS)
+    offset = start.offset_ns()
+
+    def left_s(at_ns: int) -> float:
+        return max(0.0, (at_ns - offset - time.monotonic_ns()) / NS)
+
+    await asyncio.sleep(left_s(began_ns))
+    before = _cpu_s()
+    await asyncio.sleep(left_s(began_ns + int(profile.time.measured_s * NS)))
+    return _cpu_s() - before
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def _show(folder: Path, publishing: Publishing, name: str) -> None:
+    progress, parent = Progress(name, state="running"), os.getppid()
+    while True:
+        progress.done = len(publishing.sent.outcomes)
+        write_progress(folder, progress)
+        if is_over(folder) or os.getppid() != parent:
+            publishing.stopping = True
+        await asyncio.sleep(PROGRESS_S)
+
+
+def _on_end(publishing: Publishing) -> None:
+    def stop() -> None:
+        publishing.stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)

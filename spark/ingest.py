@@ -1,0 +1,224 @@
+"""Brings the event files of a run into the lake: typed, checked, in partitions by date, run and file.
+
+The unit is the file: one that is as it was when it was last read is left alone, one that grew is read
+again in place of what it had given, one that is gone keeps its rows. So ingesting twice changes
+nothing, and a daily ingest of a run that goes on reads what is new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from messagebus.events import EVENTS
+from spark.events import (
+    ANCHOR,
+    counted,
+    line_counts,
+    parse,
+    quarantined,
+    read_lines,
+    schema_of,
+)
+from spark.files import EventFile, Files, find_files
+from spark.lake import DATE, RUN, SOURCE, Lake
+from spark.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
+
+__all__ = ["QUARANTINE", "Ingested", "Plan", "ingest", "ingested", "plan"]
+
+QUARANTINE = "quarantine"
+NOTE = "ingested"
+QUARANTINE_SCHEMA = StructType(
+    [StructField(name, StringType()) for name in ("kind", "reason", "value", DATE, RUN, SOURCE)]
+)
+BY = (DATE, RUN, SOURCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be read of a folder. new: those of its files that are not in the lake as they are."""
+
+    folder: Path
+    manifest: Manifest
+    files: Files
+    new: tuple[EventFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole run."""
+        return sum(file.size for file in self.files.used)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingested:
+    """What the lake has of a run. files: source -> what is noted of each file; read: the sources
+    that were read now.
+
+    skipped, missing, clock_spread_ns: of `files.Files`.
+    """
+
+    manifest: Manifest
+    files: Mapping[str, Mapping[str, Any]]
+    read: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    missing: tuple[str, ...] = ()
+    clock_spread_ns: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(int(file["bytes"]) for file in self.files.values())
+
+    @property
+    def bad(self) -> int:
+        return sum(sum(file["bad"].values()) for file in self.files.values())
+
+    def total(self, kind: str, what: str) -> int:
+        """Of all files of a kind: lines, anchors, good."""
+        return sum(int(file[what]) for file in self.files.values() if file["kind"] == kind)
+
+    def reasons(self) -> dict[str, int]:
+        """reason -> bad lines."""
+        found: Counter[str] = Counter()
+        for file in self.files.values():
+            found.update(file["bad"])
+        return dict(found)
+
+
+def plan(folder: Path, lake: Lake) -> Plan:
+    """See what is new of a run's folder; looks at files alone, before there is a session.
+
+    Raises RunInvalid: no run, nothing in it, or another run of that name.
+    """
+    manifest = read_manifest(folder)
+    _refuse_namesake(lake, folder, manifest)
+    files = find_files(folder, manifest)
+    known: dict[str, Any] = lake.note(manifest.run_id, NOTE).get("files", {})
+    new = [file for file in files.used if known.get(file.source, {}).get("sha256") != file.sha256]
+    return Plan(folder, manifest, files, tuple(new))
+
+
+def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
+    """Read what is new. Raises RunInvalid when a file changes under its reader."""
+    manifest, files, new = plan.manifest, plan.files, plan.new
+    known = dict(lake.note(manifest.run_id, NOTE).get("files", {}))
+    with ThreadPoolExecutor(len(EVENTS)) as pool:
+        reading = [
+            pool.submit(_read, session, lake, manifest, kind, [f for f in new if f.kind == kind])
+            for kind in EVENTS
+            if any(file.kind == kind for file in new)
+        ]
+        for each in reading:
+            known |= each.result()
+    noted = {
+        "folder": str(plan.folder.resolve()),
+        "files": known,
+        "skipped": files.skipped,
+        "missing": files.missing,
+        "clock_spread_ns": files.clock_spread_ns,
+    }
+    values = json.loads((plan.folder / MANIFEST).read_text())
+    lake.take_note(manifest.run_id, "manifest", values)
+    lake.take_note(manifest.run_id, NOTE, noted)
+    return _told(manifest, noted, tuple(file.source for file in new))
+
+
+def ingested(lake: Lake, run_id: str) -> Ingested:
+    """What the lake has of a run. Raises RunInvalid when that is nothing."""
+    noted = lake.note(run_id, NOTE)
+    if not noted:
+        known = ", ".join(lake.runs()) or "none"
+        raise RunInvalid(f"{lake.root}: no run {run_id!r} was ingested; there are: {known}")
+    return _told(read_manifest(lake.run_folder(run_id)), noted, ())
+
+
+def _told(manifest: Manifest, noted: Mapping[str, Any], read: tuple[str, ...]) -> Ingested:
+    return Ingested(
+        manifest=manifest,
+        files=noted["files"],
+        read=read,
+        skipped=tuple((name, why) for name, why in noted["skipped"]),
+        missing=tuple(noted["missing"]),
+        clock_spread_ns=noted["clock_spread_ns"],
+    )
+
+
+def _refuse_namesake(lake: Lake, folder: Path, manifest: Manifest) -> None:
+    """Two runs of one name would be one in every report."""
+    if lake.note(manifest.run_id, "manifest"):
+        other = read_manifest(lake.run_folder(manifest.run_id)).anchor
+        if other != manifest.anchor:
+            raise RunInvalid(
+                f"{folder}: another run of the name {manifest.run_id!r} was ingested before, from "
+                f"{lake.note(manifest.run_id, NOTE).get('folder')}: give one of them another run_id"
+            )
+
+
+def _read(
+    session: SparkSession, lake: Lake, manifest: Manifest, kind: str, files: Sequence[EventFile]
+) -> dict[str, dict[str, Any]]:
+    """source -> its note, of files of one kind."""
+    run_id = manifest.run_id
+    lines = read_lines(session, files)
+    parsed = parse(lines, kind, manifest, files)
+    good, seen = counted(parsed, kind)
+    replaces = [f"{DATE}=*/{RUN}={run_id}/{SOURCE}={file.source}" for file in files]
+    lake.write(kind, good, by=BY, replaces=replaces)
+    counts = line_counts(seen)
+    bad = counts["lines"] - counts[ANCHOR] - counts["good"]
+    if bad or any(map(list, map(lake.folder(QUARANTINE).glob, replaces))):
+        wrong = quarantined(parsed, kind, run_id)
+        lake.write(QUARANTINE, wrong, by=BY, replaces=replaces)
+    by_file = _by_file(session, lake, kind, run_id, files, is_whole=not bad)
+    told = sum(each["good"] for each in by_file.values())
+    if told != counts["good"]:
+        raise RunInvalid(f"{kind}: {told:,} good rows kept of {counts['good']:,} that were read")
+    return by_file
+
+
+def _by_file(
+    session: SparkSession,
+    lake: Lake,
+    kind: str,
+    run_id: str,
+    files: Sequence[EventFile],
+    *,
+    is_whole: bool,
+) -> dict[str, dict[str, Any]]:
+    wanted = F.col(SOURCE).isin(*[file.source for file in files])
+    partitions = f"{DATE}=*/{RUN}={run_id}"
+    kept = lake.read(session, kind, schema_of(kind), partitions).filter(wanted)
+    counts = kept.groupBy(SOURCE).agg(F.count(F.lit(1)).alias("n"))
+    good = {row[SOURCE]: row.n for row in counts.collect()}
+    bad: dict[str, dict[str, int]] = {file.source: {} for file in files}
+    examples: dict[str, dict[str, str]] = {file.source: {} for file in files}
+    if not is_whole:
+        wrong = lake.read(session, QUARANTINE, QUARANTINE_SCHEMA, partitions).filter(wanted)
+        counted = wrong.groupBy(SOURCE, "reason").agg(
+            F.count(F.lit(1)).alias("n"), F.min("value").alias("example")
+        )
+        for row in counted.collect():
+            bad[row[SOURCE]][row.reason] = row.n
+            examples[row[SOURCE]][row.reason] = row.example
+    return {
+        file.source: {
+            "kind": kind,
+            "form": file.form,
+            "bytes": file.size,
+            "sha256": file.sha256,
+            "anchors": int(bool(file.head)),
+            "has_anchor": file.anchor is not None,
+            "good": good.get(file.source, 0),
+            "bad": bad[file.source],
+            "examples": examples[file.source],
+        }
+        for file in files
+    }

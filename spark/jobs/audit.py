@@ -1,0 +1,228 @@
+"""What became of every message: lost, doubled, altered, out of order, each with its id.
+
+spark-submit spark/jobs/audit.py --events DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark import audit, order
+from spark.jobs import words
+from spark.jobs.frame import Answer, exit_code, job_command
+from spark.page import Figure, Page, Section, Table, table_of
+from spark.run import Run
+from spark.summary import DoesNotAddUp
+
+__all__ = ["command", "measure"]
+
+SUSPECTS_MAX = 200
+WRONG = {
+    "lost": "confirmed and never delivered",
+    "altered": "delivered with another body",
+    "unexplained": "delivered again without an explanation",
+    "orphan": "delivered and never published",
+    "unexpected": "delivered to a subscription of another topic",
+    "reused": "published under an id that another body has",
+}
+
+
+def measure(run: Run) -> Answer:
+    fates = run.fates()
+    totals = words.collected(audit.totals(fates))
+    late = order.out_of_order(fates)
+    judged = words.collected(order.left_out(fates))[0]
+    found: dict[str, Any] = {
+        "verdicts": _verdicts(totals),
+        "subscriptions": [row for row in totals if row["of"] == "subscription"],
+        "brokers": [row for row in totals if row["of"] == "broker"],
+        "publishers": [row for row in totals if row["of"] == "publisher"],
+        "order": {**judged, "out_of_order": late.count() if judged["ordered"] else 0},
+        "suspects": words.collected(_ordered(audit.suspects(fates)).limit(SUSPECTS_MAX)),
+        "repeats": words.collected(audit.repeats(fates)),
+    }
+    if found["order"]["out_of_order"]:
+        found["late"] = words.collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
+    _check(run, found)
+    return Answer(found, _page(run, found))
+
+
+def _ordered(suspects: DataFrame) -> DataFrame:
+    return suspects.orderBy(F.col("verdict"), F.col("message_id"))
+
+
+def _verdicts(totals: list[dict[str, Any]]) -> dict[str, int]:
+    verdicts = dict.fromkeys(audit.VERDICTS, 0)
+    for row in totals:
+        if row["of"] == "verdict":
+            verdicts[row["verdict"]] += row["messages"]
+    return verdicts
+
+
+def _check(run: Run, found: dict[str, Any]) -> None:
+    """Every row is in the audit, and every message has one verdict. Raises DoesNotAddUp."""
+    if run.day is not None:
+        return  # a day is judged with rows of its neighbours
+    deliveries = sum(row["deliveries"] for row in found["subscriptions"])
+    read = run.ingested.total("delivered", "good")
+    if deliveries != read:
+        raise DoesNotAddUp(f"{deliveries:,} deliveries judged of {read:,} good rows")
+    ids = run.fates().filter("ordinal = 0").count()
+    if ids != sum(found["verdicts"].values()):
+        raise DoesNotAddUp(f"{sum(found['verdicts'].values()):,} verdicts on {ids:,} messages")
+
+
+def _page(run: Run, found: dict[str, Any]) -> Page:
+    verdicts, late = found["verdicts"], found["order"]["out_of_order"]
+    messages = sum(verdicts.values())
+    faults = [f"{verdicts[name]:,} {text}" for name, text in WRONG.items() if verdicts[name]]
+    if late:
+        faults.append(f"{late:,} delivered after a later one of the same publisher and key")
+    if not messages:
+        faults.append("nothing was published")
+    repeats = {
+        why: sum(row["repeats"] for row in found["repeats"] if row["why"] == why)
+        for why in audit.REPEATS
+    }
+    return Page(
+        job="audit",
+        title=run.manifest.run_id,
+        meta=words.meta(run),
+        verdict="The promise does not hold." if faults else "The promise holds.",
+        faults=tuple(faults),
+        comment=f"Every one of {messages:,} messages has the fate that it should have.",
+        figures=(
+            Figure(words.count(messages), "messages"),
+            Figure(words.count(verdicts["lost"]), "lost", "confirmed, not delivered"),
+            Figure(words.count(verdicts["altered"]), "altered", "by size and body hash"),
+            Figure(
+                words.count(sum(repeats.values())),
+                "delivered again",
+                f"{repeats['unexplained']:,} without explanation",
+            ),
+            Figure(words.count(late), "out of order", f"of {found['order']['ordered']:,} judged"),
+        ),
+        sections=(
+            Section(
+                title="Fates of messages",
+                tables=(
+                    table_of(
+                        ("verdict", "messages"),
+                        [(name.replace("_", " "), words.count(n)) for name, n in verdicts.items()],
+                    ),
+                ),
+            ),
+            Section(title="Subscriptions", tables=(_subscriptions(found["subscriptions"]),)),
+            Section(
+                title="Delivered again, and why",
+                tables=(
+                    table_of(
+                        ("broker", "subscription", "why", "repeats"),
+                        [
+                            (
+                                row["broker"],
+                                f"{row['topic']}/{row['subscription']}",
+                                row["why"].replace("_", " "),
+                                words.count(row["repeats"]),
+                            )
+                            for row in found["repeats"]
+                        ],
+                        left=3,
+                    ),
+                ),
+            ),
+            Section(
+                title="To be looked up",
+                note=f"At most {SUSPECTS_MAX} of them are here.",
+                tables=(_suspects(found["suspects"]),),
+            ),
+            Section(title="Out of order", tables=(_late(found.get("late", [])),)),
+        ),
+        words=(*WORDS, words.input_words(run)),
+        tables="fates",
+    )
+
+
+WORDS = (
+    (
+        "lost",
+        "a confirmed message that a subscription of its topic never had. Which subscriptions "
+        "should have it says the manifest, so one that received nothing is missed too.",
+    ),
+    (
+        "pending",
+        "confirmed within the grace before the end, and not delivered yet: neither delivered nor "
+        "lost.",
+    ),
+    (
+        "unconfirmed",
+        "refused, unroutable or of unknown outcome. Of unknown ones this audit says what they "
+        "became: delivered or absent.",
+    ),
+    (
+        "again",
+        "unknown: the publish was sent more than once; owed: an earlier delivery was never "
+        "answered; acked without proof: its broker was killed after the ack, which AMQP does not "
+        "confirm; unexplained: none of these.",
+    ),
+    (
+        "out of order",
+        "a first delivery whose sequence is below one that the same consumer had already, of the "
+        "same publisher, key, broker and subscription. Messages that were sent more than once, "
+        "and redelivered ones, are not judged; nor can two of one instant be told apart.",
+    ),
+)
+
+
+def _subscriptions(rows: list[dict[str, Any]]) -> Table:
+    keys = (
+        "expected",
+        "delivered",
+        "lost",
+        "pending",
+        "altered",
+        "deliveries",
+        "unconfirmed_delivered",
+        "orphan_deliveries",
+    )
+    return table_of(
+        ("subscription", *[key.replace("_", " ") for key in keys]),
+        [
+            (f"{row['topic']}/{row['subscription']}", *[words.count(row[key]) for key in keys])
+            for row in rows
+        ],
+    )
+
+
+def _suspects(rows: list[dict[str, Any]]) -> Table:
+    keys = ("verdict", "message_id", "topic", "subscription", "publisher", "broker", "deliveries")
+    cells = [
+        tuple(str(words.NONE if row[key] is None else row[key]) for key in keys) for row in rows
+    ]
+    return table_of([key.replace("_", " ") for key in keys], cells, left=6, shown_max=SUSPECTS_MAX)
+
+
+def _late(rows: list[dict[str, Any]]) -> Table:
+    keys = ("message_id", "subscription", "consumer", "broker", "publisher", "sequence", "after")
+    cells = [tuple(str(row[key]) for key in keys) for row in rows]
+    return table_of([key.replace("_", " ") for key in keys], cells, left=5, shown_max=SUSPECTS_MAX)
+
+
+command = job_command(
+    "audit",
+    "The fate of every message: lost, doubled, altered, out of order, unknown outcomes resolved.",
+    measure,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(command, None, prog_name="audit"))

@@ -1,0 +1,181 @@
+"""How much waits in the brokers and how old it is; how soon it is gone.
+
+spark-submit spark/jobs/backlog.py --events DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pyspark.sql import functions as F
+
+from spark import backlog, throughput
+from spark.charts import Panel, Series, milliseconds, over_time
+from spark.jobs import words
+from spark.jobs.frame import Answer, exit_code, job_command
+from spark.page import Figure, Page, Section, table_of
+from spark.run import Run
+
+__all__ = ["command", "measure"]
+
+TABLE = "backlog"
+
+
+def measure(run: Run) -> Answer:
+    manifest = run.manifest
+    waits = backlog.waits(run.fates())
+    last = waits.agg(F.max(F.greatest("in_ns", "out_ns")).alias("last_ns")).first()
+    end_ns = max(manifest.end_ns or 0, (last["last_ns"] if last else 0) or 0, manifest.start_ns)
+    depths = run.keep(
+        TABLE,
+        backlog.depths(waits, manifest.start_ns, end_ns).withColumn("date", F.lit(_day(run))),
+    )
+    drains = words.collected(backlog.drains(depths))
+    width = words.window_for(words.since_s(run, end_ns))
+    windows = depths.groupBy(
+        "broker", "subscription", throughput.whole("second", width).alias("at")
+    ).agg(F.max("depth").alias("depth"), F.max("age_ms").alias("age_ms"))
+    samples = backlog.sampled(run.events("sampled"), manifest.start_ns)
+    told = samples.groupBy("broker", throughput.whole("second", width).alias("at")).agg(
+        F.max("ready").alias("ready"), F.max("unacked").alias("unacked")
+    )
+    found: dict[str, Any] = {
+        "drains": sorted(drains, key=lambda row: -row["peak"]),
+        "timeline": words.collected(windows),
+        "sampled": words.collected(told),
+        "window_s": width,
+        "end_s": words.since_s(run, end_ns),
+    }
+    return Answer(found, _page(run, found))
+
+
+def _day(run: Run) -> str:
+    """Depths go on from day to day, so they are kept with the first."""
+    started = datetime.fromtimestamp(run.manifest.start_ns // 1_000_000_000, UTC)
+    return run.day or f"{started:%Y-%m-%d}"
+
+
+def _page(run: Run, found: dict[str, Any]) -> Page:
+    drains = found["drains"]
+    left = [row for row in drains if row["empty_second"] is None]
+    worst = max(drains, key=lambda row: row["peak"], default=None)
+    oldest = max((row["age_ms"] for row in drains), default=0.0)
+    marks, spans = words.incidents(run)
+    panels = [
+        Panel("waiting", _summed(found["timeline"], "depth"), "line", height=2.6),
+        Panel("oldest", _largest(found["timeline"], "age_ms"), "line", "ms", height=2.2),
+    ]
+    if found["sampled"]:
+        panels.append(Panel("as brokers said", _summed(found["sampled"], "ready"), "line"))
+    return Page(
+        job="backlog",
+        title=run.manifest.run_id,
+        meta=words.meta(run),
+        verdict="Everything was taken out."
+        if not left
+        else f"{len(left)} queues were not empty at the end.",
+        comment=f"The oldest message waited {milliseconds(oldest)}."
+        if drains
+        else "Nothing waited.",
+        figures=(
+            Figure(
+                words.count(worst["peak"]) if worst else words.NONE,
+                "most at once",
+                worst["broker"] if worst else "",
+            ),
+            Figure(milliseconds(oldest), "longest wait"),
+            Figure(words.count(len(left)), "queues not emptied", f"of {len(drains)}"),
+        ),
+        sections=(
+            Section(
+                title="Over time",
+                chart=over_time(panels, until_s=found["end_s"], marks=marks, spans=spans),
+                tables=(
+                    table_of(
+                        (
+                            "broker",
+                            "subscription",
+                            "most at once",
+                            "at",
+                            "empty after",
+                            "longest wait",
+                        ),
+                        [
+                            (
+                                row["broker"],
+                                f"{row['topic']}/{row['subscription']}",
+                                words.count(row["peak"]),
+                                f"{row['peak_second']:,} s",
+                                words.NONE
+                                if row["empty_second"] is None
+                                else f"{row['empty_second'] - row['peak_second']:,} s",
+                                milliseconds(row["age_ms"]),
+                            )
+                            for row in drains
+                        ],
+                        left=2,
+                    ),
+                ),
+            ),
+        ),
+        words=(
+            (
+                "waiting",
+                "confirmed and not yet received for the first time, at the end of each second; "
+                "of what was recorded only.",
+            ),
+            ("oldest", "the longest that any message had waited in a second."),
+            (
+                "as brokers said",
+                "samples of their own counts, if somebody took them: ready messages, whoever "
+                "published them.",
+            ),
+            (
+                "empty after",
+                "from the second of the most to the first one that ended with nothing; a dash: "
+                "not emptied.",
+            ),
+            words.input_words(run),
+        ),
+        tables=TABLE,
+    )
+
+
+def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
+    sums: dict[tuple[str, int], float] = defaultdict(float)
+    for row in rows:
+        sums[row["broker"], row["at"]] += row[key]
+    return _series(sums)
+
+
+def _largest(rows: list[dict[str, Any]], key: str) -> list[Series]:
+    largest: dict[tuple[str, int], float] = {}
+    for row in rows:
+        if row[key] > 0:
+            at = row["broker"], row["at"]
+            largest[at] = max(largest.get(at, 0.0), row[key])
+    return _series(largest)
+
+
+def _series(found: dict[tuple[str, int], float]) -> list[Series]:
+    rows = [{"name": name, "at": at, "value": value} for (name, at), value in found.items()]
+    return words.series_by(rows, "name", "at", "value")
+
+
+command = job_command(
+    "backlog",
+    "Depth and age of what waits in the brokers, and the time to drain it.",
+    measure,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(command, None, prog_name="backlog"))

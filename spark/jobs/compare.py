@@ -1,0 +1,172 @@
+"""Two runs of a lake, or two days, beside each other: rates, percentiles, faults.
+
+spark-submit spark/jobs/compare.py --lake DIR --out DIR RUN RUN
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import click
+from pyspark.sql import DataFrame
+
+from spark import hdr, latency, throughput
+from spark.charts import COLOURS, DASHED, Series, percentiles
+from spark.compare import Row, compared, numbers, worse
+from spark.ingest import Ingested, ingested
+from spark.jobs import words
+from spark.jobs.frame import HELP, Answer, exit_code, in_one_line, session_for, write
+from spark.lake import Lake
+from spark.latency import CONFIRM, END_TO_END
+from spark.page import Figure, Page, Section, table_of
+from spark.pipeline import BIN_WINDOW_S, CURVE
+from spark.report import MEASURE_NAMES
+from spark.run import Run
+
+__all__ = ["command"]
+
+NS_PER_MS = 1_000_000
+
+
+@click.command(
+    "compare",
+    epilog="Example: python -m spark compare --lake out/lake --out out/compare monday tuesday",
+    context_settings=HELP,
+)
+@click.option("--lake", "root", required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--worse-max",
+    default=0.2,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Part by which the second may be worse.",
+)
+@click.argument("first", metavar="RUN[@DATE]")
+@click.argument("second", metavar="RUN[@DATE]")
+def command(root: Path, out: Path, worse_max: float, first: str, second: str) -> int:
+    """Compare two runs of a lake, or two days: 2026-11-20 of a run is RUN@2026-11-20.
+
+    Exits with 1 when the second is worse than the first: more faults, or slower by more than
+    --worse-max.
+    """
+
+    def work() -> int:
+        lake = Lake(root)
+        sources = [_source(lake, name) for name in (first, second)]
+        with session_for("compare", sum(source.bytes for source, _ in sources)) as session:
+            measured = [_measured(Run(session, lake, *source)) for source in sources]
+        rows = compared(measured[0]["numbers"], measured[1]["numbers"])
+        found = {
+            "runs": [first, second],
+            "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
+        }
+        page = _page([first, second], rows, measured, worse(rows, worse_max))
+        return write("compare", Answer(found, page), out)
+
+    return in_one_line("compare", work)
+
+
+def _source(lake: Lake, named: str) -> tuple[Ingested, str | None]:
+    run_id, _, day = named.partition("@")
+    return ingested(lake, run_id), day or None
+
+
+def _measured(run: Run) -> dict[str, Any]:
+    published, fates = run.events("published"), run.fates()
+    start_ns = run.manifest.start_ns
+    seconds = run.keep(
+        "throughput", throughput.per_second(published, run.events("delivered"), start_ns)
+    )
+    bins = run.keep("latency_bins", _bins(latency.samples(published, fates), start_ns))
+    curves = hdr.percentiles(bins, ["measure"], CURVE)
+    return {
+        "numbers": words.collected(numbers(seconds, bins, fates)),
+        "curves": {row["measure"]: row for row in words.collected(curves)},
+    }
+
+
+def _bins(samples: DataFrame, start_ns: int) -> DataFrame:
+    windows = samples.withColumn("window", throughput.window("at_ns", start_ns, BIN_WINDOW_S))
+    dims = ["date", "measure", "broker", "subscription", "window"]
+    return hdr.bins(windows, dims, "value_ns")
+
+
+def _page(
+    names: list[str], rows: list[Row], measured: list[dict[str, Any]], faults: list[str]
+) -> Page:
+    table = table_of(
+        ("", *names, "second / first"),
+        [
+            (
+                MEASURE_NAMES.get(row.name.rpartition(" ")[0], row.name.rpartition(" ")[0])
+                + f" {row.name.rpartition(' ')[2]}"
+                if row.unit == "ms"
+                else row.name.replace("_", " "),
+                *[_value(row, value) for value in (row.a, row.b)],
+                words.NONE if row.ratio is None else f"{row.ratio:.2f}",
+            )
+            for row in rows
+        ],
+    )
+    return Page(
+        job="compare",
+        title=f"{names[1]} against {names[0]}",
+        meta="the first is what it is compared with",
+        verdict="The second is worse." if faults else "The second is not worse.",
+        faults=tuple(faults),
+        figures=tuple(
+            Figure(
+                words.NONE if row.ratio is None else f"{row.ratio:.2f}",
+                row.name.replace("_", " "),
+                "second / first",
+            )
+            for row in rows
+            if row.name in ("confirmed per second", f"{CONFIRM} p99", f"{END_TO_END} p99")
+        ),
+        sections=(
+            Section(
+                title="By percentile",
+                note="Full lines: the first; dashed: the second.",
+                chart=percentiles(_curves(names, measured)),
+            ),
+            Section(title="Numbers", tables=(table,)),
+        ),
+        words=(
+            (
+                "second / first",
+                "of one run each: how much of it is chance, it does not say. python -m bench "
+                "compare repeats, and does.",
+            ),
+        ),
+        tables="throughput, latency_bins, fates",
+    )
+
+
+def _value(row: Row, value: float | None) -> str:
+    if value is None:
+        return words.NONE
+    return f"{value:,.2f} ms" if row.unit == "ms" else f"{value:,.0f}{row.unit}"
+
+
+def _curves(names: list[str], measured: list[dict[str, Any]]) -> list[Series]:
+    drawn = []
+    for name, each, dashes in zip(names, measured, (None, DASHED), strict=True):
+        for number, measure in enumerate((CONFIRM, END_TO_END)):
+            if row := each["curves"].get(measure):
+                kept = [one for one in CURVE if hdr.supported(one, row["total"])]
+                values = [max(1, row[hdr.name(one)]) / NS_PER_MS for one in kept]
+                label = f"{name}, {MEASURE_NAMES[measure].split(':')[0]}"
+                drawn.append(Series(label, kept, values, COLOURS[number], dashes))
+    return drawn
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(command, None, prog_name="compare"))

@@ -1,0 +1,168 @@
+"""The silence that each thing done to the cluster cost its publishers and consumers.
+
+spark-submit spark/jobs/failover.py --events DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark import audit, failover, gaps
+from spark.charts import milliseconds
+from spark.jobs import words
+from spark.jobs.frame import Answer, exit_code, job_command
+from spark.page import Figure, Page, Section, Table, table_of
+from spark.run import Run
+
+__all__ = ["command", "measure"]
+
+NS_PER_MS = 1_000_000
+
+
+def measure(run: Run) -> Answer:
+    fates = run.fates()
+    confirmed = run.events("published").filter(F.col("outcome") == "confirmed")
+    received = audit.first_deliveries(fates)
+    incidents = failover.incident_rows(run.session, run.manifest.incidents)
+    found: dict[str, Any] = {"incidents": [], "publishers": [], "brokers": [], "longest": []}
+    by_publisher = gaps.every(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns")
+    dims = ["broker", "topic", "subscription"]
+    by_broker = gaps.every(received, dims, start="waiting_ns", end="first_ns")
+    found["publishers"] = _told(run, failover.around(by_publisher, ["publisher"], incidents))
+    found["brokers"] = _told(run, failover.around(by_broker, dims, incidents))
+    whole = gaps.longest(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns")
+    found["longest"] = _told(run, whole)
+    found["incidents"] = [
+        {
+            "number": row["number"],
+            "kind": row["kind"],
+            "broker": row["at_broker"],
+            "at_s": words.since_s(run, row["from_ns"]),
+            "lasted_s": (row["to_ns"] - row["from_ns"]) / 1e9,
+        }
+        for row in words.collected(incidents.orderBy("number"))
+    ]
+    return Answer(found, _page(run, found))
+
+
+def _told(run: Run, around: DataFrame) -> list[dict[str, Any]]:
+    """The longest first; times as seconds since the start, durations in ms."""
+    rows = [
+        {key: value for key, value in row.items() if not key.endswith("_ns")}
+        | {
+            "gap_ms": row["gap_ns"] / NS_PER_MS,
+            "began_s": words.since_s(run, row["until_ns"] - row["gap_ns"]),
+        }
+        for row in words.collected(around)
+    ]
+    return sorted(rows, key=lambda row: -row["gap_ms"])
+
+
+def _page(run: Run, found: dict[str, Any]) -> Page:
+    longest = found["longest"][0] if found["longest"] else None
+    return Page(
+        job="failover",
+        title=run.manifest.run_id,
+        meta=words.meta(run),
+        verdict=f"No publisher waited longer than {milliseconds(longest['gap_ms'])}."
+        if longest
+        else "Nothing was confirmed.",
+        faults=() if longest else ("nothing was confirmed",),
+        comment=f"{len(found['incidents'])} things were done to the cluster.",
+        figures=tuple(_figure(one, found) for one in found["incidents"][:FIGURES_MAX]),
+        sections=(
+            Section(
+                title="Publishers",
+                note="The longest time without a confirm around each incident.",
+                tables=(_gaps(found, "publishers", ("publisher",)),),
+            ),
+            Section(
+                title="Brokers",
+                note="The longest time without a first delivery around each incident. For a "
+                "broker that was down its own absence is in it.",
+                tables=(_gaps(found, "brokers", ("broker", "topic", "subscription")),),
+            ),
+            Section(
+                title="Whole run",
+                tables=(
+                    table_of(
+                        ("publisher", "longest gap", "began"),
+                        [
+                            (
+                                row["publisher"],
+                                milliseconds(row["gap_ms"]),
+                                f"{row['began_s']:,.1f} s",
+                            )
+                            for row in found["longest"]
+                        ],
+                    ),
+                ),
+            ),
+        ),
+        words=(
+            (
+                "gap",
+                "time without a confirm, or without a first delivery, while something was "
+                "waiting for one. Repeats fill no gap.",
+            ),
+            (
+                "around",
+                "gaps that lasted while the incident did, or began within "
+                f"{failover.FOLLOWS_NS / 1e9:g} s after it.",
+            ),
+            words.input_words(run),
+        ),
+        tables="fates",
+    )
+
+
+FIGURES_MAX = 10
+
+
+def _figure(incident: dict[str, Any], found: dict[str, Any]) -> Figure:
+    own = [row for row in found["publishers"] if row["number"] == incident["number"]]
+    value = milliseconds(own[0]["gap_ms"]) if own else words.NONE
+    return Figure(
+        value,
+        f"{incident['kind']} {incident['broker']}",
+        f"at {incident['at_s']:,.1f} s, worst of {len(own)} publishers",
+    )
+
+
+def _gaps(found: dict[str, Any], key: str, dims: tuple[str, ...]) -> Table:
+    names = {one["number"]: one for one in found["incidents"]}
+    rows = sorted(found[key], key=lambda row: (row["number"], -row["gap_ms"]))
+    return table_of(
+        ("incident", "at", *dims, "longest gap", "began"),
+        [
+            (
+                f"{row['kind']} {row['at_broker']}".strip(),
+                f"{names[row['number']]['at_s']:,.1f} s",
+                *[row[dim] for dim in dims],
+                milliseconds(row["gap_ms"]),
+                f"{row['began_s']:,.1f} s",
+            )
+            for row in rows
+        ],
+        left=2 + len(dims),
+    )
+
+
+command = job_command(
+    "failover",
+    "Gaps of publishers and brokers around each kill, cut, addition and removal.",
+    measure,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(command, None, prog_name="failover"))

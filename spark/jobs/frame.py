@@ -1,0 +1,167 @@
+"""What all jobs share: their options, their session, their exit codes, where their answers go.
+
+A job is a function from a `Run` to an `Answer`. Everything else is here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark.ingest import Ingested, Plan, ingest, ingested, plan
+from spark.lake import Lake
+from spark.manifest import RunInvalid
+from spark.page import Page, render_html, render_text
+from spark.run import Run
+from spark.session import QUICK, JavaMissing, spark_session
+from spark.summary import DoesNotAddUp
+
+__all__ = [
+    "Answer",
+    "bad_faults",
+    "exit_code",
+    "in_one_line",
+    "job_command",
+    "session_for",
+    "write",
+]
+
+# Up to here a job is over before the JVM's better compiler has paid for itself.
+QUICK_BYTES_MAX = 300 * 1024 * 1024
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """found: for other programs, as JSON; page: for people."""
+
+    found: Mapping[str, Any]
+    page: Page
+
+
+Measure = Callable[[Run], Answer]
+
+
+def job_command(name: str, what: str, measure: Measure) -> click.Command:
+    """The command of a job over one run, or one day of it."""
+
+    @click.command(
+        name,
+        help=what,
+        epilog=f"Example: python -m spark {name} --lake out/lake --run night --out out/{name}",
+        context_settings=HELP,
+    )
+    @click.option(
+        "--events",
+        "folder",
+        type=click.Path(path_type=Path),
+        help="Folder of a run: what is new of it is ingested first.",
+    )
+    @click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
+    @click.option("--run", "run_id", help="Of the lake, instead of --events.")
+    @click.option("--date", "day", help="Of one day, UTC: 2026-11-21.")
+    @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
+    @click.option("--max-bad", "bad_max", default=0, show_default=True, type=click.IntRange(min=0))
+    def command(
+        folder: Path | None,
+        root: Path | None,
+        run_id: str | None,
+        day: str | None,
+        out: Path,
+        bad_max: int,
+    ) -> int:
+        if (folder is None) == (run_id is None):
+            raise click.UsageError("one of --events and --run")
+        if day is not None and not DAY.fullmatch(day):
+            raise click.UsageError(f"--date {day!r}: a day such as 2026-11-21")
+        lake = Lake(root or out / "tables")
+
+        def work() -> int:
+            source = plan(folder, lake) if folder else ingested(lake, str(run_id))
+            with session_for(name, source.bytes) as session:
+                found = ingest(session, lake, source) if isinstance(source, Plan) else source
+                answer = measure(Run(session, lake, found, day))
+            return write(name, answer, out, bad_faults(found, bad_max))
+
+        return in_one_line(name, work)
+
+    return command
+
+
+def bad_faults(found: Ingested, bad_max: int) -> list[str]:
+    """Why no report on such events can hold."""
+    faults = [f"{name} cannot be read: its rows are in no number" for name in found.missing]
+    if found.bad > bad_max:
+        faults.append(f"{found.bad:,} bad lines, {bad_max:,} allowed")
+    if not found.manifest.complete:
+        faults.append("the run did not end in order: what it has is counted, and no more")
+    return faults
+
+
+def write(name: str, answer: Answer, out: Path, faults: Sequence[str] = ()) -> int:
+    """Write NAME.json, NAME.txt and NAME.html, print the text. Returns the exit code."""
+    page = answer.page
+    if faults:
+        page = dataclasses.replace(page, faults=(*page.faults, *faults))
+    out.mkdir(parents=True, exist_ok=True)
+    found = {**answer.found, "holds": not page.faults, "faults": list(page.faults)}
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
+    text = render_text(page)
+    (out / f"{name}.txt").write_text(text + "\n")
+    (out / f"{name}.html").write_text(render_html(page))
+    click.echo(text)
+    click.echo(f"\n{out / f'{name}.html'}")
+    return 1 if page.faults else 0
+
+
+def in_one_line(name: str, work: Callable[[], int]) -> int:
+    """Whatever ends a job early is one line and exit code 1."""
+    try:
+        return work()
+    except (RunInvalid, JavaMissing, DoesNotAddUp, PySparkException, Py4JError, OSError) as fault:
+        click.echo(f"{name}: {_cause(str(fault))}", err=True)
+        return 1
+
+
+def _cause(text: str) -> str:
+    """Of what the JVM says, the last cause: No space left on device; else its first line."""
+    lines = text.splitlines() or ["failed, and nothing was said"]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    return causes[-1].removeprefix("Caused by: ") if causes else lines[0]
+
+
+@contextmanager
+def session_for(name: str, size: int) -> Iterator[SparkSession]:
+    """A session of its own, quick for a small run; ended on the way out. size: bytes of events."""
+    session = spark_session(f"messagebus {name}", **(QUICK if size <= QUICK_BYTES_MAX else {}))
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:
+    """Run a command whose return value is its exit code; wrong use and Ctrl-C are one line."""
+    try:
+        code = command.main(
+            args=None if argv is None else list(argv), prog_name=prog_name, standalone_mode=False
+        )
+    except click.ClickException as fault:
+        fault.show()
+        return fault.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(f"{prog_name}: interrupted", err=True)
+        return 130
+    return int(code or 0)

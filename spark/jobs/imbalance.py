@@ -1,0 +1,180 @@
+"""How evenly brokers, connections and keys are loaded.
+
+spark-submit spark/jobs/imbalance.py --events DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from spark import throughput
+from spark.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
+from spark.jobs import words
+from spark.jobs.frame import Answer, exit_code, job_command
+from spark.page import Figure, Page, Section, Table, table_of
+from spark.run import Run
+from spark.throughput import CONFIRMED, DELIVERED
+
+__all__ = ["command", "measure"]
+
+HOT_MAX = 20
+
+
+def measure(run: Run) -> Answer:
+    published = run.events("published")
+    seconds = run.keep(
+        "throughput",
+        throughput.per_second(published, run.events("delivered"), run.manifest.start_ns),
+    )
+    brokers = words.collected(throughput.totals(seconds, ["broker"]))
+    connections = words.collected(throughput.totals(seconds, ["publisher", "broker"]))
+    keyed = keys(published)
+    loads = [(row["messages"], row["keys"]) for row in words.collected(key_loads(keyed))]
+    found: dict[str, Any] = {
+        "brokers": brokers,
+        "connections": [row for row in connections if row["kind"] == CONFIRMED],
+        "hot_keys": words.collected(hot_keys(keyed, HOT_MAX)) if loads else [],
+        "keyed": sum(messages * count for messages, count in loads),
+        "judged": {
+            name: asdict(judged) if judged else None
+            for name, judged in _judged(run, brokers, connections, loads).items()
+        },
+    }
+    return Answer(found, _page(run, found))
+
+
+def _judged(
+    run: Run,
+    brokers: list[dict[str, Any]],
+    connections: list[dict[str, Any]],
+    loads: list[tuple[int, int]],
+) -> dict[str, Imbalance | None]:
+    """Brokers of the run without a message are brokers too."""
+    of = {(row["kind"], row["broker"]): row for row in brokers}
+    names = run.manifest.brokers
+    confirmed = [of.get((CONFIRMED, name)) for name in names]
+    return {
+        "brokers, messages confirmed": imbalance([r["messages"] if r else 0 for r in confirmed]),
+        "brokers, rate while they took any": imbalance(
+            [r["messages"] / r["active_s"] if r else 0 for r in confirmed]
+        ),
+        "brokers, deliveries": imbalance(
+            [of[DELIVERED, name]["messages"] if (DELIVERED, name) in of else 0 for name in names]
+        ),
+        "connections, messages confirmed": imbalance(
+            [row["messages"] for row in connections if row["kind"] == CONFIRMED]
+        ),
+        "keys, messages": imbalance_of(loads),
+    }
+
+
+def _page(run: Run, found: dict[str, Any]) -> Page:
+    judged = {name: one for name, one in found["judged"].items() if one}
+    rate = judged.get("brokers, rate while they took any")
+    figures = [
+        Figure(
+            f"{one['max_over_mean']:.2f}", f"largest / mean of {name}", f"Gini {one['gini']:.3f}"
+        )
+        for name, one in judged.items()
+    ]
+    table = table_of(
+        ("of", "count", "mean", "largest / mean", "Gini"),
+        [
+            (
+                name,
+                f"{one['count']:,}",
+                f"{one['mean']:,.1f}",
+                f"{one['max_over_mean']:.2f}",
+                f"{one['gini']:.3f}",
+            )
+            for name, one in judged.items()
+        ],
+    )
+    return Page(
+        job="imbalance",
+        title=run.manifest.run_id,
+        meta=words.meta(run),
+        verdict=f"The busiest broker took {rate['max_over_mean']:.2f} times the mean."
+        if rate
+        else "Nothing was confirmed.",
+        faults=() if rate else ("nothing was confirmed",),
+        figures=tuple(figures),
+        sections=(
+            Section(title="Balance", tables=(table,)),
+            Section(title="Brokers", tables=(_loads(found["brokers"], ("kind", "broker")),)),
+            Section(
+                title="Connections",
+                note="A publisher at a broker; one that moved has several.",
+                tables=(_loads(found["connections"], ("publisher", "broker")),),
+            ),
+            Section(
+                title="Hot keys",
+                note=f"The {HOT_MAX} keys with the most messages, of {found['keyed']:,} messages "
+                "that have one.",
+                tables=(_keys(found),),
+            ),
+        ),
+        words=(
+            ("largest / mean", "1 is even; n is all on one of n."),
+            ("Gini", "0 is even; (n - 1) / n is all on one."),
+            (
+                "rate while they took any",
+                "messages over the seconds in which the broker confirmed any: one that was added "
+                "late, or was down, is judged for its own time.",
+            ),
+            words.input_words(run),
+        ),
+        tables="throughput",
+    )
+
+
+def _loads(rows: list[dict[str, Any]], dims: tuple[str, ...]) -> Table:
+    ordered = sorted(rows, key=lambda row: (row["kind"], -row["messages"]))
+    return table_of(
+        (*dims, "messages", "MB", "best second"),
+        [
+            (
+                *[row[dim] for dim in dims],
+                words.count(row["messages"]),
+                f"{row['bytes'] / 1e6:,.1f}",
+                f"{row['peak_per_s']:,}/s",
+            )
+            for row in ordered
+        ],
+        left=len(dims),
+    )
+
+
+def _keys(found: dict[str, Any]) -> Table:
+    return table_of(
+        ("topic", "key", "messages", "share", "MB"),
+        [
+            (
+                row["topic"],
+                row["key"],
+                words.count(row["messages"]),
+                f"{row['messages'] / found['keyed']:.1%}",
+                f"{row['bytes'] / 1e6:,.1f}",
+            )
+            for row in found["hot_keys"]
+        ],
+        left=2,
+    )
+
+
+command = job_command(
+    "imbalance",
+    "Balance of brokers and connections, Gini and largest over mean; hot keys.",
+    measure,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(command, None, prog_name="imbalance"))

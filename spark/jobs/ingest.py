@@ -1,0 +1,162 @@
+"""Brings recorded runs into the lake: checked, quarantined, typed, each file once.
+
+spark-submit spark/jobs/ingest.py --events DIR --lake DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import click
+
+from spark.ingest import Ingested, Plan, ingest, plan
+from spark.jobs.frame import HELP, Answer, bad_faults, exit_code, in_one_line, session_for, write
+from spark.lake import Lake
+from spark.manifest import RunInvalid
+from spark.page import Figure, Page, Section, Table, table_of
+
+__all__ = ["command"]
+
+
+@click.command(
+    "ingest",
+    epilog="Example: python -m spark ingest --events out/run-1 --lake out/lake --out out/ingest",
+    context_settings=HELP,
+)
+@click.option(
+    "--events",
+    "folders",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder of a run; several may be given.",
+)
+@click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--max-bad", "bad_max", default=0, show_default=True, type=click.IntRange(min=0))
+def command(folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: int) -> int:
+    """Read what is new of recorded runs into the lake; what is bad goes into its quarantine.
+
+    Exits with 1 when there are more bad lines than --max-bad, or a run cannot be read; the others are.
+    """
+
+    def work() -> int:
+        lake = Lake(root or out / "tables")
+        plans: list[Plan] = []
+        faults: list[str] = []
+        for folder in folders:
+            try:
+                plans.append(plan(folder, lake))
+            except RunInvalid as fault:
+                faults.append(str(fault))
+        if not plans:
+            raise RunInvalid("; ".join(faults))
+        with session_for("ingest", sum(each.bytes for each in plans)) as session:
+            found = [ingest(session, lake, each) for each in plans]
+        for one in found:
+            faults += [f"{one.manifest.run_id}: {text}" for text in bad_faults(one, bad_max)]
+        return write("ingest", Answer(_as_json(found), _page(found, lake)), out, faults)
+
+    return in_one_line("ingest", work)
+
+
+def _as_json(found: list[Ingested]) -> dict[str, Any]:
+    return {
+        one.manifest.run_id: {
+            "files": one.files,
+            "read": one.read,
+            "skipped": one.skipped,
+            "missing": one.missing,
+            "bad": one.reasons(),
+            "clock_spread_ns": one.clock_spread_ns,
+        }
+        for one in found
+    }
+
+
+def _page(found: list[Ingested], lake: Lake) -> Page:
+    good = sum(int(file["good"]) for one in found for file in one.files.values())
+    bad, read = sum(one.bad for one in found), sum(len(one.read) for one in found)
+    return Page(
+        job="ingest",
+        title=", ".join(one.manifest.run_id for one in found) or "nothing",
+        meta=f"{len(found)} runs, {sum(len(one.files) for one in found)} files",
+        verdict=f"{good:,} good rows and {bad:,} bad lines are in the lake.",
+        comment=f"{read} files were read now; the others were as they had been.",
+        figures=(
+            Figure(f"{good:,}", "good rows"),
+            Figure(f"{bad:,}", "bad lines", "in quarantine"),
+            Figure(f"{read:,}", "files read now"),
+            Figure(f"{sum(len(one.skipped) for one in found):,}", "files not read"),
+        ),
+        sections=(
+            Section(title="Files", tables=(_files(found),)),
+            Section(title="Bad lines", tables=(_bad(found),)),
+            Section(title="Not read", tables=(_skipped(found),)),
+        ),
+        words=(
+            (
+                "good",
+                "has every column, typed, of this run, and a topic and subscription of the "
+                "manifest.",
+            ),
+            (
+                "bad",
+                "any other line but the clock anchor. Its start and its reason are in the table "
+                "quarantine; it is in no number of any report.",
+            ),
+            (
+                "read now",
+                "a file whose content changed since it was last read, in place of what it had "
+                "given. A file that is gone keeps its rows.",
+            ),
+        ),
+        tables=str(lake.root),
+    )
+
+
+def _files(found: list[Ingested]) -> Table:
+    return table_of(
+        ("run", "file", "good", "bad", "MB", "now"),
+        [
+            (
+                one.manifest.run_id,
+                source,
+                f"{file['good']:,}",
+                f"{sum(file['bad'].values()):,}",
+                f"{file['bytes'] / 1e6:,.1f}",
+                "read" if source in one.read else "as before",
+            )
+            for one in found
+            for source, file in sorted(one.files.items())
+        ],
+        left=2,
+    )
+
+
+def _bad(found: list[Ingested]) -> Table:
+    return table_of(
+        ("file", "why", "for example", "lines"),
+        [
+            (source, why, file["examples"][why], f"{lines:,}")
+            for one in found
+            for source, file in sorted(one.files.items())
+            for why, lines in sorted(file["bad"].items())
+        ],
+        left=3,
+    )
+
+
+def _skipped(found: list[Ingested]) -> Table:
+    rows = [(name, why) for one in found for name, why in one.skipped]
+    return table_of(("file", "why"), rows, left=2)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(command, None, prog_name="ingest"))

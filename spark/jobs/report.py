@@ -1,0 +1,84 @@
+"""All about one recorded run on one page: throughput, latency, balance and the fate of every message.
+
+spark-submit spark/jobs/report.py --events DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import click
+
+from spark.ingest import ingest, plan
+from spark.jobs.frame import HELP, exit_code, in_one_line, session_for
+from spark.lake import Lake
+from spark.pipeline import collect
+from spark.report import write_reports
+from spark.run import Run
+from spark.summary import summarize
+
+__all__ = ["command", "main"]
+
+
+@click.command(
+    epilog="Example: python -m spark report --events out/run-1 --out out/report",
+    context_settings=HELP,
+)
+@click.option(
+    "--events",
+    "folder",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the run: manifest.json, published-*.ndjson, delivered-*.ndjson.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for report.html, report.txt, audit.json and tables/.",
+)
+@click.option(
+    "--max-bad",
+    "bad_max",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Bad lines that are put up with.",
+)
+def command(folder: Path, out: Path, bad_max: int) -> int:
+    """Report on one recorded run: was anything lost, altered or doubled; how fast; how even.
+
+    Exits with 0 only when nothing was lost, altered or doubled without explanation, and there were no
+    more bad lines than --max-bad allows.
+    """
+
+    def work() -> int:
+        lake = Lake(out / "tables")
+        source = plan(folder, lake)
+        out.mkdir(parents=True, exist_ok=True)
+        with session_for("report", source.bytes) as session:
+            run = Run(session, lake, ingest(session, lake, source))
+            summary = summarize(collect(run), run.ingested, bad_max=bad_max)
+        (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")
+        text = write_reports(summary, out)
+        click.echo(text)
+        click.echo(f"\n{out / 'report.html'}")
+        return 0 if summary["holds"] else 1
+
+    return in_one_line("report", work)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job. Returns the exit code: 0 holds, 1 does not or failed, 2 wrong use."""
+    return exit_code(command, argv, prog_name="report")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

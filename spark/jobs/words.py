@@ -1,0 +1,127 @@
+"""How runs and numbers are put into words, the same in all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from spark.charts import COLOURS, Mark, Series, Span
+from spark.manifest import Incident
+from spark.report import marks_and_spans
+from spark.run import Run
+
+__all__ = [
+    "INPUT",
+    "NONE",
+    "collected",
+    "count",
+    "incidents",
+    "input_words",
+    "meta",
+    "series_by",
+    "since_s",
+    "window_for",
+]
+
+NONE = "\N{EN DASH}"
+SECOND_NS = 1_000_000_000
+WINDOWS_MAX = 150
+INPUT = "input"
+
+
+def collected(rows: DataFrame) -> list[dict[str, Any]]:
+    """What comes to the driver: aggregates only."""
+    return [row.asDict(recursive=True) for row in rows.collect()]
+
+
+def count(number: float | None) -> str:
+    return NONE if number is None else f"{number:,.0f}"
+
+
+def since_s(run: Run, at_ns: int) -> float:
+    return (at_ns - run.manifest.start_ns) / SECOND_NS
+
+
+def meta(run: Run) -> str:
+    """One line: when, how long, how many."""
+    manifest = run.manifest
+    started = datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC)
+    parts = [f"started {started:%Y-%m-%d %H:%M:%S} UTC"]
+    if manifest.end_ns:
+        parts.append(f"{since_s(run, manifest.end_ns):,.0f} s")
+    if run.day:
+        parts.append(f"of it the day {run.day}")
+    parts += [
+        f"{len(manifest.brokers)} brokers",
+        f"{len(manifest.publishers)} publishers",
+        f"{len(manifest.consumers)} consumers",
+    ]
+    return " \N{MIDDLE DOT} ".join(parts)
+
+
+def input_words(run: Run) -> tuple[str, str]:
+    """What was read, what was left out and why."""
+    found = run.ingested
+    kinds = sorted({file["kind"] for file in found.files.values()})
+    good = ", ".join(f"{found.total(kind, 'good'):,} {kind}" for kind in kinds)
+    text = f"{len(found.files)} files: {good}; {found.bad:,} bad lines"
+    if reasons := found.reasons():
+        text += " (" + "; ".join(f"{n:,} {why}" for why, n in sorted(reasons.items())) + ")"
+    if found.skipped:
+        text += ". Not read: " + "; ".join(f"{name}, {why}" for name, why in found.skipped)
+    return INPUT, f"{text}."
+
+
+def window_for(seconds: float) -> int:
+    """Width of the windows of a chart, so that they are no more than `WINDOWS_MAX`."""
+    return 1 + int(max(0.0, seconds - 1) // WINDOWS_MAX)
+
+
+def incidents(run: Run) -> tuple[list[Mark], list[Span]]:
+    """What was done to the cluster, for charts."""
+    ordered: Iterable[Incident] = sorted(run.manifest.incidents, key=lambda one: one.at_ns)
+    shown = [
+        {
+            "kind": one.kind,
+            "broker": one.broker,
+            "at_s": since_s(run, one.at_ns),
+            "done_s": since_s(run, one.done_ns),
+        }
+        for one in ordered
+    ]
+    return marks_and_spans(shown, short_names(run.manifest.brokers))
+
+
+def short_names(brokers: Sequence[str]) -> dict[str, str]:
+    """Broker -> what tells it apart: the host alone where all have one port."""
+    ports = {broker.rpartition(":")[2] for broker in brokers}
+    return {broker: broker.rpartition(":")[0] if len(ports) == 1 else broker for broker in brokers}
+
+
+def series_by(
+    rows: Iterable[Mapping[str, Any]], name: str, x: str, y: str, *, width: int = 0
+) -> list[Series]:
+    """One series for each value of `name`, at most as many as there are colours: the largest.
+
+    width: of windows, where a window without a row means 0; 0 where it means nothing.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found.setdefault(row[name], {})[row[x]] = row[y]
+    largest = sorted(found, key=lambda one: -sum(found[one].values()))[: len(COLOURS)]
+    if not largest:
+        return []
+    ats = sorted({at for points in found.values() for at in points})
+    every = list(range(ats[0], ats[-1] + 1, width)) if width else []
+    return [
+        Series(
+            one,
+            every or sorted(found[one]),
+            [found[one].get(at, 0.0) for at in every or sorted(found[one])],
+            COLOURS[number],
+        )
+        for number, one in enumerate(sorted(largest))
+    ]

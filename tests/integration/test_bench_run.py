@@ -1,0 +1,102 @@
+"""A small run on real brokers, from its profile to its report, and what becomes of one that is cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError, InputInvalid
+from bench.processes import Children
+from bench.run import conduct as conducting
+from bench.run.cli import measured
+from bench.run.conduct import conduct, declare_all, probes
+from bench.run.profile import Profile
+from bench.run.report import render_text
+from bench.run.result import gather
+from ops.local.cluster import LocalCluster
+
+
+def profile(name: str, **time: float) -> Profile:
+    return Profile.from_values(
+        {
+            "name": name,
+            "load": {
+                "schedule": {"kind": "poisson", "rate_per_s": 100},
+                "publishers": 2,
+                "consumers": 1,
+            },
+            "messages": {"keys": 5},
+            "time": {"warm_up_s": 1, "measured_s": 2, "drain_s": 20} | time,
+            "events": True,
+        },
+        "test",
+    )
+
+
+def test_every_message_of_a_run_has_its_fate_and_its_time(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    result = measured(profile("whole"), tmp_path / "run", cluster)
+    fates = result.fates
+    assert fates.published == fates.confirmed == fates.delivered > 200
+    assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
+    assert result.about["complete"]
+    assert sum(result.latencies["confirm"].whole().values()) == fates.published
+    assert sum(result.latencies["delivery"].whole().values()) == fates.delivered + fates.doubled
+    assert set(result.brokers) == {cluster.node(name).broker for name in cluster.names}
+    assert "intended to confirmed" in render_text(result)
+    # And as rows, for the reports of spark/.
+    events = tmp_path / "run" / "events"
+    assert json.loads((events / "manifest.json").read_text())["complete"]
+    rows = sum(path.read_text().count('"message_id"') for path in events.glob("published-*.ndjson"))
+    assert rows == fates.published
+
+
+@pytest.mark.parametrize("system", ["pika", "aio-pika"])
+def test_other_clients_are_measured_by_the_same_load(
+    cluster: LocalCluster, tmp_path: Path, system: str
+) -> None:
+    values = profile("peer").as_json() | {"events": False}
+    values["system"] = {"name": system, "brokers": 1}
+    wanted = Profile.from_values(values, "test")
+    node = cluster.node(cluster.names[0])
+    env = cluster.client_env()
+    declare_all(wanted, env)
+    folder = tmp_path / "run"
+    alone = env | {"MESSAGEBUS_BROKER": node.broker}
+    conduct(wanted, folder, alone, [], lambda _line: None)
+    fates = gather(folder).fates
+    assert fates.published == fates.confirmed == fates.delivered > 200
+    assert (fates.lost, fates.doubled, fates.altered, fates.late) == (0, 0, 0, 0)
+
+
+def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, folder = profile("cut", measured_s=30.0), tmp_path / "run"
+    work = conducting._work
+
+    def kill_then_work(children: Children, *rest: object) -> None:
+        os.kill(children.pid("publisher-1"), signal.SIGKILL)
+        work(children, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(conducting, "_work", kill_then_work)
+    declare_all(wanted, cluster.client_env())
+    with pytest.raises(BenchError, match="publisher-1 ended by itself"):
+        conduct(wanted, folder, cluster.client_env(), probes(cluster), lambda _line: None)
+    result = gather(folder)
+    assert not result.about["complete"]
+    assert result.faults[0].startswith("publisher-1 ended by itself")
+    assert "publisher-0" in [part.name for part in result.parts]
+
+
+def test_a_folder_that_has_something_is_never_written_into(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(InputInvalid, match="is not empty"):
+        conduct(profile("x"), tmp_path, {}, [], print)

@@ -1,0 +1,108 @@
+"""Folders of measured runs that never happened, for reports and comparisons."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from bench.run.conduct import RUN, SAMPLES
+from bench.run.consuming import Had
+from bench.run.fates import CONFIRMED
+from bench.run.profile import Profile
+from bench.run.publishing import Sent
+from bench.run.sampling import Sample, save
+from bench.run.worker import PROFILE
+from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
+
+S, MS = 1_000_000_000, 1_000_000
+START_NS = 1_790_000_000 * S
+BROKERS = ("127.0.0.11:5672", "127.0.0.12:5672")
+WARM_UP_S, MEASURED_S = 2, 8
+
+
+def write_run(
+    folder: Path, *, rate: int = 200, lost: int = 0, slow: float = 1.0, complete: bool = True
+) -> None:
+    """Two publishers, one consumer, at so many messages a second together."""
+    chance = random.Random(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    schedule = {"kind": "constant", "rate_per_s": rate}
+    time = {"warm_up_s": float(WARM_UP_S), "measured_s": float(MEASURED_S)}
+    profile = Profile.from_values(
+        {"name": "made-up", "load": {"schedule": schedule, "publishers": 2}, "time": time}, "test"
+    )
+    (folder / PROFILE).write_text(json.dumps(profile.as_json()))
+    about = {
+        "environment": {
+            "at": "2026-11-21T00:00:00Z",
+            "commit": "abc",
+            "cores": 2,
+            "load_before": [0.5],
+            "load_after": [1.5],
+        },
+        "durability": "fsynced",
+        "complete": complete,
+        "faults": []
+        if complete
+        else ["publisher-1 ended by itself (signal SIGKILL): it said nothing"],
+    }
+    (folder / RUN).write_text(json.dumps(about))
+    had = Had(START_NS, brokers=list(BROKERS))
+    for number in range(2 if complete else 1):
+        _publisher(folder, number, rate // 2, had, chance, slow)
+    had_rows = len(had.sequences) - lost
+    for rows in (had.publishers, had.sequences, had.broker_of, had.received_ns, had.intended_ns):
+        del rows[had_rows:]
+    intended = np.array(had.intended_ns, dtype=np.int64)
+    had.delivery.add(BROKERS[0], intended, np.array(had.received_ns, dtype=np.int64) - intended)
+    part = Part(
+        name="consumer-0",
+        kind=CONSUMER,
+        subscription="load0/sink0",
+        cpu_s=1.0,
+        measured_s=MEASURED_S,
+        brokers=BROKERS,
+    )
+    write_had(folder, part, had)
+    samples = [
+        Sample(broker, float(at), at * 0.2, 120.0, at * 100_000, at * 10, at % 3, 0)
+        for at in range(12)
+        for broker in BROKERS
+    ]
+    save(folder / SAMPLES, samples)
+
+
+def _publisher(
+    folder: Path, number: int, rate: int, had: Had, chance: random.Random, slow: float
+) -> None:
+    count = rate * (WARM_UP_S + MEASURED_S)
+    sent = Sent(START_NS)
+    intended = [START_NS + n * S // rate for n in range(count)]
+    took = [int(chance.lognormvariate(1, 0.5) * MS * slow) for _ in range(count)]
+    sent.intended_ns = array("q", intended)
+    sent.outcomes = bytearray([CONFIRMED] * count)
+    at, waits = np.array(intended, dtype=np.int64), np.array(took, dtype=np.int64)
+    broker = BROKERS[number]
+    sent.confirm.add(broker, at, waits)
+    sent.service.add(broker, at, waits // 2)
+    sent.pacing.add("", at, waits // 50)
+    for sequence, (each, took_ns) in enumerate(zip(intended, took, strict=True)):
+        had.publishers.append(number)
+        had.sequences.append(sequence)
+        had.broker_of.append(number)
+        had.intended_ns.append(each)
+        had.received_ns.append(each + 2 * took_ns)
+    part = Part(
+        name=f"publisher-{number}",
+        kind=PUBLISHER,
+        number=number,
+        cpu_s=2.0,
+        measured_s=MEASURED_S,
+        intended=count,
+        sent=count,
+    )
+    write_sent(folder, part, sent)

@@ -1,0 +1,124 @@
+"""A load against a sender that a test steers: the schedule is kept, whatever the answers do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from bench.run.bodies import Drawer
+from bench.run.drivers import End
+from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
+from bench.run.profile import Messages
+from bench.run.publishing import Publishing, Sent
+from bench.run.result import percentiles
+from bench.run.schedule import Constant, intended
+from bench.run.stamp import read
+
+MS = 1_000_000
+S = 1_000 * MS
+
+
+class Clock:
+    """Moves a microsecond at each look, and by what the sender takes."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 1000
+        return self.now_ns
+
+
+class Steered:
+    """stall: the message whose sending takes a second, -1 for none. outcome: of all."""
+
+    def __init__(self, clock: Clock, stall: int = -1, outcome: int = CONFIRMED) -> None:
+        self._clock, self._stall, self._outcome = clock, stall, outcome
+        self._ends: list[End] = []
+        self.bodies: list[bytes] = []
+
+    async def open(self) -> None: ...
+
+    async def send(self, sequence: int, body: bytes, key: str) -> None:
+        if sequence == self._stall:
+            self._clock.now_ns += S
+        self.bodies.append(body)
+        now = self._clock()
+        self._ends.append(End(sequence, self._outcome, "mb1", now, now + 2 * MS))
+
+    def ends(self) -> list[End]:
+        ends, self._ends = self._ends, []
+        return ends
+
+    async def close(self, timeout_s: float) -> None: ...
+
+
+def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> Sent:
+    drawer = Drawer(Messages(size=30), seed=1)
+    publishing = Publishing(
+        sender,
+        publisher=7,
+        start_ns=0,
+        offset_ns=0,
+        fillers=drawer.fillers(),
+        keys=drawer.keys(),
+        clock_ns=clock,
+    )
+
+    async def sleepless() -> Sent:
+        # Sleeping moves the clock of the test and no other.
+        async def sleep(seconds: float, result: object = None) -> None:
+            clock.now_ns += int(seconds * 1e9)
+
+        real, asyncio.sleep = asyncio.sleep, sleep  # type: ignore[assignment]
+        try:
+            times = itertools.islice(intended(Constant(rate_per_s=100)), count)
+            return await publishing.run(times, until_ns)
+        finally:
+            asyncio.sleep = real
+
+    return asyncio.run(sleepless())
+
+
+def test_messages_carry_when_they_were_intended() -> None:
+    clock = Clock()
+    sender = Steered(clock)
+    sent = run(sender, clock, 5)
+    stamps = [read(body) for body in sender.bodies]
+    assert [(s.publisher, s.sequence, s.intended_ns) for s in stamps if s] == [
+        (7, n, n * 10 * MS) for n in range(5)
+    ]
+    assert list(sent.intended_ns) == [n * 10 * MS for n in range(5)]
+    assert set(sent.outcomes) == {CONFIRMED}
+
+
+def test_a_stall_shows_in_every_message_that_it_held_up() -> None:
+    clock = Clock()
+    sent = run(Steered(clock, stall=10), clock, 200)
+    confirm, service = (percentiles(each.whole()) for each in (sent.confirm, sent.service))
+    # A second at 100/s: half of 200 messages were late, by half a second on average.
+    assert confirm["p75"] > 400
+    assert confirm["p100"] > 990
+    # From the sending on, it is forgiven.
+    assert service["p100"] < 3
+    assert sent.waits == 1
+
+
+def test_what_waited_for_room_is_not_the_pacers_lateness() -> None:
+    clock = Clock()
+    sent = run(Steered(clock, stall=10), clock, 200)
+    assert percentiles(sent.pacing.whole())["p100"] < 5
+
+
+def test_nothing_is_sent_after_the_end() -> None:
+    clock = Clock()
+    sent = run(Steered(clock), clock, 1000, until_ns=S)
+    assert len(sent.outcomes) == 100
+
+
+def test_outcomes_are_kept_and_only_confirms_are_timed() -> None:
+    clock = Clock()
+    sent = run(Steered(clock, outcome=OTHERWISE), clock, 5)
+    assert list(sent.outcomes) == [OTHERWISE] * 5
+    assert sent.confirm.whole() == {}
+    assert UNKNOWN not in sent.outcomes

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+from bench.run.report import render_html, render_text, write
+from bench.run.result import gather
+from tests.support.runs import BROKERS, write_run
+
+
+class Tags(HTMLParser):
+    """Raises for what is not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_beside_it_and_is_well_formed(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    html = render_html(gather(tmp_path))
+    assert not re.search(r"(?:src|href)=|@import|url\(", html)
+    tags = Tags()
+    tags.feed(re.sub(r"<(rect|line|polyline)[^>]*/>", "", html))
+    assert tags.open == []
+    assert all(broker in html for broker in BROKERS)
+
+
+def test_the_text_has_verdict_latencies_fates_and_costs(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    text = render_text(gather(tmp_path))
+    assert text.startswith("made-up, messagebus: 200 confirmed a second, p99 ")
+    for word in (
+        "intended to confirmed",
+        "sent to confirmed",
+        "lost",
+        "CPU us / message",
+        "pacing",
+    ):
+        assert word in text
+
+
+def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:
+    write_run(tmp_path, lost=1)
+    lines = render_text(gather(tmp_path)).splitlines()
+    assert lines[0].endswith("not to be trusted as it stands.")
+    assert lines[1] == "  ! 1 confirmed and never delivered"
+
+
+def test_text_and_page_are_written_beside_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    text = write(gather(tmp_path))
+    assert (tmp_path / "report.txt").read_text() == text + "\n"
+    assert (tmp_path / "report.html").exists()

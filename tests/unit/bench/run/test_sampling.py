@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.run.sampling import Probe, Sample, load, look, save, totals
+
+
+def counts() -> Mapping[str, int]:
+    return {"syncs": 3, "ready": 5, "unacked": 1}
+
+
+def silent() -> Mapping[str, int]:
+    raise httpx.ConnectError("no")
+
+
+def test_a_broker_that_does_not_answer_has_no_counts_and_no_zero() -> None:
+    sample = look(Probe("mb1", os.getpid(), silent), 1.0)
+    assert sample is not None
+    assert sample.memory_mib > 1
+    assert (sample.ready, sample.syncs) == (None, None)
+    known = look(Probe("mb1", os.getpid(), counts), 1.0)
+    assert known is not None
+    assert (known.ready, known.syncs) == (5, 3)
+
+
+def test_a_process_that_is_gone_has_no_sample() -> None:
+    assert look(Probe("mb1", 1 << 22, counts), 1.0) is None
+
+
+def test_totals_are_of_the_measured_part() -> None:
+    samples = [
+        Sample(
+            "mb1", float(at), cpu_s=at * 0.5, memory_mib=100 + at, written_bytes=at * 10, ready=at
+        )
+        for at in range(10)
+    ]
+    found = totals(samples, 2, 6)["mb1"]
+    assert found["seconds"] == 4
+    assert found["cpu_s"] == pytest.approx(2)
+    assert (found["written_bytes"], found["memory_mib"], found["ready_max"]) == (40, 106, 6)
+    assert found["syncs"] is None
+    assert totals(samples[:1], 0, 9) == {}
+
+
+def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    samples = [Sample("mb1", 1.0, 2.0, 3.0, 4), Sample("mb1", 2.0, 2.5, 3.0, 5, 6, 7, 8)]
+    save(tmp_path / "s.parquet", samples)
+    assert load(tmp_path / "s.parquet") == samples
+    assert load(tmp_path / "none.parquet") == []

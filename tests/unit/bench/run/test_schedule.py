@@ -1,0 +1,77 @@
+"""Against the integral of the rate; and what n processes send together is what one would send."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.run.schedule import (
+    Bursts,
+    Constant,
+    Poisson,
+    Ramp,
+    Replay,
+    Schedule,
+    Steps,
+    intended,
+    striped,
+)
+
+S = 1_000_000_000
+
+
+def first(schedule: Schedule, count: int) -> list[int]:
+    return list(itertools.islice(intended(schedule, seed=3), count))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "times"),
+    [
+        (Constant(rate_per_s=4), [0, S // 4, S // 2, 3 * S // 4]),
+        # Below one a second, and below the number of processes: kept.
+        (Constant(rate_per_s=0.25), [0, 4 * S, 8 * S, 12 * S]),
+        (Bursts(count=2, every_s=3), [0, 0, 3 * S, 3 * S]),
+        (Replay(offsets_ns=(0, 10, 50), speed=2), [0, 5, 25]),
+        # Two a second for a second, then one in two; the interval that runs is stretched.
+        (Steps(steps=((2, 1), (0.5, 1))), [0, S // 2, S, 3 * S]),
+        (Steps(steps=((1, 1.5), (2, 9))), [0, S, 1_750_000_000, 2_250_000_000]),
+        (Ramp(from_per_s=1, to_per_s=1, over_s=9), [0, S, 2 * S, 3 * S]),
+    ],
+)
+def test_messages_are_intended_when_the_schedule_says(schedule: Schedule, times: list[int]) -> None:
+    assert first(schedule, len(times)) == times
+
+
+@given(st.floats(0, 100), st.floats(0.5, 200), st.floats(1, 20))
+def test_a_ramp_has_as_many_as_its_integral(start: float, end: float, over_s: float) -> None:
+    times = first(Ramp(from_per_s=start, to_per_s=end, over_s=over_s), 300)
+    assert times == sorted(times)
+    for number, at_ns in enumerate(times):
+        at_s = at_ns / S
+        inside = min(at_s, over_s)
+        area = start * inside + (end - start) * inside * inside / (2 * over_s)
+        area += end * max(0.0, at_s - over_s)
+        assert area == pytest.approx(number, abs=1e-2)
+
+
+def test_poisson_arrivals_are_independent_and_the_same_for_a_seed() -> None:
+    times = first(Poisson(rate_per_s=100), 5000)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    mean, spread = statistics.fmean(gaps) / S, statistics.stdev(gaps) / S
+    assert mean == pytest.approx(0.01, rel=0.1)
+    assert spread == pytest.approx(mean, rel=0.1)
+    assert times == first(Poisson(rate_per_s=100), 5000)
+
+
+@given(st.integers(1, 7), st.integers(1, 60))
+def test_processes_share_a_schedule_exactly(of: int, count: int) -> None:
+    schedule = Poisson(rate_per_s=10)
+    parts = [
+        list(striped(iter(first(schedule, count)), number=number, of=of)) for number in range(of)
+    ]
+    assert sorted(time for part in parts for time in part) == first(schedule, count)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
