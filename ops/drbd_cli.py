@@ -27,6 +27,7 @@ from ops.mirror_files import partner
 from ops.mirror_setup import set_up
 from ops.mirrors import MirrorView
 from ops.playbooks import mirror as playbooks
+from ops.playbooks import promotion
 
 __all__ = ["drbd"]
 
@@ -97,8 +98,8 @@ def _to_be_erased(
     found, refused = [], []
     for host in among:
         holds = view.tells(host, argv.signatures(view.mirror.disk)).split()
-        if not holds or set(holds) == {"drbd"} or _is_ours(view.status(host)):
-            continue  # blank, or ours from an earlier run of the same plan
+        if not holds or _is_ours(view.status(host)):
+            continue
         phrase = f"destroy {' and '.join(holds)} on {host.name}:{view.mirror.disk}"
         if phrase in phrases:
             found.append(host)
@@ -110,8 +111,9 @@ def _to_be_erased(
 
 
 def _is_ours(side: Status) -> bool:
-    """DRBD holds the disk already."""
-    return side.is_up and side.disk != "Diskless"
+    """From an earlier run of the same plan: DRBD holds the disk, or it has metadata and never had data."""
+    is_new = side.generations is not None and not side.generations.current
+    return is_new or (side.is_up and side.disk != "Diskless")
 
 
 @drbd.command()
@@ -162,7 +164,7 @@ def thaw(go: Go, name: str, dead: str) -> None:
     gone = of_mirror(view, dead)
     if isinstance(answer := view.sides()[gone.name], Status):
         raise OpsError(f"{dead} is not dead: it answers, and says {answer}")
-    plan = playbooks.thaw(view, partner(view.inventory, view.mirror, gone))
+    plan = promotion.thaw(view, partner(view.inventory, view.mirror, gone))
     run(plan, go)
 
 
@@ -215,7 +217,7 @@ def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
     view = MirrorView(go.file, name)
     wanted = of_mirror(view, host)
     how = permitted(view, wanted, dead=dead, give_up=give_up)
-    run(playbooks.promote(view, wanted, **how), go)
+    run(promotion.promote(view, wanted, **how), go)
 
 
 @drbd.command()
@@ -230,7 +232,7 @@ def demote(go: Go, name: str, host: str) -> None:
       python -m ops drbd demote mb1 db1
     """
     view = MirrorView(go.file, name)
-    plan = playbooks.demote(view, of_mirror(view, host))
+    plan = promotion.demote(view, of_mirror(view, host))
     run(plan, go)
 
 
