@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import click
 
 from lb.inventory import Host
 from messagebus.errors import ConfigError
-from ops import shell
 from ops.carrying import Go, go_options, inventory_option
 from ops.commands import drbd as argv
 from ops.commands import hosts
@@ -26,16 +23,13 @@ from ops.mirror_cli import (
     proof_options,
     run,
 )
-from ops.mirror_files import FENCE_KEY, KNOWN_PEERS, authorized_line, files, partner
+from ops.mirror_files import partner
+from ops.mirror_setup import set_up
 from ops.mirrors import MirrorView
 from ops.playbooks import mirror as playbooks
-from ops.provision.hosts import Root
-from ops.provision.wanted import WantedFile
+from ops.playbooks import promotion
 
 __all__ = ["drbd"]
-
-AUTHORIZED_KEYS = Path("/root/.ssh/authorized_keys")
-HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
 
 
 @click.group()
@@ -61,44 +55,7 @@ def install(name: str, file: Path) -> None:
     Example:
       python -m ops drbd install mb1
     """
-    view = MirrorView(file.absolute(), name)
-    keys = {host.name: _furnish(view, host) for host in view.hosts}
-    for host in view.hosts:
-        peer = partner(view.inventory, view.mirror, host)
-        with as_root(host) as root:
-            _acquaint(root, peer, *keys[peer.name])
-
-
-@contextmanager
-def as_root(host: Host) -> Iterator[Root]:
-    with shell.remote(host.ssh) as remote:
-        yield Root(remote, host=host.name, sudo=host.sudo)
-
-
-def _furnish(view: MirrorView, host: Host) -> tuple[str, str]:
-    """Write the host's files. Returns its host key, and the key of its fencing handler; public both."""
-    with as_root(host) as root:
-        for each in files(view.inventory, view.mirror, host):
-            root.write(each)
-        if not root.ask(("cat", f"{FENCE_KEY}.pub")).startswith("ssh-"):
-            root.run(("install", "-d", "-m", "700", str(Path(FENCE_KEY).parent)))
-            root.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", FENCE_KEY))
-        return root.run(("cat", HOST_KEY)), root.run(("cat", f"{FENCE_KEY}.pub"))
-
-
-def _acquaint(root: Root, peer: Host, host_key: str, fence_key: str) -> None:
-    """The host knows its peer, and lets the peer's fencing handler in, for that alone."""
-    kind, key = host_key.split()[:2]
-    known = f"{peer.name} {kind} {key}\n"
-    root.write(WantedFile(path=Path(KNOWN_PEERS), text=known, mode=0o600))
-    line = authorized_line(peer, fence_key)
-    root.run(("install", "-d", "-m", "700", str(AUTHORIZED_KEYS.parent)))
-    root.run(("touch", str(AUTHORIZED_KEYS)))
-    has = root.run(("cat", str(AUTHORIZED_KEYS))).splitlines()
-    kept = [each for each in has if not each.endswith(f" {line.split()[-1]}")]
-    if has != [*kept, line]:
-        text = "\n".join([*kept, line]) + "\n"
-        root.write(WantedFile(path=AUTHORIZED_KEYS, text=text, mode=0o600))
+    set_up(MirrorView(file.absolute(), name))
 
 
 @drbd.command()
@@ -116,12 +73,7 @@ def _acquaint(root: Root, peer: Host, host_key: str, fence_key: str) -> None:
     help="What the refusal says, exactly, for a disk that holds something.",
 )
 @go_options
-def create(
-    go: Go,
-    name: str,
-    skip_sync: bool,
-    phrases: tuple[str, ...],
-) -> None:
+def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None:
     """Make the mirror NAME on two blank disks, with a file system, mounted on its first host.
 
     \b
@@ -146,8 +98,8 @@ def _to_be_erased(
     found, refused = [], []
     for host in among:
         holds = view.tells(host, argv.signatures(view.mirror.disk)).split()
-        if not holds or set(holds) == {"drbd"} or _is_ours(view.status(host)):
-            continue  # blank, or ours from an earlier run of the same plan
+        if not holds or _is_ours(view.status(host)):
+            continue
         phrase = f"destroy {' and '.join(holds)} on {host.name}:{view.mirror.disk}"
         if phrase in phrases:
             found.append(host)
@@ -159,8 +111,9 @@ def _to_be_erased(
 
 
 def _is_ours(side: Status) -> bool:
-    """DRBD holds the disk already."""
-    return side.is_up and side.disk != "Diskless"
+    """From an earlier run of the same plan: DRBD holds the disk, or it has metadata and never had data."""
+    is_new = side.generations is not None and not side.generations.current
+    return is_new or (side.is_up and side.disk != "Diskless")
 
 
 @drbd.command()
@@ -174,12 +127,7 @@ def _is_ours(side: Status) -> bool:
     help="What the refusal says, exactly, for a disk that holds something.",
 )
 @go_options
-def disk(
-    go: Go,
-    name: str,
-    host: str,
-    phrases: tuple[str, ...],
-) -> None:
+def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
     """HOST has a new disk for the mirror NAME: everything is copied to it from the other host.
 
     \b
@@ -205,11 +153,7 @@ def disk(
     help="You have seen that this host is off, and it will not come back by itself.",
 )
 @go_options
-def thaw(
-    go: Go,
-    name: str,
-    dead: str,
-) -> None:
+def thaw(go: Go, name: str, dead: str) -> None:
     """The frozen writes of the mirror NAME go on, because the other host is dead.
 
     \b
@@ -220,7 +164,7 @@ def thaw(
     gone = of_mirror(view, dead)
     if isinstance(answer := view.sides()[gone.name], Status):
         raise OpsError(f"{dead} is not dead: it answers, and says {answer}")
-    plan = playbooks.thaw(view, partner(view.inventory, view.mirror, gone))
+    plan = promotion.thaw(view, partner(view.inventory, view.mirror, gone))
     run(plan, go)
 
 
@@ -261,13 +205,7 @@ def _show(view: MirrorView) -> bool:
 @click.argument("host")
 @proof_options
 @go_options
-def promote(
-    go: Go,
-    name: str,
-    host: str,
-    dead: str,
-    give_up: str,
-) -> None:
+def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
     """Let HOST write to the mirror NAME; refused where that could lose a confirmed message.
 
     `ops storage failover` does this and all that follows.
@@ -279,18 +217,14 @@ def promote(
     view = MirrorView(go.file, name)
     wanted = of_mirror(view, host)
     how = permitted(view, wanted, dead=dead, give_up=give_up)
-    run(playbooks.promote(view, wanted, **how), go)
+    run(promotion.promote(view, wanted, **how), go)
 
 
 @drbd.command()
 @click.argument("name")
 @click.argument("host")
 @go_options
-def demote(
-    go: Go,
-    name: str,
-    host: str,
-) -> None:
+def demote(go: Go, name: str, host: str) -> None:
     """HOST does not write to the mirror NAME any more; its disk must be unmounted.
 
     \b
@@ -298,17 +232,14 @@ def demote(
       python -m ops drbd demote mb1 db1
     """
     view = MirrorView(go.file, name)
-    plan = playbooks.demote(view, of_mirror(view, host))
+    plan = promotion.demote(view, of_mirror(view, host))
     run(plan, go)
 
 
 @drbd.command()
 @click.argument("name")
 @go_options
-def connect(
-    go: Go,
-    name: str,
-) -> None:
+def connect(go: Go, name: str) -> None:
     """Bring both sides of the mirror NAME up and together; waits until both disks are alike.
 
     \b
@@ -322,11 +253,7 @@ def connect(
 @click.argument("name")
 @click.argument("host")
 @go_options
-def disconnect(
-    go: Go,
-    name: str,
-    host: str,
-) -> None:
+def disconnect(go: Go, name: str, host: str) -> None:
     """HOST lets go of the mirror NAME, to be worked on; its partner goes on with a single copy.
 
     \b
@@ -344,10 +271,7 @@ def disconnect(
 @drbd.command()
 @click.argument("name")
 @go_options
-def verify(
-    go: Go,
-    name: str,
-) -> int:
+def verify(go: Go, name: str) -> int:
     """Compare the disks of the mirror NAME while everything runs. Exit code 1 where they differ.
 
     \b
@@ -377,11 +301,7 @@ def verify(
 @click.argument("name")
 @click.argument("value")
 @go_options
-def rate(
-    go: Go,
-    name: str,
-    value: str,
-) -> None:
+def rate(go: Go, name: str, value: str) -> None:
     """Copy and compare the mirror NAME with VALUE bytes a second, as 40M, until it is set up anew.
 
     \b
@@ -397,11 +317,7 @@ def rate(
 @click.argument("name")
 @click.option("--victim", metavar="HOST", default="", help="Whose data are given up.")
 @go_options
-def resolve(
-    go: Go,
-    name: str,
-    victim: str,
-) -> None:
+def resolve(go: Go, name: str, victim: str) -> None:
     """End a split brain of the mirror NAME: show what each side has, and give one of them up.
 
     Without --victim its name is asked for, and must be typed.

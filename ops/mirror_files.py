@@ -68,6 +68,7 @@ def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[WantedFile,
     )
     return (
         *programs,
+        # Without the module drbdadm takes every resource file for one of DRBD 9, and refuses ours.
         WantedFile(path=Path("/etc/modules-load.d/messagebus-drbd.conf"), text="drbd\n"),
         WantedFile(
             path=Path(f"/etc/messagebus/mirrors/{mirror.name}.fence"),

@@ -49,14 +49,7 @@ def storage() -> None:
 @_consume_only
 @proof_options
 @go_options
-def failover(
-    go: Go,
-    name: str,
-    to: str,
-    consume_only: bool,
-    dead: str,
-    give_up: str,
-) -> None:
+def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up: str) -> None:
     """The host of the broker NAME is dead: start the broker on its mirror, under the same name.
 
     That it is dead is proved by its power controller, or by your word with --dead.
@@ -84,11 +77,7 @@ def failover(
 @click.argument("name")
 @_consume_only
 @go_options
-def failback(
-    go: Go,
-    name: str,
-    consume_only: bool,
-) -> None:
+def failback(go: Go, name: str, consume_only: bool) -> None:
     """Move the broker NAME to the other host of its mirror, both alive and alike.
 
     \b
@@ -113,12 +102,7 @@ def failback(
 @click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
 @_consume_only
 @go_options
-def start(
-    go: Go,
-    name: str,
-    where: str,
-    consume_only: bool,
-) -> None:
+def start(go: Go, name: str, where: str, consume_only: bool) -> None:
     """Start the broker NAME on a host of its mirror: it is new, or both hosts were switched off.
 
     \b
@@ -139,10 +123,7 @@ def start(
 @storage.command()
 @click.argument("name")
 @go_options
-def stop(
-    go: Go,
-    name: str,
-) -> None:
+def stop(go: Go, name: str) -> None:
     """Stop the broker NAME and let go of its disk, so that its host may be switched off.
 
     \b

@@ -21,6 +21,7 @@ __all__ = [
     "erase",
     "forget_death",
     "has_file_system",
+    "is_mounted",
     "make_file_system",
     "mount",
     "on",
@@ -64,6 +65,10 @@ def make_file_system(device: Path) -> Argv:
 
 def check_disk(device: Path) -> Argv:
     return (f"{PROGRAMS}/check-disk", str(device))
+
+
+def is_mounted(folder: Path) -> Argv:
+    return ("mountpoint", "-q", str(folder))
 
 
 def mount(device: Path, folder: Path) -> Argv:

@@ -1,7 +1,6 @@
-"""The two disks of a mirror: made, promoted, connected, compared, and brought together again.
+"""The two disks of a mirror: made, connected, compared, and brought together again.
 
-What may lose data is decided before the first step, by `ops.drbd.may_promote` and by what the operator
-named; the steps check that it still holds where that can change.
+What may lose data is decided before the first step, by what the operator named.
 """
 
 from __future__ import annotations
@@ -13,37 +12,27 @@ from lb.inventory import Host
 from ops.commands import drbd, hosts
 from ops.commands.hosts import on
 from ops.commands.paths import kit
-from ops.drbd import COMPARING, No, Status, may_promote
+from ops.drbd import COMPARING, Status
 from ops.errors import NoAnswer
-from ops.mirror_files import partner, proof_of_death
+from ops.mirror_files import partner
 from ops.mirrors import MirrorView
 from ops.plan import Plan
+from ops.playbooks.promotion import leaving
 from ops.step import Blocked, Check, Command, Step
 
 __all__ = [
     "connect",
     "create",
-    "demote",
     "disconnect",
-    "leaving",
     "new_disk",
-    "promote",
-    "promotion",
     "rate",
     "resolve",
-    "thaw",
     "verify",
 ]
 
 CONNECT_WITHIN_S = 60.0
-PROMOTE_WITHIN_S = 60.0
 # 10 TB at 100 MB/s take 28 hours.
 COPY_WITHIN_S = 48 * 3600.0
-POWER_WITHIN_S = 120.0
-# The settings of the connection say lost after 4 s.
-NOTICE_WITHIN_S = 30.0
-# It asks once a second, and for an answer by SSH up to 20 s.
-HANDLER_WITHIN_S = 25.0
 
 
 def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host]) -> Plan:
@@ -95,7 +84,7 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
         Step(
             name=f"make a file system on {mirror.device}",
             commands=on([home], hosts.make_file_system(mirror.device)),
-            done=_succeeds(view, home, hosts.has_file_system(mirror.device)),
+            done=lambda: view.succeeds(home, hosts.has_file_system(mirror.device)),
         ),
         Step(
             name=f"mount it on {home.name}",
@@ -103,7 +92,7 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
                 *on([home], hosts.mount(mirror.device, mirror.mount)),
                 *on([home], hosts.broker_folder(mirror.mount)),
             ),
-            done=_succeeds(view, home, ("mountpoint", "-q", str(mirror.mount))),
+            done=lambda: view.succeeds(home, hosts.is_mounted(mirror.mount)),
         ),
         Step(
             name="wait until both disks are alike",
@@ -145,78 +134,6 @@ def _copied_from(view: MirrorView, home: Host) -> tuple[Step, ...]:
     )
 
 
-def promotion(
-    view: MirrorView, host: Host, *, is_dead: bool, power: bool, given_up: bool, force: bool
-) -> tuple[Step, ...]:
-    """Steps that make a host primary; a part of other playbooks.
-
-    is_dead: the other one is, by an operator's word. power: it has a power controller, which is asked.
-    given_up: what only the other has may be lost. force: and the data here are marked as outdated.
-    """
-    other = partner(view.inventory, view.mirror, host)
-    proof = proof_of_death(view.name, other.name)
-    steps = []
-    if power:
-        steps.append(
-            Step(
-                name=f"switch {other.name} off",
-                commands=(Command(hosts.power(other.power, "off", other.name)),),
-                until="its power controller says off",
-                check=_is_off(view, other),
-                within_s=POWER_WITHIN_S,
-            )
-        )
-    if power or is_dead:
-        steps.append(
-            Step(
-                name=f"tell {host.name} that {other.name} is dead",
-                commands=on([host], hosts.say_dead(proof)),
-                undo=on([host], hosts.forget_death(proof)),
-            )
-        )
-    steps.append(
-        Step(
-            name=f"see that {host.name} may be promoted",
-            until="it has noticed that it is alone, and loses nothing"
-            if power or is_dead
-            else "so",
-            check=_may_promote(view, host, is_dead=power or is_dead, given_up=given_up),
-            within_s=NOTICE_WITHIN_S,
-        )
-    )
-    steps.append(
-        Step(
-            name=f"promote {host.name}",
-            commands=on([host], (drbd.promote_first if force else drbd.promote)(view.name)),
-            done=lambda: view.status(host).role == "Primary",
-            until="it is primary, and its writes are not frozen",
-            check=view.has_role(host, "Primary"),
-            within_s=PROMOTE_WITHIN_S,
-            is_final=True,
-        )
-    )
-    return tuple(steps)
-
-
-def promote(
-    view: MirrorView, host: Host, *, is_dead: bool, power: bool, given_up: bool, force: bool
-) -> Plan:
-    """Steps that make one host primary; see `promotion`."""
-    steps = promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force)
-    return Plan(name=f"drbd promote {view.name}", steps=steps)
-
-
-def demote(view: MirrorView, host: Host) -> Plan:
-    """A host that has its disk mounted refuses, and nothing is changed."""
-    step = Step(
-        name=f"demote {host.name}",
-        commands=on([host], drbd.demote(view.name)),
-        until="it is secondary",
-        check=view.has_role(host, "Secondary"),
-    )
-    return Plan(name=f"drbd demote {view.name}", steps=(step,))
-
-
 def connect(view: MirrorView) -> Plan:
     """Both hosts look for each other; what differs is copied from the one that has newer data."""
     home, standby = view.hosts
@@ -252,31 +169,6 @@ def verify(view: MirrorView, host: Host) -> Plan:
                 until="every block is compared",
                 check=_is_compared(view, host),
                 within_s=COPY_WITHIN_S,
-            ),
-        ),
-    )
-
-
-def thaw(view: MirrorView, host: Host) -> Plan:
-    """Writes of the primary go on: its partner is dead, by an operator's word."""
-    other = partner(view.inventory, view.mirror, host)
-    return Plan(
-        name=f"drbd thaw {view.name}",
-        steps=(
-            Step(
-                name=f"tell {host.name} that {other.name} is dead",
-                commands=on([host], hosts.say_dead(proof_of_death(view.name, other.name))),
-                until="its fencing handler has asked",
-                check=view.has_role(host, "Primary"),
-                within_s=HANDLER_WITHIN_S,
-                may_fail=True,
-            ),
-            Step(
-                name=f"let the writes of {host.name} go on",
-                commands=on([host], drbd.thaw(view.name)),
-                done=lambda: not view.status(host).frozen,
-                until="they do",
-                check=view.has_role(host, "Primary"),
             ),
         ),
     )
@@ -349,42 +241,6 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
     )
 
 
-def leaving(view: MirrorView, host: Host, *, agent: bool) -> tuple[Step, ...]:
-    """Steps that take the broker from a host, in order, and can be taken back.
-
-    agent: the host has one.
-    """
-    mirror = view.mirror
-    units = (*((hosts.AGENT_UNIT,) if agent else ()), hosts.BROKER_UNIT)
-    is_mounted = _succeeds(view, host, ("mountpoint", "-q", str(mirror.mount)))
-    moved = mirror.address
-    return (
-        Step(
-            name=f"stop the broker on {host.name}",
-            commands=on([host], *(hosts.service("stop", unit) for unit in units)),
-            undo=on([host], *(hosts.service("start", unit) for unit in reversed(units))),
-        ),
-        Step(
-            name=f"take {moved or 'nothing else'} from {host.name}",
-            commands=on([host], hosts.address("drop", moved)) if moved else (),
-            undo=on([host], hosts.address("take", moved)) if moved else (),
-        ),
-        Step(
-            name=f"unmount the disk on {host.name}",
-            commands=on([host], hosts.unmount(mirror.mount)),
-            done=lambda: not is_mounted(),
-            undo=on([host], hosts.mount(mirror.device, mirror.mount)),
-        ),
-        Step(
-            name=f"demote {host.name}",
-            commands=on([host], drbd.demote(mirror.name)),
-            until="it is secondary",
-            check=view.has_role(host, "Secondary"),
-            undo=on([host], drbd.promote(mirror.name)),
-        ),
-    )
-
-
 # --------------------------------------------------------------------------- commands, checks
 def _kit(file: Path, *words: str) -> tuple[Command, ...]:
     return (kit("ops", "drbd", *words, "--inventory", str(file)),)
@@ -392,10 +248,6 @@ def _kit(file: Path, *words: str) -> tuple[Command, ...]:
 
 def _has_metadata(view: MirrorView, host: Host) -> Callable[[], bool]:
     return lambda: view.status(host).generations is not None
-
-
-def _succeeds(view: MirrorView, host: Host, argv: tuple[str, ...]) -> Callable[[], bool]:
-    return lambda: view.succeeds(host, argv)
 
 
 def _is_connected(view: MirrorView, host: Host) -> Check:
@@ -427,42 +279,9 @@ def _whole_or_split(view: MirrorView) -> Check:
     return check
 
 
-def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool) -> Check:
-    """Looked at again after the proof, and after an operator thought about it."""
-    peer = partner(view.inventory, view.mirror, host).name
-
-    def check() -> str:
-        sides = view.sides()
-        here, there = sides[host.name], sides[peer]
-        if isinstance(here, NoAnswer):
-            return str(here)
-        if is_dead and here.role != "Primary" and here.is_connected:
-            return f"{host.name} is still connected to {peer}: {here}"
-        verdict = may_promote(
-            here,
-            None if isinstance(there, NoAnswer) else there,
-            peer=peer,
-            peer_is_dead=is_dead,
-            given_up=peer if given_up else "",
-        )
-        if isinstance(verdict, No) and not here.is_passing:
-            raise Blocked(verdict.reason)
-        return verdict.reason if isinstance(verdict, No) else ""
-
-    return check
-
-
 def _is_compared(view: MirrorView, host: Host) -> Check:
     def check() -> str:
         status = view.status(host)
         return str(status) if status.link in COMPARING else ""
-
-    return check
-
-
-def _is_off(view: MirrorView, host: Host) -> Check:
-    def check() -> str:
-        said = view.power_of(host)
-        return "" if said == "off" else f"its power controller says {said!r}"
 
     return check

@@ -24,7 +24,7 @@ from ops.commands.paths import kit
 from ops.mirror_files import partner, proof_of_death
 from ops.mirrors import MirrorView, amqp_answers
 from ops.plan import Plan
-from ops.playbooks.mirror import leaving, promotion
+from ops.playbooks.promotion import leaving, promotion
 from ops.step import Step
 
 __all__ = ["failback", "failover", "start", "stop"]

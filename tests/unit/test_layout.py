@@ -51,6 +51,7 @@ TESTED_ELSEWHERE = {
     "ops/backup_cli.py": "tests/integration/test_backup.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",
+    "ops/mirror_setup.py": "tests/hosts/test_failover.py",
     "bench/figures/rest.py": "tests/integration/test_bench_mesh.py",
     "bench/relay.py": "tests/integration/test_bench_relay.py",
     "bench/figures/client/mesh_brokers.py": "tests/integration/test_bench_mesh.py",

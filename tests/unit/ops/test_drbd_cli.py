@@ -167,3 +167,24 @@ def test_frozen_writes_go_on_by_an_operators_word(
     shown = capsys.readouterr().out
     assert "install -D -m 600 /dev/null /run/messagebus/dead/mb1.db2" in shown
     assert "drbdadm resume-io mb1" in shown
+
+
+def test_the_disk_of_another_mirror_holds_something(
+    drbd: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ours is only what DRBD holds already, and what was made a moment ago and never had data."""
+    told: dict[str, str | None] = {
+        **answers("drbd"),
+        "drbdsetup events2 --now --statistics mb1": "exists -",
+        "drbdadm get-gi mb1": "3D4DD4F3631A1267:"
+        + "0" * 16
+        + ":"
+        + "0" * 16
+        + ":"
+        + "0" * 16
+        + ":1:1:0:1:0:0:0",
+    }
+    assert drbd("01 A", "01 A", "disk mb1 db2 --dry-run", told) == 1
+    assert '--overwrite "destroy drbd on db2:/dev/vdb"' in capsys.readouterr().err
+    told["drbdadm get-gi mb1"] = "0000000000000004" + ":0000000000000000" * 3 + ":0:0:0:0:0:0:0"
+    assert drbd("01 A", "01 A", "disk mb1 db2 --dry-run", told) == 0

@@ -80,23 +80,6 @@ def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) ->
     assert all(step.done and step.done() for step in destroys)
 
 
-def test_a_promotion_needs_a_proof_first_where_the_other_is_silent(file: Path) -> None:
-    seen = view(file)
-    host = seen.hosts[1]
-    by_power = playbooks.promote(seen, host, is_dead=False, power=True, given_up=False, force=False)
-    assert ran(by_power) == [
-        "here: /usr/bin/pdu off db1",
-        "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
-        "db2: drbdadm primary mb1",
-    ]
-    by_word = playbooks.promote(seen, host, is_dead=True, power=False, given_up=False, force=False)
-    assert ran(by_word) == ran(by_power)[1:]
-    given_up = playbooks.promote(seen, host, is_dead=True, power=False, given_up=True, force=True)
-    assert ran(given_up)[-1] == "db2: drbdadm primary --force mb1"
-    alive = playbooks.promote(seen, host, is_dead=False, power=False, given_up=False, force=False)
-    assert ran(alive) == ["db2: drbdadm primary mb1"]
-
-
 def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
     seen = view(file, "12 A", "12 B")
     plan = playbooks.resolve(seen, seen.hosts[1], is_primary=True, agent=True)
@@ -114,16 +97,9 @@ def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
     assert ran(small) == ran(plan)[-3:]
 
 
-def test_what_takes_a_broker_from_its_host_can_be_taken_back(file: Path) -> None:
-    seen = view(file)
-    steps = playbooks.leaving(seen, seen.hosts[0], agent=True)
-    assert all(step.undo and not step.is_final for step in steps)
-
-
 def test_small_orders(file: Path) -> None:
     seen = view(file)
     home, standby = seen.hosts
-    assert ran(playbooks.demote(seen, home)) == ["db1: drbdadm secondary mb1"]
     assert ran(playbooks.connect(seen)) == ["db1: drbdadm adjust mb1", "db2: drbdadm adjust mb1"]
     assert ran(playbooks.disconnect(seen, standby)) == ["db2: drbdadm disconnect mb1"]
     assert ran(playbooks.verify(seen, home)) == ["db1: drbdadm verify mb1"]
@@ -155,25 +131,3 @@ def test_comparing_ends_when_every_block_is_compared(file: Path) -> None:
 
     assert check("17 A").startswith("VerifyS")
     assert check("06 A") == ""
-
-
-def test_it_is_looked_again_before_a_promotion_whether_anything_is_lost_by_it(file: Path) -> None:
-    def look(one: str, two: str, *, is_dead: bool = True, given_up: bool = False) -> str:
-        seen = view(file, one, two)
-        host = seen.hosts[1]
-        steps = playbooks.promotion(
-            seen, host, is_dead=is_dead, power=False, given_up=given_up, force=False
-        )
-        check = next(step.check for step in steps if step.name.startswith("see that"))
-        assert check
-        return check()
-
-    assert look("", "07 B") == ""
-    assert "still connected to db1" in look("", "06 B")
-    assert "db2" in look("", "")
-    with pytest.raises(Blocked, match="nothing is known of db1"):
-        look("", "07 B", is_dead=False)
-    with pytest.raises(Blocked, match="name it"):
-        look("", "26 B")
-    assert look("", "26 B", given_up=True) == ""
-    assert look("06 B", "06 A", is_dead=False) == ""

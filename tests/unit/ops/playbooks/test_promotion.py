@@ -1,0 +1,102 @@
+"""A host becomes primary, or lets go: the order, and exactly what runs where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.mirrors import MirrorView
+from ops.plan import Plan
+from ops.playbooks import promotion
+from ops.step import Blocked
+from tests.support.mirrors import FakeHosts, mirrored_inventory
+
+HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "inventory.toml"
+    path.write_text(
+        mirrored_inventory(HOSTS, address="10.0.0.9", service_network="24", power="/usr/bin/pdu")
+    )
+    return path
+
+
+def view(file: Path, one: str = "06 A", two: str = "06 B") -> MirrorView:
+    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).connect)
+
+
+def ran(plan: Plan) -> list[str]:
+    return [
+        f"{command.host or 'here'}: {' '.join(command.argv)}"
+        for step in plan.steps
+        for command in step.commands
+    ]
+
+
+def test_a_promotion_needs_a_proof_first_where_the_other_is_silent(file: Path) -> None:
+    seen = view(file)
+    host = seen.hosts[1]
+    by_power = promotion.promote(seen, host, is_dead=False, power=True, given_up=False, force=False)
+    assert ran(by_power) == [
+        "here: /usr/bin/pdu off db1",
+        "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
+        "db2: drbdadm primary mb1",
+    ]
+    by_word = promotion.promote(seen, host, is_dead=True, power=False, given_up=False, force=False)
+    assert ran(by_word) == ran(by_power)[1:]
+    given_up = promotion.promote(seen, host, is_dead=True, power=False, given_up=True, force=True)
+    assert ran(given_up)[-1] == "db2: drbdadm primary --force mb1"
+    alive = promotion.promote(seen, host, is_dead=False, power=False, given_up=False, force=False)
+    assert ran(alive) == ["db2: drbdadm primary mb1"]
+
+
+def test_what_takes_a_broker_from_its_host_can_be_taken_back(file: Path) -> None:
+    seen = view(file)
+    steps = promotion.leaving(seen, seen.hosts[0], agent=True)
+    assert all(step.undo and not step.is_final for step in steps)
+
+
+def test_it_is_looked_again_before_a_promotion_whether_anything_is_lost_by_it(file: Path) -> None:
+    def look(one: str, two: str, *, is_dead: bool = True, given_up: bool = False) -> str:
+        seen = view(file, one, two)
+        host = seen.hosts[1]
+        steps = promotion.promotion(
+            seen, host, is_dead=is_dead, power=False, given_up=given_up, force=False
+        )
+        check = next(step.check for step in steps if step.name.startswith("see that"))
+        assert check
+        return check()
+
+    assert look("", "07 B") == ""
+    assert "still connected to db1" in look("", "06 B")
+    assert "db2" in look("", "")
+    with pytest.raises(Blocked, match="nothing is known of db1"):
+        look("", "07 B", is_dead=False)
+    with pytest.raises(Blocked, match="name it"):
+        look("", "26 B")
+    assert look("", "26 B", given_up=True) == ""
+    assert look("06 B", "06 A", is_dead=False) == ""
+
+
+def test_a_host_is_demoted_and_seen_to_be(file: Path) -> None:
+    seen = view(file)
+    plan = promotion.demote(seen, seen.hosts[0])
+    assert ran(plan) == ["db1: drbdadm secondary mb1"]
+    check = plan.steps[0].check
+    assert check
+    assert check().startswith("Connected  Primary")
+
+
+def test_frozen_writes_are_let_go_only_when_the_handler_did_not_do_it(file: Path) -> None:
+    seen = view(file, "24 A", "")
+    plan = promotion.thaw(seen, seen.hosts[0])
+    assert ran(plan) == [
+        "db1: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db2",
+        "db1: drbdadm resume-io mb1",
+    ]
+    done = plan.steps[1].done
+    assert done
+    assert not done()
