@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.hosts.lab import Host, Lab
 
 from messagebus import BusConfig, Consumer, Publisher
+from tests.hosts.lab import Host, Lab
 from tests.support.eventually import FACTOR
 
 OPS_WITHIN_S = 900.0
