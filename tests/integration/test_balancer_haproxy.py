@@ -210,6 +210,25 @@ def test_the_statistics_port_has_a_page_and_metrics(rig: Rig) -> None:
     assert 'haproxy_server_status{proxy="mb_brokers",server="mb1",state="UP"} 1' in metrics
 
 
+def test_a_broker_gets_no_more_connections_than_it_is_allowed(rig: Rig) -> None:
+    rig.inventory(1)
+    path = rig.folder / "inventory.toml"
+    path.write_text(
+        path.read_text().replace(
+            "sessions_max = 400", "sessions_max = 400\nserver_sessions_max = 2"
+        )
+    )
+    one = load(path)
+    rig.start(one)
+    rig.wait(one, mb1="up")
+    with rig.client(), rig.client():
+        with pytest.raises(ConnectionError), rig.client():
+            raise AssertionError("a third connection")
+        assert rig.servers(one)["mb1"].sessions == 2
+    eventually(lambda: rig.servers(one)["mb1"].sessions == 0, within_s=5)
+    rig.come_and_go(1)
+
+
 def test_the_admin_socket_is_its_owners(rig: Rig) -> None:
     two = rig.inventory(2)
     rig.start(two)
