@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from messagebus._io import subscriptions
+from messagebus._io.blocking import run_blocking
 from messagebus._io.following import fetch_list
 from messagebus._io.https import http_client
 from messagebus._io.registering import topology_for
@@ -42,14 +42,14 @@ def declare(
     Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused, NameInvalid.
     """
     parsed = [parse_wanted(each) if isinstance(each, str) else each for each in wanted]
-    return asyncio.run(topology_for(bus).register(parsed, timeout_ms=int(timeout_s * 1000)))
+    return run_blocking(topology_for(bus).register(parsed, timeout_ms=int(timeout_s * 1000)))
 
 
 def brokers(bus: BusConfig) -> BrokerList:
     """The consumer list as it is now. Raises ListUnavailable or ListInvalid, of the last address."""
     if not bus.list_urls:
         return BrokerList(listed=(ListedBroker(broker=bus.address),))
-    return asyncio.run(_fetch(bus))
+    return run_blocking(_fetch(bus))
 
 
 def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
@@ -58,7 +58,7 @@ def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
     Raises ConfigError without list addresses, ListError without a list, LoginRefused.
     """
     _needs_agents(bus)
-    return asyncio.run(subscriptions.count(bus, brokers(bus)))
+    return run_blocking(subscriptions.count(bus, brokers(bus)))
 
 
 def delete_subscriptions(
@@ -71,7 +71,7 @@ def delete_subscriptions(
     never was or no majority of agents answers, LoginRefused.
     """
     _needs_agents(bus)
-    return asyncio.run(subscriptions.delete(bus, _source_names(names), token=token))
+    return run_blocking(subscriptions.delete(bus, _source_names(names), token=token))
 
 
 def purge_subscriptions(
@@ -83,7 +83,7 @@ def purge_subscriptions(
     and NameInvalid.
     """
     _needs_agents(bus)
-    return asyncio.run(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
+    return run_blocking(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
 
 
 def _needs_agents(bus: BusConfig) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from messagebus import directory
 from messagebus._io import subscriptions
+from messagebus._io.blocking import run_blocking
 from messagebus._io.parking import SCAN_MAX, Looked, Parking
 from messagebus.config import BusConfig
 from messagebus.core.parking import Choice, Facts
@@ -197,7 +198,7 @@ def count_parked(
     names: TOPIC/SUBSCRIPTION or queue:NAME; empty for all that the agents know. Raises ConfigError,
     NameInvalid, ListError without a list, TopologyError when no agent knows the names.
     """
-    return asyncio.run(_count(_Work(bus, names, where)))
+    return run_blocking(_count(_Work(bus, names, where)))
 
 
 def read_parked(
@@ -211,7 +212,7 @@ def read_parked(
 
     Raises as `count_parked`.
     """
-    return asyncio.run(_read(_Work(bus, names, where), limit))
+    return run_blocking(_read(_Work(bus, names, where), limit))
 
 
 def redrive_parked(
@@ -237,7 +238,7 @@ def redrive_parked(
     async def redrive(parking: Parking, source: Source, ready: int, **rest: Any) -> int:
         return await parking.redrive(source, ready, work.choice, turn=pace.turn, **rest)
 
-    return asyncio.run(_move(work, redrive, limit, on_progress))
+    return run_blocking(_move(work, redrive, limit, on_progress))
 
 
 def purge_parked(
@@ -254,7 +255,7 @@ def purge_parked(
     async def drop(parking: Parking, source: Source, ready: int, **rest: Any) -> int:
         return await parking.drop(source, ready, work.choice, **rest)
 
-    return asyncio.run(_move(work, drop, limit, on_progress))
+    return run_blocking(_move(work, drop, limit, on_progress))
 
 
 class _Work:
