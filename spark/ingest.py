@@ -24,9 +24,8 @@ from spark.events import (
     ANCHOR,
     counted,
     line_counts,
-    parse,
     quarantined,
-    read_lines,
+    rows_of,
     schema_of,
 )
 from spark.files import EventFile, Files, find_files
@@ -167,8 +166,7 @@ def _read(
 ) -> dict[str, dict[str, Any]]:
     """source -> its note, of files of one kind."""
     run_id = manifest.run_id
-    lines = read_lines(session, files)
-    parsed = parse(lines, kind, manifest, files)
+    parsed = rows_of(session, kind, files, manifest)
     good, seen = counted(parsed, kind)
     replaces = [f"{DATE}=*/{RUN}={run_id}/{SOURCE}={file.source}" for file in files]
     lake.write(kind, good, by=BY, replaces=replaces)
