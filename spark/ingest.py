@@ -52,9 +52,9 @@ class Plan:
     new: tuple[EventFile, ...]
 
     @property
-    def bytes(self) -> int:
-        """Of the whole run."""
-        return sum(file.size for file in self.files.used)
+    def weight(self) -> int:
+        """Of the whole run, as `EventFile.weight`."""
+        return sum(file.weight for file in self.files.used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,9 @@ class Ingested:
     clock_spread_ns: int = 0
 
     @property
-    def bytes(self) -> int:
-        return sum(int(file["bytes"]) for file in self.files.values())
+    def weight(self) -> int:
+        """Of the whole run, as `EventFile.weight`."""
+        return sum(int(file["weight"]) for file in self.files.values())
 
     @property
     def bad(self) -> int:
@@ -211,6 +212,7 @@ def _by_file(
             "kind": kind,
             "form": file.form,
             "bytes": file.size,
+            "weight": file.weight,
             "sha256": file.sha256,
             "anchors": int(bool(file.head)),
             "has_anchor": file.anchor is not None,
