@@ -59,6 +59,8 @@ bench: install ## measure the figures of the README, an hour or two; bench/resul
 	@status=0; \
 	$(PYTHON) -m bench figures client --name client || status=1; \
 	$(PYTHON) -m bench figures way --name way || status=1; \
+	$(PYTHON) -m bench figures measure --name measure || status=1; \
+	$(PYTHON) -m bench overhead --name measure || status=1; \
 	$(PYTHON) -m bench readme; \
 	exit $$status
 

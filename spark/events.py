@@ -38,6 +38,7 @@ __all__ = [
     "parse",
     "quarantined",
     "read_lines",
+    "rows_of",
     "schema_of",
 ]
 
@@ -77,15 +78,20 @@ def schema_of(kind: str) -> StructType:
     return StructType([*fields, *(StructField(name, StringType()) for name in (DATE, RUN, SOURCE))])
 
 
+def rows_of(
+    session: SparkSession, kind: str, files: Sequence[EventFile], manifest: Manifest
+) -> DataFrame:
+    """Of `parse`, over files of any form."""
+    forms = [[file for file in files if file.form == form] for form in (NDJSON, PARQUET)]
+    parsed = [parse(read_lines(session, part), kind, manifest, part) for part in forms if len(part)]
+    return reduce(DataFrame.unionAll, parsed)
+
+
 def read_lines(session: SparkSession, files: Sequence[EventFile]) -> DataFrame:
-    """source, value (one line as text), offset_ns (of its file), row, of files of one kind."""
-    readers = {NDJSON: _read_text, PARQUET: _read_parquet}
-    lines = [
-        read(session, group, offset)
-        for form, read in readers.items()
-        for offset, group in _by_offset(file for file in files if file.form == form).items()
-    ]
-    return reduce(DataFrame.unionAll, lines)
+    """source, value (one line as text), offset_ns (of its file), row, of files of one kind and form."""
+    read = _read_text if files[0].form == NDJSON else _read_parquet
+    groups = _by_offset(files).items()
+    return reduce(DataFrame.unionAll, [read(session, group, offset) for offset, group in groups])
 
 
 def parse(lines: DataFrame, kind: str, manifest: Manifest, files: Sequence[EventFile]) -> DataFrame:
@@ -95,11 +101,15 @@ def parse(lines: DataFrame, kind: str, manifest: Manifest, files: Sequence[Event
     bad. date: UTC; that of the run's start for a bad line.
     """
     columns = EVENTS[kind]
+    is_text = files[0].form == NDJSON
+    reason = _reason_of_row(columns, manifest, is_text=is_text)
+    if is_text:
+        reason = _reason_of_line(files).otherwise(reason)
     typed = lines.select(
-        *[_typed(column) for column in columns],
+        *[_typed(column, is_text=is_text) for column in columns],
         SOURCE,
         "value",
-        _reason(columns, manifest, files).alias("reason"),
+        reason.alias("reason"),
     )
     at = F.when(F.col("reason").isNull(), F.col(AT[kind])).otherwise(F.lit(manifest.start_ns))
     day = F.date_format(F.timestamp_micros(F.call_function("div", at, F.lit(1000))), "yyyy-MM-dd")
@@ -145,20 +155,17 @@ def quarantined(rows: DataFrame, kind: str, run_id: str) -> DataFrame:
     )
 
 
-def _typed(column: Column) -> Expr:
+def _typed(column: Column, *, is_text: bool) -> Expr:
     field = F.col(f"row.{column.name}")
-    if column.kind == "id16":
+    if column.kind == "id16" and is_text:
         return F.unhex(field).alias(column.name)
     if column.name.endswith("_ns"):
         return (field + F.col("offset_ns")).alias(column.name)
     return field.alias(column.name)
 
 
-def _reason(columns: Sequence[Column], manifest: Manifest, files: Sequence[EventFile]) -> Expr:
-    required = [F.col(f"row.{c.name}").isNull() for c in columns if c.required]
-    ids = [_not_an_id(F.col(f"row.{c.name}")) for c in columns if c.kind == "id16"]
-    words = {"outcome": OUTCOMES, "ack": ACKS}
-    wrong_words = [~F.col(f"row.{c.name}").isin(*words[c.name]) for c in columns if c.name in words]
+def _reason_of_line(files: Sequence[EventFile]) -> Expr:
+    """Of a line that is no row at all; to be continued with `otherwise`."""
     broken = F.col(f"row.{CORRUPT}").isNotNull()
     anchor = F.col(f"row.{ANCHOR}").isNotNull() & F.col("row.run_id").isNull()
     heads, tails = {file.head for file in files}, {file.tail for file in files} - {""}
@@ -168,16 +175,30 @@ def _reason(columns: Sequence[Column], manifest: Manifest, files: Sequence[Event
         .when(broken, BROKEN)
         .when(anchor & F.col("value").isin(*sorted(heads)), ANCHOR)
         .when(anchor, STRAY)
-        .when(reduce(Expr.__or__, required), MISSING)
-        .when(reduce(Expr.__or__, ids), MALFORMED_ID)
-        .when(reduce(Expr.__or__, wrong_words), WORD)
+    )
+
+
+def _reason_of_row(columns: Sequence[Column], manifest: Manifest, *, is_text: bool) -> Expr:
+    required = [F.col(f"row.{c.name}").isNull() for c in columns if c.required]
+    not_an_id = _not_hex if is_text else _not_16_bytes
+    ids = [not_an_id(F.col(f"row.{c.name}")) for c in columns if c.kind == "id16"]
+    words = {"outcome": OUTCOMES, "ack": ACKS}
+    wrong_words = [~F.col(f"row.{c.name}").isin(*words[c.name]) for c in columns if c.name in words]
+    return (
+        F.when(reduce(Expr.__or__, required), MISSING)
+        .when(reduce(Expr.__or__, ids, F.lit(False)), MALFORMED_ID)
+        .when(reduce(Expr.__or__, wrong_words, F.lit(False)), WORD)
         .when(~_in_manifest(columns, manifest), FOREIGN)
     )
 
 
-def _not_an_id(text: Expr) -> Expr:
+def _not_hex(text: Expr) -> Expr:
     # Cheaper than a pattern, of which every row has two: unhex() of anything but hex digits is null.
     return (F.length(text) != ID_DIGITS) | F.unhex(text).isNull()
+
+
+def _not_16_bytes(field: Expr) -> Expr:
+    return F.length(field) != ID_DIGITS // 2
 
 
 def _in_manifest(columns: Sequence[Column], manifest: Manifest) -> Expr:
@@ -197,35 +218,32 @@ def _read_text(session: SparkSession, files: Sequence[EventFile], offset_ns: int
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     row = F.from_json("value", StructType(fields), options)
     lines = session.read.text([pattern_of(file.path) for file in files])
-    return _rows(lines, "value", row, offset_ns)
+    # Exploding an array of one keeps Spark from copying from_json() into every condition on its
+    # fields: a filter on `reason` took 30 times the CPU.
+    return lines.select(
+        _source(),
+        "value",
+        F.lit(offset_ns).cast("long").alias("offset_ns"),
+        F.explode(F.array(row)).alias("row"),
+    )
 
 
 def _read_parquet(session: SparkSession, files: Sequence[EventFile], offset_ns: int) -> DataFrame:
     columns = EVENTS[files[0].kind]
     schema = StructType([StructField(column.name, TYPES[column.kind]) for column in columns])
     read = session.read.schema(schema).parquet(*[pattern_of(file.path) for file in files])
-    row = F.struct(
-        *[F.hex(c.name).alias(c.name) if c.kind == "id16" else F.col(c.name) for c in columns],
-        F.lit(None).cast("struct<host:string>").alias(ANCHOR),
-        F.lit(None).cast("string").alias(CORRUPT),
-    )
-    return _rows(read, F.to_json(row), row, offset_ns)
-
-
-def _rows(lines: DataFrame, value: str | Expr, row: Expr, offset_ns: int) -> DataFrame:
-    """source, value, offset_ns, row.
-
-    Exploding an array of one keeps Spark from copying from_json() into every condition on its
-    fields: a filter on `reason` took 30 times the CPU.
-    """
-    name = F.regexp_replace(F.col("_metadata.file_name"), "[^A-Za-z0-9._-]", "_")
-    text = F.col(value) if isinstance(value, str) else value
-    return lines.select(
-        name.alias(SOURCE),
-        text.alias("value"),
+    row = F.struct(*[column.name for column in columns])
+    shown = [F.hex(c.name).alias(c.name) if c.kind == "id16" else F.col(c.name) for c in columns]
+    return read.select(
+        _source(),
+        F.to_json(F.struct(*shown)).alias("value"),
         F.lit(offset_ns).cast("long").alias("offset_ns"),
-        F.explode(F.array(row)).alias("row"),
+        row.alias("row"),
     )
+
+
+def _source() -> Expr:
+    return F.regexp_replace(F.col("_metadata.file_name"), "[^A-Za-z0-9._-]", "_").alias(SOURCE)
 
 
 def _by_offset(files: Iterable[EventFile]) -> dict[int, list[EventFile]]:

@@ -24,9 +24,8 @@ from spark.events import (
     ANCHOR,
     counted,
     line_counts,
-    parse,
     quarantined,
-    read_lines,
+    rows_of,
     schema_of,
 )
 from spark.files import EventFile, Files, find_files
@@ -53,9 +52,9 @@ class Plan:
     new: tuple[EventFile, ...]
 
     @property
-    def bytes(self) -> int:
-        """Of the whole run."""
-        return sum(file.size for file in self.files.used)
+    def weight(self) -> int:
+        """Of the whole run, as `EventFile.weight`."""
+        return sum(file.weight for file in self.files.used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +73,9 @@ class Ingested:
     clock_spread_ns: int = 0
 
     @property
-    def bytes(self) -> int:
-        return sum(int(file["bytes"]) for file in self.files.values())
+    def weight(self) -> int:
+        """Of the whole run, as `EventFile.weight`."""
+        return sum(int(file["weight"]) for file in self.files.values())
 
     @property
     def bad(self) -> int:
@@ -167,8 +167,7 @@ def _read(
 ) -> dict[str, dict[str, Any]]:
     """source -> its note, of files of one kind."""
     run_id = manifest.run_id
-    lines = read_lines(session, files)
-    parsed = parse(lines, kind, manifest, files)
+    parsed = rows_of(session, kind, files, manifest)
     good, seen = counted(parsed, kind)
     replaces = [f"{DATE}=*/{RUN}={run_id}/{SOURCE}={file.source}" for file in files]
     lake.write(kind, good, by=BY, replaces=replaces)
@@ -213,6 +212,7 @@ def _by_file(
             "kind": kind,
             "form": file.form,
             "bytes": file.size,
+            "weight": file.weight,
             "sha256": file.sha256,
             "anchors": int(bool(file.head)),
             "has_anchor": file.anchor is not None,

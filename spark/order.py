@@ -16,7 +16,7 @@ STREAM = ("topic", "subscription", "first_consumer", "first_broker", "publisher"
 
 
 def out_of_order(fates: DataFrame) -> DataFrame:
-    """message_id (hex), topic, subscription, consumer, broker, publisher, key, sequence, after.
+    """date, message_id (hex), topic, subscription, consumer, broker, publisher, key, sequence, after.
 
     after: the highest sequence that had come before it, larger than its own. fates: `audit.fates`.
     Cost: one sort of all first deliveries.
@@ -28,6 +28,7 @@ def out_of_order(fates: DataFrame) -> DataFrame:
     )
     judged = fates.filter(_is_ordered()).withColumn("after", F.max("sequence").over(before))
     return judged.filter(F.col("sequence") < F.col("after")).select(
+        "date",
         F.lower(F.hex("message_id")).alias("message_id"),
         "topic",
         "subscription",

@@ -24,7 +24,7 @@ ROOT = HERE.parent
 SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.shuffle.partitions": "8",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     # Else every row is sorted by its partition before it is written.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
@@ -33,7 +33,7 @@ SQL = {
 LOG4J = f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"
 LOCAL = {
     "spark.master": "local[2]",
-    "spark.driver.memory": "2g",
+    "spark.driver.memory": "4g",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",

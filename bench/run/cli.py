@@ -1,7 +1,8 @@
-"""``python -m bench run``, ``report``, ``compare`` and ``overhead``."""
+"""``python -m bench run``, ``report``, ``compare``, ``knee`` and ``overhead``."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 import time
@@ -20,8 +21,10 @@ from bench.run import report as reports
 from bench.run.compare import compare as compare_results
 from bench.run.compare import order, read_arm, told
 from bench.run.conduct import conduct, declare_all, probes
+from bench.run.knee import Knee
 from bench.run.profile import Profile
-from bench.run.result import Result, gather
+from bench.run.result import Result, gather, percentiles
+from bench.run.schedule import Constant
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
 
@@ -128,6 +131,39 @@ def _by_turns(
     return [arms["a"], arms["b"]]
 
 
+@click.command(epilog="Example: python -m bench knee steady --p99-max-ms 20")
+@click.argument("profile")
+@click.option("--p99-max-ms", type=click.FloatRange(min=0), default=20.0, show_default=True)
+@click.option("--top", type=click.FloatRange(min=1), default=100_000.0, show_default=True)
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/knee-time.")
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, network: str) -> None:
+    """Find the highest constant rate at which 99 % of PROFILE's confirms come within --p99-max-ms.
+
+    A rate also fails when the load was held back, or when the client was the bottleneck: which of the
+    two it was stands in each run's report.
+    """
+    wanted = profile_of(profile)
+    if not isinstance(wanted.load.schedule, Constant):
+        raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
+    place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
+    search = Knee(first=wanted.load.schedule.rate_per_s, top=top)
+    with bus(wanted, network) as cluster:
+        while (rate := search.next_rate()) is not None:
+            load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
+            one = dataclasses.replace(wanted, load=load)
+            result = measured(one, place / f"{rate:09.1f}", cluster)
+            reports.write(result)
+            p99 = percentiles(result.bins("confirm")).get("p99", float("inf"))
+            holds = not result.faults and p99 <= p99_max_ms
+            search.note(rate, holds=holds)
+            why = f": {result.faults[0]}" if result.faults else ""
+            click.echo(f"{rate:,.0f}/s {'holds' if holds else 'fails'}, p99 {p99:.3g} ms{why}")
+    click.echo(f"knee: {search.held:,.0f}/s with p99 within {p99_max_ms:g} ms; runs in {place}")
+    if not search.held:
+        raise BenchError("no rate holds")
+
+
 @click.command(epilog="Example: python -m bench overhead --name measure")
 @click.option("--messages", type=click.IntRange(min=100), default=OVERHEAD_MESSAGES)
 @click.option("--name", help="Of a results file that keeps the figures.")
@@ -196,4 +232,4 @@ def measured(profile: Profile, folder: Path, cluster: LocalCluster) -> Result:
     return result
 
 
-COMMANDS = (run, report, compare, overhead)
+COMMANDS = (run, report, compare, knee, overhead)

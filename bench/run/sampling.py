@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +72,11 @@ class Sampler:
         return self.samples
 
     def _run(self) -> None:
-        while not self._over.wait(EVERY_S):
-            for probe in self._probes:
+        with ThreadPoolExecutor(max(1, len(self._probes))) as pool:
+            while not self._over.wait(EVERY_S):
                 at_s = (time.monotonic_ns() - self._start_ns) / 1e9
-                if (sample := look(probe, at_s)) is not None:
-                    self.samples.append(sample)
+                looked = pool.map(partial(look, at_s=at_s), self._probes)
+                self.samples += [sample for sample in looked if sample is not None]
 
 
 def look(probe: Probe, at_s: float) -> Sample | None:

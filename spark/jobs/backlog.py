@@ -70,7 +70,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     oldest = max((row["age_ms"] for row in drains), default=0.0)
     marks, spans = words.incidents(run)
     panels = [
-        Panel("waiting", _summed(found["timeline"], "depth"), "line", height=2.6),
+        Panel("waiting", _summed(found["timeline"], "depth"), "step", height=2.6),
         Panel("oldest", _largest(found["timeline"], "age_ms"), "line", "ms", height=2.2),
     ]
     if found["sampled"]:
@@ -81,7 +81,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         meta=words.meta(run),
         verdict="Everything was taken out."
         if not left
-        else f"{len(left)} queues were not empty at the end.",
+        else f"Not everything was taken out of {len(left)} of {len(drains)} queues.",
+        faults=tuple(
+            f"{row['broker']}, {row['topic']}/{row['subscription']}: not empty at the end"
+            for row in left
+        ),
         comment=f"The oldest message waited {milliseconds(oldest)}."
         if drains
         else "Nothing waited.",

@@ -61,7 +61,7 @@ def command(root: Path, out: Path, worse_max: float, first: str, second: str) ->
     def work() -> int:
         lake = Lake(root)
         sources = [_source(lake, name) for name in (first, second)]
-        with session_for("compare", sum(source.bytes for source, _ in sources)) as session:
+        with session_for("compare", sum(source.weight for source, _ in sources)) as session:
             measured = [_measured(Run(session, lake, *source)) for source in sources]
         rows = compared(measured[0]["numbers"], measured[1]["numbers"])
         found = {

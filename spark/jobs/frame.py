@@ -90,7 +90,7 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
 
         def work() -> int:
             source = plan(folder, lake) if folder else ingested(lake, str(run_id))
-            with session_for(name, source.bytes) as session:
+            with session_for(name, source.weight) as session:
                 found = ingest(session, lake, source) if isinstance(source, Plan) else source
                 answer = measure(Run(session, lake, found, day))
             return write(name, answer, out, bad_faults(found, bad_max))
@@ -144,7 +144,7 @@ def _cause(text: str) -> str:
 
 @contextmanager
 def session_for(name: str, size: int) -> Iterator[SparkSession]:
-    """A session of its own, quick for a small run; ended on the way out. size: bytes of events."""
+    """A session of its own, quick for a small run; ended on the way out. size: bytes of events, as JSON."""
     session = spark_session(f"messagebus {name}", **(QUICK if size <= QUICK_BYTES_MAX else {}))
     try:
         yield session

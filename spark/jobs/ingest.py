@@ -57,7 +57,7 @@ def command(folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: in
                 faults.append(str(fault))
         if not plans:
             raise RunInvalid("; ".join(faults))
-        with session_for("ingest", sum(each.bytes for each in plans)) as session:
+        with session_for("ingest", sum(each.weight for each in plans)) as session:
             found = [ingest(session, lake, each) for each in plans]
         for one in found:
             faults += [f"{one.manifest.run_id}: {text}" for text in bad_faults(one, bad_max)]

@@ -63,7 +63,7 @@ def command(folder: Path, out: Path, bad_max: int) -> int:
         lake = Lake(out / "tables")
         source = plan(folder, lake)
         out.mkdir(parents=True, exist_ok=True)
-        with session_for("report", source.bytes) as session:
+        with session_for("report", source.weight) as session:
             run = Run(session, lake, ingest(session, lake, source))
             summary = summarize(collect(run), run.ingested, bad_max=bad_max)
         (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -27,6 +27,8 @@ from spark.throughput import CONFIRMED, DELIVERED
 __all__ = ["command", "measure"]
 
 TABLE = "throughput"
+# Of what counts where one kind alone means something.
+KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
 HEAD = ("messages", "MB", "seconds with any", "mean of those", "best second")
 
 
@@ -83,6 +85,7 @@ def _page(run: Run, found: dict[str, Any], last: int) -> Page:
         rows = [
             (row["kind"], *[row[dim] or words.NONE for dim in dims], *_cells(row))
             for row in found[key]
+            if row["kind"] in KINDS.get(key, (CONFIRMED, DELIVERED))
         ]
         table = table_of(("", *dims, *HEAD), rows, left=1 + len(dims))
         sections.append(Section(title=title, tables=(table,)))
@@ -134,7 +137,10 @@ def _series(found: dict[str, Any], kind: str, dim: str) -> list[Series]:
     for row in found["timeline"]:
         if row["kind"] == kind:
             sums[row[dim], row["window"]] += row["messages"] / width
-    rows = [{"name": name, "at": at, "rate": rate} for (name, at), rate in sums.items()]
+    # The last window is only partly filled and would look like a fall.
+    last = max((at for _, at in sums), default=0)
+    kept = {key: rate for key, rate in sums.items() if key[1] < last or last == 0}
+    rows = [{"name": name, "at": at, "rate": rate} for (name, at), rate in kept.items()]
     return words.series_by(rows, "name", "at", "rate", width=width)
 
 

@@ -30,7 +30,7 @@ def profile(name: str, **time: float) -> Profile:
                 "consumers": 1,
             },
             "messages": {"keys": 5},
-            "time": {"warm_up_s": 1, "measured_s": 2, "drain_s": 20} | time,
+            "time": {"warm_up_s": 1, "measured_s": 4, "drain_s": 20} | time,
             "events": True,
         },
         "test",

@@ -14,10 +14,12 @@ from typing import Any
 
 import click
 
+from bench.cli import bench as bench_cli
 from consumer_lists.__main__ import cli as consumer_lists_cli
 from lb.__main__ import cli as lb_cli
 from messagebus.__main__ import cli as messagebus_cli
 from ops.__main__ import cli as ops_cli
+from spark.__main__ import jobs as spark_jobs
 from tests.support.documents import ROOT, Block, files_of
 
 __all__ = ["faults_of"]
@@ -27,6 +29,8 @@ KITS: dict[str, click.Command] = {
     "ops": ops_cli,
     "lb": lb_cli,
     "consumer_lists": consumer_lists_cli,
+    "bench": bench_cli,
+    "spark": spark_jobs,
 }
 OTHERS = {"cd", "echo", "seq", "sort", "tail", "head", "uniq", "set", "export", ".", "mkdir"}
 # On real hosts, and tools of others.

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 from messagebus.events import DELIVERED, PUBLISHED, Column
 from spark import audit
 from spark.audit import COUNTS, KILL_NOTICED_NS
 from spark.manifest import Anchor, Incident, Manifest
+from tests.unit.spark.conftest import Planted
 
 SECOND = 1_000_000_000
 KILL_NS = 100 * SECOND
@@ -282,3 +284,19 @@ def test_a_run_without_topics_expects_nothing(session: SparkSession) -> None:
     row = fates(session, [publish("a")], [], none).first()
     assert row is not None
     assert (row.verdict, row.subscription, row.ordinal) == ("ok", None, 0)
+
+
+def test_plain_messages_are_judged_as_all_others_would_be(
+    planted_run: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short way for them is taken, and gives the same rows."""
+    run = planted_run.run
+    published, delivered = run.events("published"), run.events("delivered")
+
+    def rows() -> list[Row]:
+        found = audit.fates(published, delivered, run.manifest)
+        return found.orderBy("message_id", "subscription").drop("ordinal").collect()
+
+    short = rows()
+    monkeypatch.setattr(audit, "_is_plain", lambda _manifest: F.lit(False))
+    assert rows() == short

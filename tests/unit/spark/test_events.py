@@ -138,6 +138,16 @@ def test_every_bad_delivery_has_its_reason(
     assert found == [reason for _, reason in cases]
 
 
+def test_samples_of_brokers_are_events_too(
+    session: SparkSession, tmp_path: Path, manifest: Manifest
+) -> None:
+    names = ("run_id", "topic", "subscription", "broker")
+    sample = {name: DELIVERY[name] for name in names} | {"ready": 5, "unacked": 1, "at_ns": 7}
+    lines = [json.dumps(sample), json.dumps(sample | {"ready": None}), json.dumps(sample)[:-4]]
+    found = reasons(session, tmp_path, "sampled", manifest, lines)
+    assert found == [None, MISSING, CUT]
+
+
 def test_rows_are_typed_and_times_are_wall_clock(
     session: SparkSession, tmp_path: Path, manifest: Manifest
 ) -> None:

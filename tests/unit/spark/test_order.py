@@ -35,7 +35,9 @@ def delivery(number: int, at: int, sequence: int | None, **changed: object) -> D
 
 
 def late(session: SparkSession, rows: list[Delivery]) -> set[int]:
-    fates = session.createDataFrame(rows, COLUMNS).selectExpr("*", "'p1' AS publisher")
+    fates = session.createDataFrame(rows, COLUMNS).selectExpr(
+        "*", "'p1' AS publisher", "'d' AS date"
+    )
     return {int(row.message_id, 16) for row in order.out_of_order(fates).collect()}
 
 
@@ -64,7 +66,9 @@ def test_what_was_sent_again_or_redelivered_promises_no_order(session: SparkSess
         delivery(5, 10, 8),
     ]
     assert late(session, rows) == set()
-    fates = session.createDataFrame(rows, COLUMNS).selectExpr("*", "'p1' AS publisher")
+    fates = session.createDataFrame(rows, COLUMNS).selectExpr(
+        "*", "'p1' AS publisher", "'d' AS date"
+    )
     assert [tuple(row) for row in order.left_out(fates).collect()] == [(2, 3)]
 
 

@@ -2,13 +2,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from pyspark.sql import SparkSession
 
+from spark.ingest import ingest, plan
+from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
 from spark.jobs.frame import Answer, bad_faults, in_one_line, write
+from spark.lake import Lake
 from spark.manifest import RunInvalid
-from spark.page import Page
+from spark.page import Page, render_text
+from spark.run import Run
+from tests.support.events import write_run
 from tests.unit.spark.conftest import Planted
+
+JOBS = [throughput, latency, audit, imbalance, backlog, failover]
 
 PAGE = Page(job="audit", title="r", meta="", verdict="The promise holds.")
 
@@ -50,3 +59,50 @@ def test_whatever_ends_a_job_is_one_line(
 
     assert in_one_line("audit", work) == 1
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__.rpartition(".")[2])
+def test_a_run_without_a_message_says_so_and_divides_nothing_by_zero(
+    session: SparkSession, tmp_path: Path, job: ModuleType
+) -> None:
+    write_run(tmp_path / "run", messages=4)
+    for path in (tmp_path / "run").glob("*.ndjson"):
+        path.write_text(path.read_text().partition("\n")[0] + "\n")
+    page = job.measure(run_of(session, tmp_path)).page
+    assert "4 files" not in render_text(page)
+    assert any("nothing" in text.lower() for text in (*page.faults, page.verdict, page.comment))
+
+
+@pytest.mark.parametrize("job", [audit, latency], ids=["audit", "latency"])
+def test_a_run_of_one_message_has_its_numbers_and_no_percentile_that_one_cannot_support(
+    session: SparkSession, tmp_path: Path, job: ModuleType
+) -> None:
+    write_run(tmp_path / "run", messages=1)
+    answer = job.measure(run_of(session, tmp_path))
+    assert answer.page.faults == ()
+    if job is latency:
+        (row,) = [
+            row
+            for row in answer.found["percentiles"]
+            if (row["measure"], row["scope"]) == ("confirm_from_intended", "all")
+        ]
+        assert row["total"] == 1
+        assert "99.9" not in render_text(answer.page).splitlines()[0]
+    else:
+        assert answer.found["verdicts"]["ok"] == 1
+
+
+def test_a_run_that_was_killed_is_reported_and_does_not_hold(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", messages=40)
+    path = tmp_path / "run" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"complete": False, "end_ns": None}))
+    run = run_of(session, tmp_path)
+    assert audit.measure(run).found["verdicts"]["ok"] == 40
+    assert bad_faults(run.ingested, 0)[0].startswith("the run did not end in order")
+
+
+def run_of(session: SparkSession, folder: Path) -> Run:
+    lake = Lake(folder / "lake")
+    return Run(session, lake, ingest(session, lake, plan(folder / "run", lake)))
