@@ -24,7 +24,7 @@ from messagebus.broker import Broker
 from messagebus.config import BusConfig
 from messagebus.core.moving import DELAYS, Spread, parked_marks, rest_of_delay
 from messagebus.core.parking import read_facts
-from messagebus.destination import PARKING_PREFIX
+from messagebus.destination import PARKING_PREFIX, Delay
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
 __all__ = ["WINDOW", "Mover"]
@@ -91,6 +91,8 @@ class Mover:
             puttings = [_Putting(link, queue) for link in links]
             for putting in puttings:
                 await putting.begin()
+                if queue in DELAYS:
+                    putting.steps = await _steps(putting.link)
             return await _Pass(source, queue, puttings, on_moved, window).run()
 
     @asynccontextmanager
@@ -168,9 +170,9 @@ class _Pass:
     def _put_all(self) -> None:
         while self._waiting:
             taken = self._waiting.popleft()
-            way = _way(self._queue, taken)
             key = read_facts(read_headers(taken.raw)).key
-            self._puttings[self._spread.place(key)].put(way, taken)
+            putting = self._puttings[self._spread.place(key)]
+            putting.put(_way(self._queue, taken, putting.steps), taken)
         for putting in self._puttings:
             putting.flush()
 
@@ -216,8 +218,9 @@ class _Putting:
     """Publishes to one queue of one broker, with confirms."""
 
     def __init__(self, link: Link, queue: str) -> None:
-        self._link, self._queue = link, queue
+        self.link, self._queue = link, queue
         self.broker = link.address.name
+        self.steps: tuple[Delay, ...] = ()
         self.open: dict[int, _Taken] = {}
         self.moved_at_s = 0.0
         self._frames: dict[tuple[str, str], Any] = {}
@@ -227,7 +230,7 @@ class _Putting:
         self._is_over = False
 
     async def begin(self) -> None:
-        link = self._link
+        link = self.link
         link.pipe.on_confirm = self._answered
         link.channel.add_on_return_callback(lambda *_: self._end("is not there any more"))
         await _within(link.confirm_select(), link)
@@ -238,21 +241,21 @@ class _Putting:
         failed: Callable[[Exception], None],
     ) -> None:
         self._confirmed, self._failed = confirmed, failed
-        self._link.on_lost(failed)
+        self.link.on_lost(failed)
 
     def put(self, way: _Way, taken: _Taken) -> None:
         place = (way.exchange, way.key)
         frames = self._frames.get(place)
         if frames is None:
-            frames = self._frames[place] = self._link.pipe.frames(*place)
-        frames.add(self._link.pipe.out, way.raw, taken.body)
+            frames = self._frames[place] = self.link.pipe.frames(*place)
+        frames.add(self.link.pipe.out, way.raw, taken.body)
         if not self.open:
             self.moved_at_s = time.monotonic()
         self.open[self._next_tag] = taken
         self._next_tag += 1
 
     def flush(self) -> None:
-        self._link.pipe.flush()
+        self.link.pipe.flush()
 
     def _answered(self, tag: int, multiple: bool, ok: bool) -> None:
         """A return comes before its confirm, so after one nothing is believed any more."""
@@ -270,8 +273,18 @@ class _Putting:
         self._failed(TopologyError(f"{self._queue} on {self.broker} {what}"))
 
 
-def _way(queue: str, taken: _Taken) -> _Way:
-    """Straight into the queue of the same name; what was delayed goes on waiting."""
+async def _steps(link: Link) -> tuple[Delay, ...]:
+    """Of the delay ladder, those that a broker has."""
+    found = []
+    for queue, step in DELAYS.items():
+        with contextlib.suppress(TopologyError):
+            await _look_for(link, queue)
+            found.append(step)
+    return tuple(found)
+
+
+def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
+    """Straight into the queue of the same name; what was delayed goes on waiting, in one of these steps."""
     raw, now_ms = taken.raw, time.time_ns() // 1_000_000
     headers, stamp_ms = read_headers(raw), read_stamp_ms(raw)
     marks: dict[str, Any] = {}
@@ -286,7 +299,7 @@ def _way(queue: str, taken: _Taken) -> _Way:
         expires=True,
     )
     if (step := DELAYS.get(queue)) is not None:
-        rest = rest_of_delay(step, headers, stamp_ms, now_ms)
+        rest = rest_of_delay(step, headers, stamp_ms, now_ms, steps)
         return _Way(rest.exchange, taken.key, moved)
     return _Way("", queue, moved)
 

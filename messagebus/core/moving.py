@@ -8,7 +8,7 @@ delayed one has waited for a part of its time; and messages of one key must not 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from messagebus.core.parking import UNKNOWN_REASON, Facts
@@ -56,14 +56,20 @@ def parked_marks(facts: Facts) -> dict[str, Any]:
 
 
 def rest_of_delay(
-    step: Delay, headers: Mapping[str, Any], stamp_ms: int | None, now_ms: int
+    step: Delay,
+    headers: Mapping[str, Any],
+    stamp_ms: int | None,
+    now_ms: int,
+    there: Collection[Delay] = tuple(DELAYS.values()),
 ) -> Delay:
     """The step for what is left of a delay, rounded up.
 
-    headers, stamp_ms: of the message. Only of one that was delayed when it was first published is it
+    headers, stamp_ms: of the message. there: steps that the other broker has; they come into being when
+    somebody first asks for them. Only of one that was delayed when it was first published is it
     known since when it waits; another (a retry) waits for its whole step again.
     """
     if stamp_ms is None or "mb-first-ms" in headers or "mb-attempt" in headers:
         return step
     waited_ms = min(max(0, now_ms - stamp_ms - STAMP_STEP_MS), step.ms)
-    return delay_step(max(1, step.ms - waited_ms))
+    rest = delay_step(max(1, step.ms - waited_ms))
+    return min((each for each in there if rest.ms <= each.ms <= step.ms), default=step)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ops.commands.paths import kit
 from ops.step import Command
+from ops.unit_files import BALANCER_STATE_UNIT
 
 __all__ = ["LocalNodes", "Supervisor", "SystemdNodes"]
 
@@ -118,7 +119,7 @@ class SystemdNodes:
 
     def start_balancer(self, host: str) -> Command:
         """host: how it is reached. Anew, where it runs: it reads its files."""
-        return Command(("systemctl", "restart", BALANCER_UNIT), host)
+        return Command(("systemctl", "restart", BALANCER_UNIT, BALANCER_STATE_UNIT), host)
 
     def _systemctl(self, word: str, unit: str, name: str) -> tuple[Command, ...]:
         return (Command((*self._root(name), "systemctl", word, unit), self.hosts[name]),)

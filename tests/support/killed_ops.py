@@ -1,8 +1,8 @@
-"""`python -m ops`, killed by SIGKILL when its journal is about to keep the next step, or has just kept it.
+"""`python -m ops`, killed by SIGKILL when its journal is about to keep a step.
 
-    python -m tests.support.killed_ops before|after WORD...
+    python -m tests.support.killed_ops COUNT WORD...
 
-Before: the step's commands have run and nobody knows. After: the next step has not begun.
+COUNT: of steps that are kept before. The commands of the one after them have run, and nobody knows.
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ from ops.__main__ import main
 from ops.journal import Journal
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed(moment: str, words: list[str]) -> int:
+def killed(after: int, words: list[str]) -> int:
     record = Journal.record
 
     def recorded(self: Journal, step: str, took_s: float, proof: str = "") -> None:
-        if moment == "before":
-            die()
+        if len(self.done) == after:
+            os.kill(os.getpid(), signal.SIGKILL)
         record(self, step, took_s, proof)
-        die()
 
     Journal.record = recorded  # type: ignore[method-assign]
     return main(words)
 
 
 if __name__ == "__main__":
-    sys.exit(killed(sys.argv[1], sys.argv[2:]))
+    sys.exit(killed(int(sys.argv[1]), sys.argv[2:]))

@@ -18,7 +18,7 @@ __all__ = ["SUBSCRIPTION", "AuditedLoad", "argv", "ops"]
 PLAYBOOK_WITHIN_S = 300
 SUBSCRIPTION = "audit"
 # Bodies are small: what matters is who gets them, not how fast.
-PAUSE_S = 0.004
+PAUSE_S = 0.01
 SEND_WITHIN_S = 30.0
 # Nothing more came for so long: the rest is lost.
 QUIET_S = 20.0

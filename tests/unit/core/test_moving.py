@@ -81,3 +81,10 @@ def test_a_retry_does_not_tell_since_when_it_waits() -> None:
 def test_every_step_is_known_by_its_queue() -> None:
     assert DELAYS["mb.delay/60000"] == MINUTE
     assert len(DELAYS) == len(DELAY_STEPS_MS)
+
+
+def test_a_step_that_the_other_broker_does_not_have_is_not_used() -> None:
+    waited = NOW_MS - 50_000
+    there = (Delay(1_000), Delay(20_000), MINUTE, Delay(120_000))
+    assert rest_of_delay(MINUTE, {}, waited, NOW_MS, there) == Delay(20_000)
+    assert rest_of_delay(MINUTE, {}, waited, NOW_MS, (Delay(1_000), Delay(120_000))) == MINUTE
