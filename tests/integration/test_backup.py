@@ -37,7 +37,7 @@ def cluster(make_cluster: MakeCluster) -> LocalCluster:
 def ops(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ops", *words],
-        env={**os.environ, "MESSAGEBUS_INVENTORY": str(cluster.inventory)},
+        env={**os.environ, "MESSAGEBUS_INVENTORY": str(cluster.dir / "inventory.toml")},
         capture_output=True,
         text=True,
         timeout=120 * FACTOR,
@@ -81,7 +81,7 @@ def test_a_wiped_cluster_comes_back_with_its_users_topology_and_list(
     assert ops(cluster, "restore", str(path)).stdout.endswith("nothing is missing\n")
 
     cluster.down(wipe=True)
-    assert not cluster.inventory.exists()
+    assert not (cluster.dir / "inventory.toml").exists()
     restored = ops(cluster, "restore", str(path), "--files", "--yes")
     assert restored.returncode == 0, restored.stderr
     assert (cluster.dir / "secrets" / "token").stat().st_mode & 0o777 == 0o600
