@@ -185,8 +185,8 @@ def test_a_second_host_is_set_up_and_its_broker_added_while_everything_runs(
         brokers |= passes_messages(cluster, 5, f"second{number % 2}")
     assert brokers == {f"{cluster.lab[name].address}:5672" for name in ("mbA", "mbB")}
     # Packages start nothing on these hosts, and their time is the machine's.
-    told = cluster.ops("check").stdout.splitlines()
-    assert [line for line in told if "chrony does not run" not in line] == []
+    differences = cluster.ops("check").stdout.splitlines()
+    assert [each for each in differences if "chrony does not run" not in each] == []
 
 
 def test_what_stands_in_the_way_is_told_before_anything_changes(cluster: Cluster) -> None:

@@ -48,7 +48,6 @@ TESTED_ELSEWHERE = {
     "ops/checkup_cli.py": "tests/integration/test_playbooks.py",
     "ops/provision/cli.py": "tests/hosts/test_provision.py",
     "ops/topology_cli.py": "tests/integration/test_playbooks.py",
-    "ops/backup_cli.py": "tests/integration/test_backup.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",
     "ops/mirror_setup.py": "tests/hosts/test_failover.py",
