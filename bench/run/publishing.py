@@ -72,6 +72,10 @@ class Publishing:
         self.stopping = False
         self.sent = Sent(start_ns)
 
+    def stop(self) -> None:
+        """Send no more; what is open is still waited for."""
+        self.stopping = True
+
     async def run(self, times: Iterator[int], until_ns: int) -> Sent:
         """Send what is intended before `until_ns` (of the run), then wait for all ends."""
         sent, send, clock = self.sent, self._sender.send, self._clock_ns
