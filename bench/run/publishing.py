@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from bench.run.drivers import End, Sender
-from bench.run.fates import UNKNOWN
+from bench.run.fates import CONFIRMED, UNKNOWN
 from bench.run.latencies import Latencies
 from bench.run.stamp import Filler, stamped
 
@@ -67,10 +66,15 @@ class Publishing:
         self._offset_ns = offset_ns
         self._fillers, self._keys = fillers, keys
         self._clock_ns = clock_ns
-        self._late: list[tuple[int, int]] = []
+        # Of the last messages, in their order: how late each was looked at.
+        self._late: list[int] = []
         self._next_tick_ns = 0
         self.stopping = False
         self.sent = Sent(start_ns)
+
+    def stop(self) -> None:
+        """Send no more; what is open is still waited for."""
+        self.stopping = True
 
     async def run(self, times: Iterator[int], until_ns: int) -> Sent:
         """Send what is intended before `until_ns` (of the run), then wait for all ends."""
@@ -84,7 +88,7 @@ class Publishing:
                 now_ns = await self._until(intended_ns, now_ns)
             if intended_ns >= until_ns or now_ns >= until_ns or self.stopping:
                 break
-            late.append((intended_ns, now_ns - max(intended_ns, free_ns)))
+            late.append(now_ns - (intended_ns if intended_ns > free_ns else free_ns))
             sequence = len(sent.outcomes)
             sent.intended_ns.append(intended_ns)
             sent.outcomes.append(UNKNOWN)
@@ -120,18 +124,25 @@ class Publishing:
         if self._late:
             late = np.array(self._late, dtype=np.int64)
             self._late.clear()
-            self.sent.pacing.add("", late[:, 0], late[:, 1])
+            intended = np.array(self.sent.intended_ns[-len(late) :], dtype=np.int64)
+            self.sent.pacing.add("", intended, late)
 
     def _take(self, ends: list[End]) -> None:
         """All at once: a value costs a fraction of a microsecond then."""
+        if not ends:
+            return
         sent = self.sent
-        by_broker: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for sequence, outcome, broker, sent_ns, settled_ns in ends:
-            sent.outcomes[sequence] = outcome
-            if outcome == 1:
-                by_broker[broker].append((sent.intended_ns[sequence], sent_ns, settled_ns))
-        for broker, rows in by_broker.items():
-            times = np.array(rows, dtype=np.int64)
-            settled = times[:, 2] + self._offset_ns
-            sent.confirm.add(broker, times[:, 0], settled - times[:, 0])
-            sent.service.add(broker, times[:, 0], times[:, 2] - times[:, 1])
+        sequences, outcomes, brokers, sent_ns, settled_ns = zip(*ends, strict=True)
+        which = np.array(sequences, dtype=np.int64)
+        ended = np.array(outcomes, dtype=np.uint8)
+        # Views of what grows: gone when this returns, or it could not.
+        np.frombuffer(sent.outcomes, dtype=np.uint8)[which] = ended
+        intended = np.frombuffer(sent.intended_ns, dtype=np.int64)[which]
+        times = np.array(sent_ns, dtype=np.int64)
+        took = np.array(settled_ns, dtype=np.int64)
+        names = np.array(brokers)
+        for broker in set(brokers):
+            own = (ended == CONFIRMED) & (names == broker)
+            waited = took[own] + self._offset_ns - intended[own]
+            sent.confirm.add(broker, intended[own], waited)
+            sent.service.add(broker, intended[own], took[own] - times[own])

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -87,7 +88,7 @@ async def _publish(profile: Profile, folder: Path, number: int) -> None:
         fillers=fillers,
         keys=keys,
     )
-    _on_end(publishing)
+    _on_end(publishing.stop)
     until_ns = start.at_wall_ns + int((profile.time.warm_up_s + profile.time.measured_s) * NS)
     meter = asyncio.create_task(_meter(profile, start))
     shown = asyncio.create_task(_show(folder, publishing, where.name))
@@ -98,7 +99,7 @@ async def _publish(profile: Profile, folder: Path, number: int) -> None:
         name=where.name,
         kind=PUBLISHER,
         number=number,
-        cpu_s=await meter,
+        cpu_s=await _metered(meter, was_stopped=publishing.stopping),
         measured_s=profile.time.measured_s,
         intended=_due(profile, number, until_ns - start.at_wall_ns),
         sent=len(sent.outcomes),
@@ -118,9 +119,12 @@ async def _consume(profile: Profile, folder: Path, number: int) -> None:
     parent = os.getppid()
     shown_s = 0.0
 
+    told = asyncio.Event()
+    _on_end(told.set)
+
     def over() -> bool:
         # A coordinator that died would never say so.
-        return is_over(folder) or os.getppid() != parent
+        return told.is_set() or is_over(folder) or os.getppid() != parent
 
     def on_tick(count: int) -> None:
         nonlocal shown_s
@@ -131,14 +135,12 @@ async def _consume(profile: Profile, folder: Path, number: int) -> None:
     had = await consuming.run(over, on_tick)
     progress.state, progress.done = "ended", len(had.sequences)
     write_progress(folder, progress)
-    if not meter.done():
-        meter.cancel()
     part = Part(
         name=where.name,
         kind=CONSUMER,
         number=number,
         subscription=f"{where.topic}/{where.subscription}",
-        cpu_s=meter.result() if meter.done() and not meter.cancelled() else 0.0,
+        cpu_s=await _metered(meter, was_stopped=True),
         measured_s=profile.time.measured_s,
         altered=had.altered,
         brokers=tuple(had.brokers),
@@ -172,6 +174,14 @@ async def _meter(profile: Profile, start: Start) -> float:
     return _cpu_s() - before
 
 
+async def _metered(meter: asyncio.Task[float], *, was_stopped: bool) -> float:
+    """What `_meter` found; 0 when the measured part was not lived to see."""
+    if was_stopped and not meter.done():
+        meter.cancel()
+        return 0.0
+    return await meter
+
+
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -187,9 +197,7 @@ async def _show(folder: Path, publishing: Publishing, name: str) -> None:
         await asyncio.sleep(PROGRESS_S)
 
 
-def _on_end(publishing: Publishing) -> None:
-    def stop() -> None:
-        publishing.stopping = True
-
+def _on_end(stop: Callable[[], None]) -> None:
+    """Asked to end: what is there is still written."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)

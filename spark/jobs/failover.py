@@ -25,32 +25,34 @@ from spark.run import Run
 
 __all__ = ["command", "measure"]
 
-NS_PER_MS = 1_000_000
+NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
+BROKER_DIMS = ["broker", "topic", "subscription"]
+# Of incidents, above the tables.
+FIGURES_MAX = 10
 
 
 def measure(run: Run) -> Answer:
-    fates = run.fates()
     confirmed = run.events("published").filter(F.col("outcome") == "confirmed")
-    received = audit.first_deliveries(fates)
+    received = audit.first_deliveries(run.fates())
     incidents = failover.incident_rows(run.session, run.manifest.incidents)
-    found: dict[str, Any] = {"incidents": [], "publishers": [], "brokers": [], "longest": []}
     by_publisher = gaps.every(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns")
-    dims = ["broker", "topic", "subscription"]
-    by_broker = gaps.every(received, dims, start="waiting_ns", end="first_ns")
-    found["publishers"] = _told(run, failover.around(by_publisher, ["publisher"], incidents))
-    found["brokers"] = _told(run, failover.around(by_broker, dims, incidents))
+    by_broker = gaps.every(received, BROKER_DIMS, start="waiting_ns", end="first_ns")
     whole = gaps.longest(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns")
-    found["longest"] = _told(run, whole)
-    found["incidents"] = [
-        {
-            "number": row["number"],
-            "kind": row["kind"],
-            "broker": row["at_broker"],
-            "at_s": words.since_s(run, row["from_ns"]),
-            "lasted_s": (row["to_ns"] - row["from_ns"]) / 1e9,
-        }
-        for row in words.collected(incidents.orderBy("number"))
-    ]
+    found: dict[str, Any] = {
+        "incidents": [
+            {
+                "number": row["number"],
+                "kind": row["kind"],
+                "broker": row["at_broker"],
+                "at_s": words.since_s(run, row["from_ns"]),
+                "lasted_s": (row["to_ns"] - row["from_ns"]) / NS_PER_S,
+            }
+            for row in words.collected(incidents.orderBy("number"))
+        ],
+        "publishers": _told(run, failover.around(by_publisher, ["publisher"], incidents)),
+        "brokers": _told(run, failover.around(by_broker, BROKER_DIMS, incidents)),
+        "longest": _told(run, whole),
+    }
     return Answer(found, _page(run, found))
 
 
@@ -117,15 +119,12 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             (
                 "around",
                 "gaps that lasted while the incident did, or began within "
-                f"{failover.FOLLOWS_NS / 1e9:g} s after it.",
+                f"{failover.FOLLOWS_NS / NS_PER_S:g} s after it.",
             ),
             words.input_words(run),
         ),
         tables="fates",
     )
-
-
-FIGURES_MAX = 10
 
 
 def _figure(incident: dict[str, Any], found: dict[str, Any]) -> Figure:
