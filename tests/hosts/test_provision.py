@@ -92,7 +92,9 @@ class Cluster:
     def ops(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "ops", *words, "--inventory", str(self.inventory)],
-            env=self.lab.environment,
+            # OpenSSH looks for its settings where the user lives, whatever HOME says.
+            env=self.lab.environment
+            | {"MESSAGEBUS_SSH_CONFIG": str(self.lab.home / ".ssh" / "config")},
             capture_output=True,
             text=True,
             timeout=OPS_WITHIN_S * FACTOR,
