@@ -45,8 +45,8 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
     left = [one for one in view.connections(name) if is_meant(one)]
     for connection in left:
         view.hang_up(name, connection.name)
-    who = f": {some([str(each) for each in left])}" if left else ""
-    click.echo(f"closed {len(left)} connections{who}")
+    if left:
+        click.echo(f"closed {len(left)} connections: {some([str(each) for each in left])}")
 
 
 @click.command()

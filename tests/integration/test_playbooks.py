@@ -216,7 +216,6 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
             publisher.send_safe(topic, Message.text("x", key="k"), timeout_s=30).message_id
             for _ in range(20)
         ]
-        delayed = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
     park(cluster, leaving, f"mb.park/{subscription}", "parked-1")
     refused = ops(cluster, "remove", leaving, "--yes")
     assert refused.returncode == 1
@@ -230,6 +229,8 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
     cluster.wait_ready()
     assert not any(entry.draining for entry in cluster.consumer_list())
 
+    with Publisher(direct(cluster, leaving)) as publisher:
+        delayed = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
     removed = ops(cluster, "remove", leaving, "--move-remaining", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert "moved 22 messages of 3 queues" in proofs(removed.stderr)
