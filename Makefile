@@ -13,11 +13,9 @@ KITS := lb consumer_lists ops bench spark
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
 
-# pytest comes last, so that the last line says how many passed. What fails is run once more, by itself,
-# and both runs are in the output: brokers that are killed on a shared machine are not always in time.
 test: lint types ## everything that CI runs
 	@$(PYTHON) -m bench demo --small
-	@$(PYTEST) tests || { test $$? -eq 1 && $(PYTEST) tests --last-failed --last-failed-no-failures none; }
+	@$(PYTHON) tests/run.py
 
 up: install ## start a local cluster, or what is missing of it
 	@$(PYTHON) -m ops local up

@@ -1,4 +1,4 @@
-"""Puts the newest figures into the README, between its two markers."""
+"""Puts the newest figures into two pages: those that have a goal into the README, all beside the results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from bench.figures.form import Results, markdown
 __all__ = ["update"]
 
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
+ALL = "README.md"
+ABOUT_ALL = """# All figures
+
+Made by `python -m bench readme` from the files beside it, which also name the machine, its load and
+the versions.
+In brackets: the least and the greatest of the samples.
+"""
 
 
 def update(readme: Path, results: Path) -> int:
-    """Replace what is between the markers. Returns how many files of results there are.
+    """Replace what is between the markers, and write ALL beside the results.
+
+    Returns how many files of results there are.
 
     Raises InputInvalid when there are no results, or no markers.
     """
@@ -25,5 +34,6 @@ def update(readme: Path, results: Path) -> int:
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise InputInvalid(f"{readme}: no {BEGIN} ... {END} in it")
-    readme.write_text(f"{head}{BEGIN}\n{markdown(found)}\n{END}{tail}")
+    readme.write_text(f"{head}{BEGIN}\n{markdown(found, only_goals=True)}\n{END}{tail}")
+    (results / ALL).write_text(f"{ABOUT_ALL}\n{markdown(found)}\n")
     return len(found)

@@ -120,6 +120,6 @@ def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, o
 
 @click.command(epilog="Example: python -m bench readme")
 def readme() -> None:
-    """Make the table of figures in README.md from the newest results of bench/results."""
+    """Make the tables of figures, in README.md and bench/results, from the newest results."""
     count = update(CHECKOUT / "README.md", RESULTS)
     click.echo(f"README.md has the figures of {count} results files")

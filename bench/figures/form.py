@@ -168,8 +168,8 @@ def _met(figure: Figure) -> Text:
     return Text("yes", style="green") if figure.met else Text("NO", style="bold red")
 
 
-def markdown(results: Sequence[Results]) -> str:
-    """The table of the README; each figure from the newest file that has it."""
+def markdown(results: Sequence[Results], *, only_goals: bool = False) -> str:
+    """A table of each figure, from the newest file that has it; only_goals: of those that have one."""
     newest: dict[str, tuple[Figure, str]] = {}
     for each in sorted(results, key=lambda one: str(one.environment.get("at", ""))):
         for figure in each.figures:
@@ -177,6 +177,8 @@ def markdown(results: Sequence[Results]) -> str:
     lines = ["| figure | value | goal | measured by |", "|---|---|---|---|"]
     for name in sorted(newest):
         figure, file = newest[name]
+        if only_goals and not figure.goal:
+            continue
         goal = figure.goal + ("" if figure.met is not False else " (**not met**)")
         what = f"{figure.what} (`{name}`)"
         lines.append(f"| {what} | {_value(figure)} | {goal} | `{figure.repeat}` → `{file}.json` |")

@@ -6,11 +6,13 @@ from bench.errors import InputInvalid
 from bench.figures.form import Figure, Results
 from bench.readme import update
 
-FIGURE = Figure(id="way.x", what="What", value=1, unit="s", repeat="python -m bench figures")
+REPEAT = "python -m bench figures"
+FIGURE = Figure(id="way.x", what="What", value=1, unit="s", repeat=REPEAT, goal="<= 2 s", met=True)
+NO_GOAL = Figure(id="way.y", what="Beside it", value=1, unit="s", repeat=REPEAT)
 
 
 def test_only_the_text_between_the_markers_changes(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
+    readme = tmp_path / "top.md"
     readme.write_text("before\n<!-- figures -->\nold\n<!-- /figures -->\nafter\n")
     Results(name="r", environment={}, figures=(FIGURE,)).save(tmp_path)
     assert update(readme, tmp_path) == 1
@@ -22,8 +24,22 @@ def test_only_the_text_between_the_markers_changes(tmp_path: Path) -> None:
     assert readme.read_text() == text
 
 
+def test_the_readme_shows_what_has_a_goal_and_a_page_beside_the_results_shows_all(
+    tmp_path: Path,
+) -> None:
+    readme, folder = tmp_path / "README.md", tmp_path / "results"
+    readme.write_text("<!-- figures -->\n<!-- /figures -->\n")
+    Results(name="r", environment={}, figures=(FIGURE, NO_GOAL)).save(folder)
+    update(readme, folder)
+    assert "way.x" in readme.read_text()
+    assert "way.y" not in readme.read_text()
+    everything = (folder / "README.md").read_text()
+    assert "way.x" in everything
+    assert "way.y" in everything
+
+
 def test_missing_markers_or_results_are_one_clear_error(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
+    readme = tmp_path / "top.md"
     readme.write_text("nothing")
     with pytest.raises(InputInvalid, match="no results"):
         update(readme, tmp_path)

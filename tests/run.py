@@ -1,0 +1,101 @@
+"""Runs the whole suite, one half beside the other: most of its time is waiting for brokers.
+
+Each half is a pytest of its own, with clusters of its own. What fails is run once more, by itself, when
+both are done: brokers that are killed on a shared machine are not always in time. All runs are told.
+
+    python tests/run.py
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+CHECKOUT = TESTS.parent
+# About equally long. The rest is whatever else lies in tests/.
+FIRST = ("integration",)
+SOME_FAILED = 1  # pytest's exit code
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    name: str
+    folders: tuple[str, ...]
+    scratch: Path
+
+    def start(self, *options: str, to_file: bool) -> subprocess.Popen[bytes]:
+        """In a session of its own, so that Ctrl-C reaches it once, through us."""
+        cache = f"cache_dir={CHECKOUT}/.pytest_cache/{self.name}"
+        argv = [sys.executable, "-m", "pytest", *options, *self.folders, "-o", cache]
+        argv.append(f"--junitxml={self._report}")
+        self._report.unlink(missing_ok=True)
+        out = self.output.open("wb") if to_file else None
+        return subprocess.Popen(argv, cwd=CHECKOUT, stdout=out, start_new_session=True)
+
+    @property
+    def output(self) -> Path:
+        return self.scratch / f"{self.name}.txt"
+
+    @property
+    def _report(self) -> Path:
+        return self.scratch / f"{self.name}.xml"
+
+    def counts(self) -> tuple[int, int]:
+        """Passed and failed, of its last run; none where it was ended."""
+        if not self._report.is_file():
+            return 0, 0
+        suite = ElementTree.parse(self._report).getroot()[0]
+        run, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
+        failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+        return run - skipped - failed, failed
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="messagebus-tests-") as scratch:
+        halves = [Half(name, folders, Path(scratch)) for name, folders in _folders().items()]
+        running = [half.start(to_file=number > 0) for number, half in enumerate(halves)]
+        codes = _wait(running)
+        for half in halves[1:]:
+            sys.stdout.write(half.output.read_text(errors="replace"))
+        counts = [half.counts() for half in halves]
+        for number, half in enumerate(halves):
+            if codes[number] == SOME_FAILED:
+                print(f"what failed of {' '.join(half.folders)}, once more:", flush=True)
+                only_failed = ("--last-failed", "--last-failed-no-failures=none")
+                codes[number : number + 1] = _wait([half.start(*only_failed, to_file=False)])
+                passed, failed = half.counts()
+                counts[number] = (counts[number][0] + passed, failed)
+    print(
+        f"{sum(passed for passed, _ in counts)} passed, {sum(failed for _, failed in counts)} failed"
+    )
+    return max(codes)
+
+
+def _wait(running: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Exit codes. Told to end, they stop what they started first."""
+
+    def end(_number: int, _frame: object) -> None:
+        for process in running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+    return [process.wait() for process in running]
+
+
+def _folders() -> dict[str, tuple[str, ...]]:
+    there = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
+    first = tuple(f"tests/{name}" for name in FIRST if name in there)
+    rest = tuple(f"tests/{name}" for name in sorted(there.difference(FIRST)))
+    return {"first": first, "rest": rest}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
