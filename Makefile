@@ -8,7 +8,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 KITS := lb consumer_lists ops bench spark
 
-.PHONY: demo test up down lint format types unit contract integration fault spark mutants bench soak docs lock install help
+.PHONY: demo test up down lint format types unit contract integration fault hosts spark mutants bench soak docs lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
@@ -46,6 +46,9 @@ integration: install ## on a real local cluster
 
 fault: install ## kill, freeze, cut, lie
 	@$(PYTEST) tests/fault
+
+hosts: install ## on virtual hosts with mirrored disks: provision, power-offs, fencing, split brain
+	@$(PYTEST) tests/hosts
 
 spark: install ## transforms on literal rows, and one whole job
 	@$(PYTEST) tests/unit/spark $(wildcard tests/integration/test_spark*.py)

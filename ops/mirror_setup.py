@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from lb.inventory import Host
 from ops import shell
-from ops.mirror_files import FENCE_KEY, KNOWN_PEERS, authorized_line, files, partner
+from ops.mirror_files import FENCE_KEY, KNOWN_PEERS, authorized_line, files
 from ops.mirrors import MirrorView
 from ops.provision.hosts import Root
 from ops.provision.wanted import WantedFile
@@ -21,11 +22,10 @@ HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
 
 def set_up(view: MirrorView) -> None:
     """A second time changes nothing. Raises CommandFailed; HostUnreachable and SudoRefused, too."""
-    keys = {host.name: _furnish(view, host) for host in view.hosts}
-    for host in view.hosts:
-        peer = partner(view.inventory, view.mirror, host)
-        with _as_root(host) as root:
-            _acquaint(root, peer, *keys[peer.name])
+    with ThreadPoolExecutor(2) as pool:
+        home, standby = view.hosts
+        of_home, of_standby = pool.map(lambda host: _furnish(view, host), view.hosts)
+        list(pool.map(_acquaint, view.hosts, (standby, home), (of_standby, of_home)))
 
 
 @contextmanager
@@ -45,8 +45,13 @@ def _furnish(view: MirrorView, host: Host) -> tuple[str, str]:
         return root.run(("cat", HOST_KEY)), root.run(("cat", f"{FENCE_KEY}.pub"))
 
 
-def _acquaint(root: Root, peer: Host, host_key: str, fence_key: str) -> None:
+def _acquaint(host: Host, peer: Host, keys: tuple[str, str]) -> None:
     """The host knows its peer, and lets the peer's fencing handler in, for that alone."""
+    with _as_root(host) as root:
+        _write_keys(root, peer, *keys)
+
+
+def _write_keys(root: Root, peer: Host, host_key: str, fence_key: str) -> None:
     kind, key = host_key.split()[:2]
     known = f"{peer.name} {kind} {key}\n"
     root.write(WantedFile(path=Path(KNOWN_PEERS), text=known, mode=0o600))

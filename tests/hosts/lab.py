@@ -43,6 +43,8 @@ BUILD_WITHIN_S = 550.0
 BOOT_WITHIN_S = 60.0
 RUN_WITHIN_S = 60.0
 DIE_WITHIN_S = 10.0
+# It answers after a second on a busy machine; who asks more often waits longer.
+SSH_WITHIN_S = 10.0
 
 Network = Literal["management", "replication"]
 Image = Literal["bare", "ready"]
@@ -243,7 +245,10 @@ class Host:
     def _answers(self) -> bool:
         if not self.is_running:
             raise HostFailed(f"{self.name} ended by itself:\n{self.console[-2000:]}")
-        with suppress(OSError), socket.create_connection((self.address, 22), timeout=0.5) as ssh:
+        with (
+            suppress(OSError),
+            socket.create_connection((self.address, 22), timeout=SSH_WITHIN_S) as ssh,
+        ):
             return ssh.recv(4) == b"SSH-"
         return False
 
@@ -360,6 +365,13 @@ class Lab:
         _ip("link", "set", self.name, "up")
 
     def _remove_cables(self) -> None:
+        """What an earlier run left too, that was killed itself: the lock says that it is no more."""
+        left = subprocess.run(
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False
+        )
+        for pid in left.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         _ip("link", "del", self.name, check=False)
         _ip("netns", "del", self.name, check=False)
 

@@ -16,8 +16,8 @@ __all__ = ["NAME", "Mirrored"]
 
 NAME = "mb1"
 MOUNT = "/var/lib/rabbitmq"
-OPS_WITHIN_S = 240.0
-STATE_WITHIN_S = 60.0
+OPS_WITHIN_S = 400.0
+STATE_WITHIN_S = 120.0
 
 
 class Mirrored:

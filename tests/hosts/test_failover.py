@@ -26,7 +26,8 @@ from tests.support.raw import declare_queue, publish_to_young_queue
 log = logging.getLogger(__name__)
 
 CONFIRMED_BEFORE = 300
-AGAIN_WITHIN_S = 30.0
+# A broker boots in 12 s on an idle machine, and in 100 s beside three clusters.
+AGAIN_WITHIN_S = 90.0
 YOUNG = 100
 YOUNG_QUEUES = ("young-settled", "young-named", "young-control")
 # A process that outlives the command that began it.
@@ -126,6 +127,7 @@ def test_writes_wait_until_the_peer_is_outdated_and_then_it_is_not_promoted(
 def test_a_peer_that_is_silent_is_not_taken_for_dead(mirrored: Mirrored) -> None:
     """Both cables are cut: the handler learns nothing, and writes wait until a cable is back."""
     primary, standby = mirrored.primary, mirrored.standby
+    primary.run("rm -f /var/log/messagebus-fence.log")
     primary.run(
         f"setsid sh -c 'sleep 4; date > {MOUNT}/alone; sync -f {MOUNT}; touch /run/went' {APART} &"
     )
@@ -133,14 +135,15 @@ def test_a_peer_that_is_silent_is_not_taken_for_dead(mirrored: Mirrored) -> None
     standby.cut("management")
     mirrored.until(primary, "cs:WFConnection")
     eventually(
-        lambda: "ssh says" in primary.run("cat /var/log/messagebus-fence.log"), within_s=30.0
+        lambda: "ssh says" in primary.run("cat /var/log/messagebus-fence.log"),
+        within_s=AGAIN_WITHIN_S,
     )
     assert "s-----" in mirrored.state(primary)
     assert primary.attempt("test -e /run/went")[0] == 1
     standby.mend("management")
     standby.mend()
     mirrored.until(primary, "cs:Connected", "ds:UpToDate/UpToDate")
-    eventually(lambda: primary.attempt("test -e /run/went")[0] == 0, within_s=30.0)
+    eventually(lambda: primary.attempt("test -e /run/went")[0] == 0, within_s=AGAIN_WITHIN_S)
 
 
 def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored) -> None:
@@ -160,7 +163,7 @@ def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored
     primary.mend()
     eventually(
         lambda: any("cs:StandAlone" in mirrored.state(host) for host in (primary, standby)),
-        within_s=30.0,
+        within_s=AGAIN_WITHIN_S,
     )
     assert "role:Primary" in primary.run(f"drbdadm status {NAME}")  # which shows nothing wrong
     told = mirrored.ops("drbd", "status")
