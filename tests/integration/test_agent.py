@@ -345,7 +345,7 @@ def test_the_gate_stays_shut_while_a_queue_has_no_leader(broken: LocalCluster, t
     ra(broken, "mb2", queue, "ra_leaderboard:clear(N)")
     broken.start("mb2", agent=True, wait=False)
     eventually(lambda: is_brought_about(broken, "mb2"), within_s=30)
-    eventually(lambda: told_in_log(broken, "mb2", "no leader yet"), within_s=30)
+    eventually(lambda: told_in_log(broken, "mb2", "queues are read from disk"), within_s=30)
     assert not agent_answer(broken, "mb2", "/settled")["gate"]
     ra(broken, "mb2", queue, "ra_leaderboard:record(N, {N, node()}, [{N, node()}])")
     eventually(lambda: agent_answer(broken, "mb2", "/settled")["gate"], within_s=30)
