@@ -71,9 +71,12 @@ class Emptying:
         moves: bool = False,
         may_be_held: bool = False,
         held_within_s: float = HELD_WITHIN_S,
+        unread_within_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """interval_s: the longest that the broker's counts may lag."""
+        """interval_s: the longest that the broker's counts may lag. unread_within_s: so long messages may
+        be counted in queues that nobody reads; interval_s unless it is known that they were just taken.
+        """
         self._view, self._name, self._clock = view, name, clock
         self._moves, self._may_be_held = moves, may_be_held
         self._first: tuple[float, int] | None = None
@@ -81,7 +84,7 @@ class Emptying:
         self._queues = 0
         self._delayed_since: dict[str, float] = {}
         self._zero = Steady(interval_s, clock)
-        self._stuck = Steady(interval_s, clock)
+        self._stuck = Steady(interval_s if unread_within_s is None else unread_within_s, clock)
         self._still = Steady(held_within_s, clock)
         self._last_read: tuple[Queue, ...] = ()
         self.is_held = False

@@ -194,7 +194,7 @@ def test_what_stands_in_the_way_is_told_before_anything_changes(cluster: Cluster
     host = cluster.lab["mbB"]
     before = host.run("sha256sum /etc/messagebus/* /etc/rabbitmq/*; dpkg-query -W | sha256sum")
 
-    host.run("useradd -m op; cp -r /root/.ssh /home/op/; chown -R op /home/op/.ssh")
+    host.run("useradd -m -p '*' op; cp -r /root/.ssh /home/op/; chown -R op /home/op/.ssh")
     cluster.of({"mb1": "mbA", "mb2": "mbB"}, mbB='"op@mbB"\nsudo = "yes"')
     refused = cluster.ops("provision", "mbB", "--yes")
     assert refused.returncode == 1
@@ -208,7 +208,10 @@ def test_what_stands_in_the_way_is_told_before_anything_changes(cluster: Cluster
     cluster.of({"mb1": "mbA", "mb2": "mbB"})
     known = cluster.lab.home / ".ssh" / "known_hosts"
     right = known.read_text()
-    known.write_text(right.replace("AAAAC3Nza", "AAAAC3Nzb"))
+    other = cluster.folder / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    key = other.with_suffix(".pub").read_text().split()[1]
+    known.write_text(re.sub(r"AAAA\S+", key, right))
     try:
         strange = cluster.ops("provision", "mbB", "--yes")
     finally:

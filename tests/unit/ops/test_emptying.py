@@ -98,6 +98,13 @@ def test_what_is_moved_later_is_not_waited_for() -> None:
     assert check() == ""
 
 
+def test_what_was_moved_a_moment_ago_may_still_be_counted() -> None:
+    check = Broker(*[[queue("a", 5)]] * 6, [queue("a")]).emptying(unread_within_s=6)
+    for _ in range(6):
+        assert "5 messages left" in check()
+    assert "counted empty" in check()
+
+
 def test_a_consumer_that_is_counted_late_is_believed_before_anything_is_moved() -> None:
     waiting = [queue("a", 5)]
     broker = Broker(waiting, [queue("a", 5, 1)], waiting)
