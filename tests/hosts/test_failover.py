@@ -144,6 +144,10 @@ def test_a_peer_that_is_silent_is_not_taken_for_dead(mirrored: Mirrored) -> None
     standby.mend()
     mirrored.until(primary, "cs:Connected", "ds:UpToDate/UpToDate")
     eventually(lambda: primary.attempt("test -e /run/went")[0] == 0, within_s=AGAIN_WITHIN_S)
+    eventually(
+        lambda: "connected again" in primary.run("cat /var/log/messagebus-fence.log"),
+        within_s=AGAIN_WITHIN_S,
+    )
 
 
 def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored) -> None:
