@@ -18,8 +18,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
-# About equally long. The rest is whatever else lies in tests/.
-FIRST = ("integration",)
+# About equally long: one folder but for its longest files, and whatever else lies in tests/.
+FIRST = "integration"
+NOT_FIRST = ("integration/test_playbooks.py", "integration/test_playbooks_interrupted.py")
 # Two virtual hosts want the machine for themselves: `make hosts`.
 APART = ("hosts",)
 SOME_FAILED = 1  # pytest's exit code
@@ -28,13 +29,13 @@ SOME_FAILED = 1  # pytest's exit code
 @dataclass(frozen=True, slots=True)
 class Half:
     name: str
-    folders: tuple[str, ...]
+    paths: tuple[str, ...]
     scratch: Path
 
     def start(self, *options: str, to_file: bool) -> subprocess.Popen[bytes]:
         """In a session of its own, so that Ctrl-C reaches it once, through us."""
         cache = f"cache_dir={CHECKOUT}/.pytest_cache/{self.name}"
-        argv = [sys.executable, "-m", "pytest", *options, *self.folders, "-o", cache]
+        argv = [sys.executable, "-m", "pytest", *options, *self.paths, "-o", cache]
         argv.append(f"--junitxml={self._report}")
         self._report.unlink(missing_ok=True)
         out = self.output.open("wb") if to_file else None
@@ -60,7 +61,7 @@ class Half:
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="messagebus-tests-") as scratch:
-        halves = [Half(name, folders, Path(scratch)) for name, folders in _folders().items()]
+        halves = [Half(name, paths, Path(scratch)) for name, paths in _paths().items()]
         running = [half.start(to_file=number > 0) for number, half in enumerate(halves)]
         codes = _wait(running)
         for half in halves[1:]:
@@ -68,7 +69,7 @@ def main() -> int:
         counts = [half.counts() for half in halves]
         for number, half in enumerate(halves):
             if codes[number] == SOME_FAILED:
-                print(f"what failed of {' '.join(half.folders)}, once more:", flush=True)
+                print(f"what failed of the {half.name} half, once more:", flush=True)
                 only_failed = ("--last-failed", "--last-failed-no-failures=none")
                 codes[number : number + 1] = _wait([half.start(*only_failed, to_file=False)])
                 passed, failed = half.counts()
@@ -76,7 +77,7 @@ def main() -> int:
     print(
         f"{sum(passed for passed, _ in counts)} passed, {sum(failed for _, failed in counts)} failed"
     )
-    return max(codes)
+    return max(map(abs, codes))  # ended by a signal: its number, below zero
 
 
 def _wait(running: list[subprocess.Popen[bytes]]) -> list[int]:
@@ -92,11 +93,14 @@ def _wait(running: list[subprocess.Popen[bytes]]) -> list[int]:
     return [process.wait() for process in running]
 
 
-def _folders() -> dict[str, tuple[str, ...]]:
+def _paths() -> dict[str, tuple[str, ...]]:
+    """What pytest is given, by half."""
     there = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    first = tuple(f"tests/{name}" for name in FIRST if name in there)
-    rest = tuple(f"tests/{name}" for name in sorted(there.difference(FIRST, APART)))
-    return {"first": first, "rest": rest}
+    rest = sorted(there.difference((FIRST, *APART)))
+    return {
+        "first": (f"tests/{FIRST}", *(f"--ignore=tests/{name}" for name in NOT_FIRST)),
+        "rest": tuple(f"tests/{name}" for name in (*rest, *NOT_FIRST)),
+    }
 
 
 if __name__ == "__main__":
