@@ -32,6 +32,15 @@ from ops.playbooks import promotion
 __all__ = ["drbd"]
 
 
+_overwrite_option = click.option(
+    "--overwrite",
+    "phrases",
+    metavar="PHRASE",
+    multiple=True,
+    help="What the refusal says, exactly, for a disk that holds something.",
+)
+
+
 @click.group()
 def drbd() -> None:
     """The mirror of a broker's disk. NAME is the broker's.
@@ -65,13 +74,7 @@ def install(name: str, file: Path) -> None:
     is_flag=True,
     help="Declare the disks alike instead of copying: for two that are new.",
 )
-@click.option(
-    "--overwrite",
-    "phrases",
-    metavar="PHRASE",
-    multiple=True,
-    help="What the refusal says, exactly, for a disk that holds something.",
-)
+@_overwrite_option
 @go_options
 def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None:
     """Make the mirror NAME on two blank disks, with a file system, mounted on its first host.
@@ -119,13 +122,7 @@ def _is_ours(side: Status) -> bool:
 @drbd.command()
 @click.argument("name")
 @click.argument("host")
-@click.option(
-    "--overwrite",
-    "phrases",
-    metavar="PHRASE",
-    multiple=True,
-    help="What the refusal says, exactly, for a disk that holds something.",
-)
+@_overwrite_option
 @go_options
 def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
     """HOST has a new disk for the mirror NAME: everything is copied to it from the other host.

@@ -171,32 +171,35 @@ def overhead(messages: int, name: str | None) -> None:
     """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""
     environment: dict[str, object] = {**describe(), "path": "no broker"}
     found = overheads.measure(messages)
-    repeat = "python -m bench overhead"
     figures = [
         Figure(
-            id="measure.overhead.record_us",
-            what="Recording one latency by second and broker, CPU time",
-            value=found.record_us,
+            id=f"measure.overhead.{part}_us",
+            what=f"{what}, CPU time",
+            value=value,
             unit="us",
-            repeat=repeat,
-            **at_most(GOAL_RECORD_US, found.record_us, "us"),
-        ),
-        Figure(
-            id="measure.overhead.publish_us",
-            what="What the harness adds to a published message of 1 KB, CPU time",
-            value=found.publish_us,
-            unit="us",
-            repeat=repeat,
-            **at_most(GOAL_MESSAGE_US, found.publish_us, "us"),
-        ),
-        Figure(
-            id="measure.overhead.consume_us",
-            what="What the harness adds to a consumed message of 1 KB, CPU time",
-            value=found.consume_us,
-            unit="us",
-            repeat=repeat,
-            **at_most(GOAL_MESSAGE_US, found.consume_us, "us"),
-        ),
+            repeat="python -m bench overhead",
+            **at_most(goal, value, "us"),
+        )
+        for part, what, value, goal in (
+            (
+                "record",
+                "Recording one latency by second and broker",
+                found.record_us,
+                GOAL_RECORD_US,
+            ),
+            (
+                "publish",
+                "What the harness adds to a published message of 1 KB",
+                found.publish_us,
+                GOAL_MESSAGE_US,
+            ),
+            (
+                "consume",
+                "What the harness adds to a consumed message of 1 KB",
+                found.consume_us,
+                GOAL_MESSAGE_US,
+            ),
+        )
     ]
     for figure in figures:
         click.echo(f"{figure.value:6.3f} us  {figure.what} (goal {figure.goal})")

@@ -27,7 +27,7 @@ from ops.playbooks.target import Target
 from ops.step import Step
 from ops.view import View
 
-__all__ = ["joined", "listed", "plan", "ready", "started"]
+__all__ = ["joined", "list_brought", "listed", "plan", "ready", "started"]
 
 BOOT_WITHIN_S = 120.0
 TOPOLOGY_WITHIN_S = 120.0
@@ -108,6 +108,16 @@ def topology(name: str, view: View) -> Step:
     )
 
 
+def list_brought(name: str, inventory: Path, view: View) -> Step:
+    """name: of the step, which is unique in its plan."""
+    return Step(
+        name=name,
+        commands=(lists.push(inventory),),
+        until="every agent serves it",
+        check=checks.agents_serve_the_list(view),
+    )
+
+
 def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     """Every client knows it, and consumes there what it consumes elsewhere."""
     name, address = target.name, target.address
@@ -118,12 +128,7 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
             done=lambda: address in view.listed.names,
             undo=(lists.remove(inventory, address), lists.push(inventory)),
         ),
-        Step(
-            name=f"bring the list with {name} to every agent",
-            commands=(lists.push(inventory),),
-            until="every agent serves it",
-            check=checks.agents_serve_the_list(view),
-        ),
+        list_brought(f"bring the list with {name} to every agent", inventory, view),
         Step(
             name=f"wait for the clients at {name}",
             until="all have applied the list, and consume there what they consume elsewhere",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ops import checks
-from ops.commands import balancer, lists
+from ops.commands import balancer
 from ops.commands.paths import kit
 from ops.commands.supervise import SystemdNodes
 from ops.plan import Plan
@@ -68,12 +68,7 @@ def plan(
                 Step(name=f"start the agent of {name}", commands=nodes.start_agent(name))
                 for name in names
             ),
-            Step(
-                name="bring the list to every agent",
-                commands=(lists.push(inventory),),
-                until="every agent serves it",
-                check=checks.agents_serve_the_list(view),
-            ),
+            add.list_brought("bring the list to every agent", inventory, view),
             *(add.topology(name, view) for name in names),
             Step(
                 name="start the balancers",

@@ -28,6 +28,7 @@ from ops.commands.paths import kit
 from ops.commands.supervise import Supervisor
 from ops.emptying import HELD_WITHIN_S, Emptying, in_words
 from ops.plan import Plan
+from ops.playbooks import add
 from ops.playbooks.target import Target
 from ops.step import Command, Step
 from ops.view import View
@@ -101,12 +102,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
                 balancer.ready(inventory, name),
             ),
         ),
-        Step(
-            name=f"bring the list that drains {name} to every agent",
-            commands=(lists.push(inventory),),
-            until="every agent serves it",
-            check=checks.agents_serve_the_list(view),
-        ),
+        add.list_brought(f"bring the list that drains {name} to every agent", inventory, view),
         Step(
             name=f"send no publishers to {name}",
             commands=(balancer.drain(inventory, name),),
@@ -176,12 +172,7 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
             done=lambda: address not in view.listed.names,
             is_final=True,
         ),
-        Step(
-            name=f"bring the list without {name} to every agent",
-            commands=(lists.push(inventory),),
-            until="every agent serves it",
-            check=checks.agents_serve_the_list(view),
-        ),
+        add.list_brought(f"bring the list without {name} to every agent", inventory, view),
         Step(
             name=f"wait for the clients to let go of {name}",
             until="all have applied the list, and none is connected there",

@@ -58,12 +58,7 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept
                     balancer.apply(inventory),
                 ),
             ),
-            Step(
-                name=f"bring the list without {name} to every agent",
-                commands=(lists.push(inventory),),
-                until="every agent serves it",
-                check=checks.agents_serve_the_list(view),
-            ),
+            add.list_brought(f"bring the list without {name} to every agent", inventory, view),
             Step(
                 name=f"make node {name} anew, empty",
                 commands=(
