@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.errors import CommandFailed
+from ops.mirrors import MirrorView
+from ops.plan import Plan
 
-__all__ = ["FakeHosts", "mirrored_inventory", "recorded_outputs"]
+__all__ = ["FakeHosts", "mirror_view", "mirrored_inventory", "ran", "recorded_outputs"]
 
 OUTPUTS = Path(__file__).resolve().parents[1] / "unit" / "ops" / "drbd_outputs"
 MIRROR = "r0"  # its name in the records
@@ -148,3 +150,17 @@ class FakeHost:
     def run(self, argv: Sequence[str], *, timeout_s: float) -> str:
         assert timeout_s > 0
         return self.hosts.run(self.name, argv)
+
+
+def mirror_view(file: Path, one: str = "06 A", two: str = "06 B") -> MirrorView:
+    """Of mb1 on db1 and db2, which say what was recorded in these states."""
+    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).connect)
+
+
+def ran(plan: Plan) -> list[str]:
+    """Every command of a plan, and where."""
+    return [
+        f"{command.host or 'here'}: {' '.join(command.argv)}"
+        for step in plan.steps
+        for command in step.commands
+    ]

@@ -7,38 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ops.mirrors import MirrorView
-from ops.plan import Plan
 from ops.playbooks import mirror as playbooks
 from ops.step import Blocked
-from tests.support.mirrors import FakeHosts, mirrored_inventory
-
-HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "inventory.toml"
-    path.write_text(
-        mirrored_inventory(HOSTS, address="10.0.0.9", service_network="24", power="/usr/bin/pdu")
-    )
-    return path
-
-
-def view(file: Path, one: str = "06 A", two: str = "06 B") -> MirrorView:
-    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).connect)
-
-
-def ran(plan: Plan) -> list[str]:
-    return [
-        f"{command.host or 'here'}: {' '.join(command.argv)}"
-        for step in plan.steps
-        for command in step.commands
-    ]
+from tests.support.mirrors import mirror_view, ran
 
 
 def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
-    seen = view(file)
+    seen = mirror_view(file)
     plan = playbooks.create(seen, file, skip_sync=False, erase=[seen.hosts[1]])
     assert ran(plan) == [
         f"here: {sys.executable} -m ops drbd install mb1 --inventory {file}",
@@ -62,7 +37,7 @@ def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
 
 
 def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
-    plan = playbooks.create(view(file), file, skip_sync=True, erase=[])
+    plan = playbooks.create(mirror_view(file), file, skip_sync=True, erase=[])
     assert "db1: drbdadm new-current-uuid --clear-bitmap mb1/0" in ran(plan)
     assert "db1: drbdadm primary mb1" in ran(plan)
     assert not any("--force" in line and "primary" in line for line in ran(plan))
@@ -70,7 +45,7 @@ def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
 
 def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) -> None:
     """The journal may lack a step that was done: metadata and file systems are looked for first."""
-    plan = playbooks.create(view(file), file, skip_sync=False, erase=[])
+    plan = playbooks.create(mirror_view(file), file, skip_sync=False, erase=[])
     destroys = [
         step
         for step in plan.steps
@@ -81,7 +56,7 @@ def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) ->
 
 
 def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
-    seen = view(file, "12 A", "12 B")
+    seen = mirror_view(file, "12 A", "12 B")
     plan = playbooks.resolve(seen, seen.hosts[1], is_primary=True, agent=True)
     assert ran(plan) == [
         "db2: systemctl stop messagebus-agent",
@@ -98,7 +73,7 @@ def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
 
 
 def test_small_orders(file: Path) -> None:
-    seen = view(file)
+    seen = mirror_view(file)
     home, standby = seen.hosts
     assert ran(playbooks.connect(seen)) == ["db1: drbdadm adjust mb1", "db2: drbdadm adjust mb1"]
     assert ran(playbooks.disconnect(seen, standby)) == ["db2: drbdadm disconnect mb1"]
@@ -111,7 +86,7 @@ def test_small_orders(file: Path) -> None:
 
 def test_connecting_waits_for_both_copies_and_not_for_a_split_brain(file: Path) -> None:
     def check(one: str, two: str) -> str:
-        step = playbooks.connect(view(file, one, two)).steps[0]
+        step = playbooks.connect(mirror_view(file, one, two)).steps[0]
         assert step.check
         return step.check()
 
@@ -124,7 +99,7 @@ def test_connecting_waits_for_both_copies_and_not_for_a_split_brain(file: Path) 
 
 def test_comparing_ends_when_every_block_is_compared(file: Path) -> None:
     def check(state: str) -> str:
-        seen = view(file, state)
+        seen = mirror_view(file, state)
         step = playbooks.verify(seen, seen.hosts[0]).steps[0]
         assert step.check
         return step.check()

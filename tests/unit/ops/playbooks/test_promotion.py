@@ -6,38 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ops.mirrors import MirrorView
-from ops.plan import Plan
 from ops.playbooks import promotion
 from ops.step import Blocked
-from tests.support.mirrors import FakeHosts, mirrored_inventory
-
-HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "inventory.toml"
-    path.write_text(
-        mirrored_inventory(HOSTS, address="10.0.0.9", service_network="24", power="/usr/bin/pdu")
-    )
-    return path
-
-
-def view(file: Path, one: str = "06 A", two: str = "06 B") -> MirrorView:
-    return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).connect)
-
-
-def ran(plan: Plan) -> list[str]:
-    return [
-        f"{command.host or 'here'}: {' '.join(command.argv)}"
-        for step in plan.steps
-        for command in step.commands
-    ]
+from tests.support.mirrors import mirror_view, ran
 
 
 def test_a_promotion_needs_a_proof_first_where_the_other_is_silent(file: Path) -> None:
-    seen = view(file)
+    seen = mirror_view(file)
     host = seen.hosts[1]
     by_power = promotion.promote(seen, host, is_dead=False, power=True, given_up=False, force=False)
     assert ran(by_power) == [
@@ -54,14 +29,14 @@ def test_a_promotion_needs_a_proof_first_where_the_other_is_silent(file: Path) -
 
 
 def test_what_takes_a_broker_from_its_host_can_be_taken_back(file: Path) -> None:
-    seen = view(file)
+    seen = mirror_view(file)
     steps = promotion.leaving(seen, seen.hosts[0], agent=True)
     assert all(step.undo and not step.is_final for step in steps)
 
 
 def test_it_is_looked_again_before_a_promotion_whether_anything_is_lost_by_it(file: Path) -> None:
     def look(one: str, two: str, *, is_dead: bool = True, given_up: bool = False) -> str:
-        seen = view(file, one, two)
+        seen = mirror_view(file, one, two)
         host = seen.hosts[1]
         steps = promotion.promotion(
             seen, host, is_dead=is_dead, power=False, given_up=given_up, force=False
@@ -82,7 +57,7 @@ def test_it_is_looked_again_before_a_promotion_whether_anything_is_lost_by_it(fi
 
 
 def test_a_host_is_demoted_and_seen_to_be(file: Path) -> None:
-    seen = view(file)
+    seen = mirror_view(file)
     plan = promotion.demote(seen, seen.hosts[0])
     assert ran(plan) == ["db1: drbdadm secondary mb1"]
     check = plan.steps[0].check
@@ -91,7 +66,7 @@ def test_a_host_is_demoted_and_seen_to_be(file: Path) -> None:
 
 
 def test_frozen_writes_are_let_go_only_when_the_handler_did_not_do_it(file: Path) -> None:
-    seen = view(file, "24 A", "")
+    seen = mirror_view(file, "24 A", "")
     plan = promotion.thaw(seen, seen.hosts[0])
     assert ran(plan) == [
         "db1: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db2",
