@@ -19,7 +19,7 @@ from ops.inventory_text import broker_table, with_broker, without_broker
 from ops.steady import some
 from ops.view import Connection, View
 
-__all__ = ["hangup", "hold", "inventory", "move"]
+__all__ = ["hangup", "hold", "inventory", "move", "write_whole"]
 
 PROGRESS_EVERY_S = 0.5
 
@@ -165,8 +165,8 @@ def drop(name: str, keep: Path | None, file: Path) -> None:
     """
     text = file.read_text()
     if keep and (table := broker_table(text, name)):
-        _write(keep, table)
-    _write(file, without_broker(text, name))
+        write_whole(keep, table)
+    write_whole(file, without_broker(text, name))
 
 
 @inventory.command()
@@ -179,7 +179,7 @@ def put(kept: Path, file: Path) -> None:
     Example:
       python -m ops inventory put mb2.toml
     """
-    _write(file, with_broker(file.read_text(), kept.read_text()))
+    write_whole(file, with_broker(file.read_text(), kept.read_text()))
 
 
 @inventory.command("first-list")
@@ -200,10 +200,11 @@ def first_list(file: Path) -> None:
         for node in inventory.brokers
     )
     made = BrokerList(cluster=inventory.cluster, generation=1, listed=listed)
-    _write(inventory.list_file, made.render())
+    write_whole(inventory.list_file, made.render())
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file of the operator's: a reader sees the old text or the new one."""
     part = file.with_name(file.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     part.write_text(text)

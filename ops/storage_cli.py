@@ -21,7 +21,7 @@ from ops.mirror_cli import (
 )
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
-from ops.pieces import inventory
+from ops.pieces import inventory, write_whole
 from ops.playbooks import storage as playbooks
 
 __all__ = ["storage"]
@@ -157,6 +157,4 @@ def move(name: str, host: str, file: Path) -> None:
     """
     view = MirrorView(file.absolute(), name)
     of_mirror(view, host)
-    part = file.with_name(file.name + ".part")
-    part.write_text(with_host(file.read_text(), name, host))
-    part.replace(file)
+    write_whole(file, with_host(file.read_text(), name, host))
