@@ -14,7 +14,6 @@ from messagebus.message import Delivery, Message
 from messagebus.stats import BrokerStats, ConsumerStats
 from messagebus.telemetry.eventfile import Anchor, DeliveredFile, EventFile
 
-
 NO_COUNTS = (
     *("delivered", "acked", "nacked", "acks_stale", "batches_damaged"),
     *("buffered", "handed_out", "list_generation", "list_faults"),
@@ -53,7 +52,11 @@ class FakeConsumer:
     def stats(self) -> ConsumerStats:
         """A link to the second broker from the second look on; none to the third."""
         self.looks += 1
-        states = {"b1:1": "open", "b2:1": "open" if self.looks > 1 else "dialing", "b3:1": "dialing"}
+        states = {
+            "b1:1": "open",
+            "b2:1": "open" if self.looks > 1 else "dialing",
+            "b3:1": "dialing",
+        }
         brokers = {name: BrokerStats(state=it, delivered=0, owed=0) for name, it in states.items()}
         counts = dict.fromkeys(NO_COUNTS, 0)
         return ConsumerStats(brokers=brokers, list_age_ms=None, **counts)
