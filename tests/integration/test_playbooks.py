@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import quote
 
 import pytest
@@ -20,9 +21,10 @@ from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually, eventually_async
 from tests.support.faults import delete_queue, direct, operators_drain
-from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, ops
+from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, lb, ops
 
 RECEIVED_FIRST = 100
+RELOADS = 5
 SEEN_WITHIN_S = 30.0
 
 
@@ -69,6 +71,24 @@ def test_adding_and_removing_under_load_loses_and_doubles_nothing(
 
 def proofs(said: str) -> str:
     return "\n".join(line for line in said.splitlines() if line.strip().startswith("proved"))
+
+
+def has_received(load: AuditedLoad, count: int) -> bool:
+    return len(load.received) > count
+
+
+def test_reloads_of_the_balancer_under_load_lose_and_double_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    """While publishers renew their connections, so that some are made in each of its moments."""
+    with load.running(publishers=4, consumers=4):
+        for number in range(1, RELOADS + 1):
+            eventually(partial(has_received, load, number * RECEIVED_FIRST), within_s=60)
+            reloaded = lb(cluster, "apply", "--reload")
+            assert reloaded.returncode == 0, reloaded.stderr
+            assert "reloaded: process" in reloaded.stdout
+    assert load.lost == set()
+    assert load.doubled == []
 
 
 def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
