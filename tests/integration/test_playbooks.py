@@ -14,7 +14,16 @@ from urllib.parse import quote
 
 import pytest
 
-from messagebus import Broker, BusConfig, Consumer, Message, Publisher, count_parked, declare
+from messagebus import (
+    Broker,
+    BusConfig,
+    Consumer,
+    Message,
+    Publisher,
+    RegistrationIncomplete,
+    count_parked,
+    declare,
+)
 from messagebus._io.link import Credentials, Link, dial
 from ops.local import process
 from ops.local.cluster import LocalCluster
@@ -25,6 +34,7 @@ from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, lb, ops
 
 RECEIVED_FIRST = 100
 RELOADS = 5
+DECLARED_WITHIN_S = 5.0
 SEEN_WITHIN_S = 30.0
 
 
@@ -348,3 +358,36 @@ def put_queue(
     with cluster.management(name) as management:
         path = f"/api/queues/%2F/{quote(queue, safe='')}"
         management.put(path, json=body).raise_for_status()
+
+
+def test_topology_sync_brings_about_what_a_broker_lacks(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    """Somebody wrote one node's copy of the list by hand, without the others: nobody tells it anything."""
+    node, wanted = cluster.node(cluster.names[-1]), f"{topic}/{SUBSCRIPTION}"
+    whole = node.list_file.read_text()
+    cluster.kill(node.name, agent=True)
+    with pytest.raises(RegistrationIncomplete, match=node.broker):
+        declare(bus, [wanted], timeout_s=DECLARED_WITHIN_S)
+    node.list_file.write_text(
+        f"# generation: {cluster.consumer_list().generation}\n{node.broker}\n"
+    )
+    try:
+        cluster.start(node.name, agent=True)
+        lacking = f"{node.name}: {wanted} is wanted: its agent does not know"
+        eventually(lambda: lacking in ops(cluster, "topology", "diff").stdout, within_s=20)
+        assert f"mb.sub/{wanted}" not in queues_of(cluster, node.name)
+        synced = ops(cluster, "topology", "sync")
+        assert synced.returncode == 0, synced.stderr
+        assert synced.stdout.startswith("2 entries were told to agents that did not know them")
+        assert f"mb.sub/{wanted}" in queues_of(cluster, node.name)
+        assert ops(cluster, "topology", "diff").returncode == 0
+    finally:
+        node.list_file.write_text(whole)
+        cluster.wait_ready()
+
+
+def queues_of(cluster: LocalCluster, name: str) -> set[str]:
+    with cluster.management(name) as management:
+        listed = management.get("/api/queues/%2F?columns=name").raise_for_status().json()
+        return {queue["name"] for queue in listed}
