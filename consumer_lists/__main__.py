@@ -114,7 +114,7 @@ def show_command(source: Source, as_json: bool) -> None:
         _print(show.node_table(ours, serving))
         if known:
             _print(show.client_table(ours, known))
-        else:
+        elif not silent:
             click.echo("no client has asked lately")
     for name, fault in silent.items():
         click.echo(f"clients of {name} are not known: {fault}", err=True)
