@@ -5,8 +5,8 @@ arrived when the count of arrivals first passed today's count of departures. Pur
 milliseconds.
 
 A broker does not count departures other than by acks: rejected into the parking queue, expired. So a queue
-that has them and is never empty looks older than it is, until it is empty once. What was published to it is no
-way out: a queue at its bound refuses, and that is counted as published too.
+that has them and is never empty looks older than it is, until it is empty once. What was published to it
+is no way out: a queue at its bound refuses, and that is counted as published too.
 """
 
 from __future__ import annotations
