@@ -24,8 +24,10 @@ __all__ = [
     "is_mounted",
     "make_file_system",
     "mount",
+    "node_name",
     "on",
     "power",
+    "same_node",
     "say_dead",
     "service",
     "settle",
@@ -96,6 +98,16 @@ def write_out(folder: Path) -> Argv:
 def settle(folder: Path) -> Argv:
     """After topology, users, cookie or a first start: wait, write out, and see that it was all."""
     return (f"{PROGRAMS}/settle", str(folder))
+
+
+def node_name() -> Argv:
+    """Writes what RabbitMQ's settings call the node; nothing where they leave it to the host's name."""
+    return ("sed", "-n", "s/^NODENAME=//p", "/etc/rabbitmq/rabbitmq-env.conf")
+
+
+def same_node(folder: Path) -> Argv:
+    """Fails where the broker would not be the one whose data are there."""
+    return (f"{PROGRAMS}/same-node", str(folder))
 
 
 def address(word: str, address: str) -> Argv:

@@ -9,8 +9,8 @@ The order is part of the correctness:
    a host whose data are outdated.
 3. The file system is checked before it is mounted, and mounted before the broker starts: a broker
    that found an empty folder would start as a new one.
-4. The broker starts under the same node name, at the same address. With consumers only: its agent
-   holds publishers back until somebody says `lb ready`.
+4. The broker starts under the same node name, or not at all, and at the same address. With consumers
+   only: its agent holds publishers back until somebody says `lb ready`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def _arriving(
         ),
         Step(
             name=f"start broker {name} on {host.name}",
-            commands=on([host], hosts.service("start", hosts.BROKER_UNIT)),
+            commands=on(
+                [host], hosts.same_node(mirror.mount), hosts.service("start", hosts.BROKER_UNIT)
+            ),
             until="it speaks AMQP",
             check=amqp_answers(view),
             within_s=BROKER_WITHIN_S,

@@ -56,6 +56,7 @@ def test_what_a_failover_runs(view: MirrorView, file: Path) -> None:
         "db2: /usr/local/lib/messagebus/check-disk /dev/drbd0",
         "db2: mount /dev/drbd0 /var/lib/rabbitmq",
         "db2: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
+        "db2: /usr/local/lib/messagebus/same-node /var/lib/rabbitmq",
         "db2: systemctl start rabbitmq-server",
         f"here: {sys.executable} -m ops inventory move mb1 db2 --inventory {file}",
         "db2: rm -f /run/messagebus/dead/mb1.db1",
@@ -75,7 +76,8 @@ def test_nothing_is_mounted_before_it_is_promoted_nor_started_before_it_is_mount
     view: MirrorView, file: Path
 ) -> None:
     lines = ran(failover(view, file, agent=True))
-    words = ["dead", "primary", "check-disk", " mount ", "take", "rabbitmq-server", "agent"]
+    words = ["dead", "primary", "check-disk", " mount ", "take", "same-node", "rabbitmq-server"]
+    words.append("agent")
     places = [next(n for n, line in enumerate(lines) if word in line) for word in words]
     assert places == sorted(places)
 
@@ -97,6 +99,7 @@ def test_a_failback_leaves_in_good_order_and_then_arrives(file: Path) -> None:
         "db1: /usr/local/lib/messagebus/check-disk /dev/drbd0",
         "db1: mount /dev/drbd0 /var/lib/rabbitmq",
         "db1: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
+        "db1: /usr/local/lib/messagebus/same-node /var/lib/rabbitmq",
         "db1: systemctl start rabbitmq-server",
         f"here: {sys.executable} -m ops inventory move mb1 db1 --inventory {file}",
     ]
