@@ -105,6 +105,10 @@ class Mirrored:
             return
         for host in self.lab.hosts:
             host.run("rm -rf /run/messagebus/dead")
+        if "ro:Primary" in self.state(self.standby):
+            self.standby.attempt(
+                f"systemctl stop rabbitmq-server; umount {MOUNT}; drbdadm secondary {NAME}"
+            )
         shutil.rmtree(self.lab.folder / "journal", ignore_errors=True)
         if "SPLIT BRAIN" in self.ops("drbd", "status").stdout:
             self.done("drbd", "resolve", NAME, "--victim", self.standby.name, "--yes")
