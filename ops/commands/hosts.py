@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lb.inventory import Host
 from ops.mirror_files import PROGRAMS
+from ops.provision.changes import COOKIE_COPY
+from ops.provision.wanted import AGENT_USER, COOKIE
 from ops.step import Command
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "disable",
     "erase",
     "forget_death",
+    "hand_over_cookie",
     "has_file_system",
     "is_mounted",
     "make_file_system",
@@ -108,6 +111,12 @@ def node_name() -> Argv:
 def same_node(folder: Path) -> Argv:
     """Fails where the broker would not be the one whose data are there."""
     return (f"{PROGRAMS}/same-node", str(folder))
+
+
+def hand_over_cookie(folder: Path) -> Argv:
+    """The agent's own copy of the broker's cookie, with which it asks the node; as provisioning makes it."""
+    owner = ("-o", AGENT_USER, "-g", AGENT_USER)
+    return ("install", "-m", "400", *owner, str(folder / COOKIE.name), str(COOKIE_COPY))
 
 
 def address(word: str, address: str) -> Argv:

@@ -24,8 +24,10 @@ from ops.commands.paths import kit
 from ops.mirror_files import partner, proof_of_death
 from ops.mirrors import MirrorView, amqp_answers
 from ops.plan import Plan
+from ops.playbooks import add
 from ops.playbooks.promotion import leaving, promotion
 from ops.step import Step
+from ops.view import View
 
 __all__ = ["failback", "failover", "start", "stop"]
 
@@ -140,7 +142,12 @@ def _arriving(
         steps.append(
             Step(
                 name=f"start the agent of {name} on {host.name}",
-                commands=on([host], hosts.service("start", hosts.AGENT_UNIT)),
+                commands=on(
+                    [host],
+                    # The cookie is the disk's: what was there before on this host is another one.
+                    hosts.hand_over_cookie(mirror.mount),
+                    hosts.service("start", hosts.AGENT_UNIT),
+                ),
             )
         )
         order = balancer.hold if consume_only else balancer.ready
@@ -150,4 +157,6 @@ def _arriving(
                 commands=(order(file, name),),
             )
         )
+        # Last: it ends well only when every agent serves the list, those of other brokers too.
+        steps.append(add.list_brought("bring the list to every agent", file, View(file)))
     return tuple(steps)

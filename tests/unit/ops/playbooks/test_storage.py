@@ -65,7 +65,9 @@ def test_what_a_failover_runs(view: MirrorView, file: Path) -> None:
 
 def test_the_agent_holds_publishers_back_or_lets_them_in(view: MirrorView, file: Path) -> None:
     full = ran(failover(view, file, agent=True))
-    assert "db2: systemctl start messagebus-agent" in full
+    started = full.index("db2: systemctl start messagebus-agent")
+    assert full[started - 1].endswith("/var/lib/rabbitmq/.erlang.cookie /etc/messagebus/cookie")
+    assert full[-2].endswith(f"-m consumer_lists --inventory {file} push")
     assert f"here: {sys.executable} -m lb --inventory {file} ready mb1" in full
     held = ran(failover(view, file, agent=True, consume_only=True))
     assert f"here: {sys.executable} -m ops hold mb1 --inventory {file}" in held
