@@ -97,10 +97,13 @@ def _tell_all(view: View) -> int:
     """Each agent's map to those that are behind it; how many entries that were."""
     snapshots, told = view.snapshots(), 0
     for name, mine in snapshots.items():
+        known = _entries(mine)
         for theirs in snapshots.values():
-            if newer := newer_than(_entries(mine), _entries(theirs)):
+            entries = _entries(theirs)
+            if newer := newer_than(known, entries):
                 view.merge(name, theirs)
                 told += len(newer)
+                known |= {wanted: entries[wanted] for wanted in newer}
     return told
 
 
