@@ -38,6 +38,8 @@ COPY_WITHIN_S = 48 * 3600.0
 def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host]) -> Plan:
     """Steps that make a new mirror on two disks, with a file system, mounted on the first host.
 
+    The broker's address comes there, too, so that `ops found` and `ops add` find a host like any other.
+
     erase: hosts whose disk holds something that the operator gave up by the exact phrase.
     """
     mirror, (home, standby) = view.mirror, view.hosts
@@ -93,6 +95,10 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
                 *on([home], hosts.broker_folder(mirror.mount)),
             ),
             done=lambda: view.succeeds(home, hosts.is_mounted(mirror.mount)),
+        ),
+        Step(
+            name=f"bring {mirror.address or 'no address'} to {home.name}",
+            commands=on([home], hosts.address("take", mirror.address)) if mirror.address else (),
         ),
         Step(
             name="wait until both disks are alike",

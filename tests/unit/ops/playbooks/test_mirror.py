@@ -32,6 +32,7 @@ def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
         "db1: mkfs.ext4 -q /dev/drbd0",
         "db1: mount /dev/drbd0 /var/lib/rabbitmq",
         "db1: install -d -o rabbitmq -g rabbitmq -m 750 /var/lib/rabbitmq",
+        "db1: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
     ]
     assert plan.steps[-1].name == "wait until both disks are alike"
 
