@@ -22,12 +22,12 @@ def test_a_unit_of_a_package_is_started_and_stopped_by_systemctl(bare_lab: Lab) 
     )
     assert host.attempt("systemctl is-active rest")[0] == 3
     host.run("systemctl daemon-reload; systemctl enable --now rest")
-    assert host.run("systemctl is-active rest; ps -o user= -C sleep").split() == [
+    assert host.run("systemctl is-active rest; pgrep -u nobody -l").split()[::2] == [
         "active",
-        "nobody",
+        "sleep",
     ]
     host.run("systemctl restart rest; systemctl stop rest")
-    assert host.attempt("pgrep sleep")[0] == 1
+    assert host.attempt("pgrep -u nobody")[0] == 1
     assert host.run("systemctl is-enabled rest") == "enabled\n"
     assert host.attempt("systemctl start nothing")[0] == 4
 
