@@ -58,11 +58,13 @@ mutants: install ## plant faults into messagebus/core, one at a time: the tests 
 
 # A missed goal must not keep the other figures from being measured.
 bench: install ## measure the figures of the README, an hour or two; bench/results keeps them
+	@test -e out/hosts/failover-1.json || echo "without \`make hosts\` before, power-offs are not measured"
 	@ops/local/install.sh --also maven || echo "without maven PerfTest is not measured"
 	@status=0; \
 	$(PYTHON) -m bench figures client --name client || status=1; \
 	$(PYTHON) -m bench figures way --name way || status=1; \
 	$(PYTHON) -m bench figures measure --name measure || status=1; \
+	$(PYTHON) -m bench figures ops --name ops || status=1; \
 	$(PYTHON) -m bench overhead --name measure || status=1; \
 	$(PYTHON) -m bench readme; \
 	exit $$status
