@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,12 +17,14 @@ from bench.run import overhead as overheads
 from bench.run import report as reports
 from bench.run.compare import compare as compare_results
 from bench.run.compare import order, read_arm, told
-from bench.run.conduct import conduct, declare_all, probes
+from bench.run.conduct import conduct
+from bench.run.drivers import Running, started
 from bench.run.knee import Knee
+from bench.run.outside import conduct_outside, render_outside
 from bench.run.profile import Profile
 from bench.run.result import Result, gather, percentiles
 from bench.run.schedule import Constant
-from ops.local.cluster import LocalCluster
+from bench.run.systems import SYSTEMS
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["COMMANDS", "measured"]
@@ -58,15 +57,12 @@ def run(profile: str, folder: Path | None, repeat: int, network: str) -> None:
     """
     wanted = profile_of(profile)
     place = folder or CHECKOUT / "out" / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with bus(wanted, network) as cluster:
+    with started(wanted, network, click.echo) as running:
         found = [
-            measured(wanted, place / f"{number + 1:02}" if repeat > 1 else place, cluster)
+            reported(wanted, place / f"{number + 1:02}" if repeat > 1 else place, running)
             for number in range(repeat)
         ]
-    for result in found:
-        click.echo(reports.write(result))
-        click.echo(f"\n{result.folder / 'report.html'}")
-    if faults := [fault for result in found for fault in result.faults]:
+    if faults := [fault for result in found for fault in result["faults"]]:
         raise BenchError("; ".join(faults))
 
 
@@ -118,16 +114,15 @@ def compare(
 
 def _by_turns(
     profiles: list[Profile], repeat: int, place: Path, network: str
-) -> list[list[dict[str, object]]]:
-    arms: dict[str, list[dict[str, object]]] = {"a": [], "b": []}
+) -> list[list[dict[str, Any]]]:
+    arms: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
     wanted = dict(zip("ab", profiles, strict=True))
     for number, arm in enumerate(order(repeat)):
-        with bus(wanted[arm], network) as cluster:
-            result = measured(wanted[arm], place / arm / f"{number + 1:02}", cluster)
-        click.echo(
-            f"{arm}, run {number + 1} of {2 * repeat}: {result.per_s:,.0f} confirmed a second"
-        )
-        arms[arm].append(result.as_json())
+        with started(wanted[arm], network, click.echo) as running:
+            result = of_any_load(wanted[arm], place / arm / f"{number + 1:02}", running)
+        rate = result["confirmed_per_s"]
+        click.echo(f"{arm}, run {number + 1} of {2 * repeat}: {rate:,.0f} confirmed a second")
+        arms[arm].append(result)
     return [arms["a"], arms["b"]]
 
 
@@ -148,11 +143,11 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
     place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
     search = Knee(first=wanted.load.schedule.rate_per_s, top=top)
-    with bus(wanted, network) as cluster:
+    with started(wanted, network, click.echo) as running:
         while (rate := search.next_rate()) is not None:
             load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
             one = dataclasses.replace(wanted, load=load)
-            result = measured(one, place / f"{rate:09.1f}", cluster)
+            result = measured(one, place / f"{rate:09.1f}", running)
             reports.write(result)
             p99 = percentiles(result.bins("confirm")).get("p99", float("inf"))
             holds = not result.faults and p99 <= p99_max_ms
@@ -210,29 +205,34 @@ def overhead(messages: int, name: str | None) -> None:
         raise BenchError(f"goals not met: {', '.join(missed)}")
 
 
-@contextmanager
-def bus(profile: Profile, network: str) -> Iterator[LocalCluster]:
-    """A cluster of the profile's brokers, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
-    cluster = LocalCluster(
-        folder / "cluster", profile.system.brokers, network=network, say=click.echo
-    )
-    try:
-        cluster.up()
-        yield cluster
-    finally:
-        cluster.down(wipe=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def measured(profile: Profile, folder: Path, cluster: LocalCluster) -> Result:
-    """One run on a cluster that is there."""
-    env = cluster.client_env()
-    declare_all(profile, env)
-    conduct(profile, folder, env, probes(cluster), click.echo)
+def measured(profile: Profile, folder: Path, running: Running) -> Result:
+    """One run on a system that is there."""
+    running.declare(profile)
+    conduct(profile, folder, running, click.echo)
     result = gather(folder)
     result.save()
     return result
+
+
+def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run, ours or of a load that is not: what its ``result.json`` has."""
+    if not SYSTEMS[profile.system.name].own_load:
+        return measured(profile, folder, running).as_json()
+    running.declare(profile)
+    return conduct_outside(profile, folder, running, click.echo)
+
+
+def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run with its report, printed and in its folder."""
+    found = of_any_load(profile, folder, running)
+    if found.get("outside"):
+        text = render_outside(found)
+        (folder / "report.txt").write_text(text + "\n")
+        click.echo(text)
+    else:
+        click.echo(reports.write(gather(folder)))
+        click.echo(f"\n{folder / 'report.html'}")
+    return found
 
 
 COMMANDS = (run, report, compare, knee, overhead)

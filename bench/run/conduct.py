@@ -20,17 +20,14 @@ from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.manifest import write_atomically
 from bench.processes import Children
 from bench.run import sampling
-from bench.run.drivers import durability
+from bench.run.drivers import Running, durability
 from bench.run.meeting import Start, missing, say_over, say_start
 from bench.run.profile import Profile
-from bench.run.sampling import Probe, Sampler
-from bench.run.worker import PROFILE, places
+from bench.run.sampling import Sampler
+from bench.run.worker import PROFILE
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
-from messagebus import BusConfig, declare
-from messagebus.topology import with_options
-from ops.local.cluster import LocalCluster
 
-__all__ = ["RUN", "SAMPLES", "conduct", "declare_all", "probes"]
+__all__ = ["RUN", "SAMPLES", "conduct"]
 
 RUN, SAMPLES = "run.json", "brokers.parquet"
 READY_WITHIN_S = 120.0
@@ -43,14 +40,8 @@ QUIET_S = 3.0
 Say = Callable[[str], None]
 
 
-def conduct(
-    profile: Profile,
-    folder: Path,
-    env: Mapping[str, str],
-    probes: Sequence[Probe],
-    say: Say,
-) -> Path:
-    """Do one run into a new folder. env: of the load processes: where the bus is.
+def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
+    """Do one run into a new folder, on a system that runs and has its topics.
 
     Raises InputInvalid for a folder that is there already, BenchError when the load fails; what was
     recorded until then is in the folder, marked incomplete.
@@ -62,6 +53,7 @@ def conduct(
     write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe(),
+        "system": dict(running.about()),
         "durability": durability(profile),
         "complete": False,
         "faults": ["the run did not end in order"],
@@ -74,9 +66,9 @@ def conduct(
         CONSUMER: [f"{CONSUMER}-{n}" for n in range(profile.load.consumers)],
     }
     try:
-        _launch(children, folder, names, env)
+        _launch(children, folder, names, running.env())
         start = _meet(children, folder, names, say)
-        sampler = Sampler(probes, start.at_wall_ns - start.wall_minus_monotonic_ns)
+        sampler = Sampler(running.probes(), start.at_wall_ns - start.wall_minus_monotonic_ns)
         sampler.start()
         _work(children, profile, start, names, say)
         _drain(children, profile, folder, names)
@@ -98,46 +90,6 @@ def conduct(
         about["parts"] = [part.name for part in read_parts(folder)]
         _save(folder, about)
     return folder
-
-
-def declare_all(profile: Profile, env: Mapping[str, str]) -> None:
-    """Topics and subscriptions of the run, on every broker, with its durability."""
-    level = profile.system.durability
-    options = {} if level == "fsync" else {"durability": level}
-    names = [f"{topic}/{subscription}" for topic, subscription in places(profile)]
-    topics = {topic for topic, _ in places(profile)}
-    wanted = [with_options(name, options) for name in (*sorted(topics), *names)]
-    declare(BusConfig.from_env(env), wanted)
-
-
-def probes(cluster: LocalCluster) -> list[Probe]:
-    """Of the brokers of a local cluster."""
-    found = []
-    for name in cluster.names:
-        process = cluster.process_of(name)
-        if process is not None:
-            found.append(Probe(cluster.node(name).broker, process.pid, _counts(cluster, name)))
-    return found
-
-
-def _counts(cluster: LocalCluster, name: str) -> Callable[[], Mapping[str, int]]:
-    def ask() -> Mapping[str, int]:
-        with cluster.management(name) as management:
-            queues = management.get("/api/queues", params={"columns": COLUMNS}).raise_for_status()
-            (node,) = management.get("/api/nodes").raise_for_status().json()
-        rows = queues.json()
-        # It counts none of those of the log of quorum queues: then it has nothing to say.
-        syncs = int(node.get("io_sync_count", 0))
-        return ({"syncs": syncs} if syncs else {}) | {
-            "ready": sum(int(row.get("messages_ready", 0)) for row in rows),
-            "unacked": sum(int(row.get("messages_unacknowledged", 0)) for row in rows),
-        }
-
-    return ask
-
-
-# With its name, a queue that has no statistics yet is an object too.
-COLUMNS = "name,messages_ready,messages_unacknowledged"
 
 
 def _launch(

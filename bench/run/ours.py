@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
+from bench.run.standalone import started
 from messagebus import (
     AsyncConsumer,
     AsyncPublisher,
@@ -23,7 +24,7 @@ from messagebus import (
 )
 from messagebus.telemetry.recorder import Recorder
 
-__all__ = ["Receiver", "Sender", "durability"]
+__all__ = ["Receiver", "Sender", "durability", "started"]
 
 START_S = 60.0
 # A publish may outlive the restart of a broker.
@@ -98,7 +99,9 @@ class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
         load = profile.load
         config = ConsumerConfig(
-            prefetch=max(1, load.prefetch // load.batch), handed_out_max=load.prefetch
+            prefetch=max(1, load.prefetch // load.batch),
+            handed_out_max=load.prefetch,
+            at_most_once=load.ack == "none",
         )
         self._recorder = _recorder(profile, where)
         self._consumer = AsyncConsumer(

@@ -14,20 +14,16 @@ from bench.errors import BenchError
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
+from bench.run.standalone import started_direct as started
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = ["Receiver", "Sender", "durability", "messages_per_ack"]
+__all__ = ["Receiver", "Sender", "durability", "started"]
 
 OPEN_WITHIN_S = 30.0
 
 
 def durability(profile: Profile) -> str:
     return "as the queue: messagebus declared it, fsynced by one broker before the confirm"
-
-
-def messages_per_ack(prefetch: int) -> int:
-    """A quarter of the prefetch, so that deliveries never wait for acks."""
-    return max(1, prefetch // 4)
 
 
 class Sender:
@@ -93,7 +89,10 @@ class Sender:
 
 class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
-        self._where, self._prefetch = where, profile.load.prefetch
+        load = profile.load
+        self._where, self._prefetch, self._needs_ack = where, load.prefetch, load.ack != "none"
+        # A quarter of the prefetch, so that deliveries never wait for acks.
+        self._per_ack = max(1, load.prefetch // 4) if load.ack == "many" else 1
         self._queue = Subscription(Topic(where.topic), where.subscription).amqp_queue
         self._had: list[Delivered] = []
         self._last = self._acked = 0
@@ -102,15 +101,14 @@ class Receiver:
     async def open(self) -> None:
         self._connection, self._channel, self._broker = await _opened(self._where)
         self._channel.basic_qos(prefetch_count=self._prefetch)
-        self._channel.basic_consume(self._queue, self._on_message)
+        self._channel.basic_consume(self._queue, self._on_message, auto_ack=not self._needs_ack)
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
         if not self._had:
             self._some.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._some.wait(), max_wait_s)
-        if self._last > self._acked:
-            self._ack()
+        self._ack_from(1)
         had, self._had = self._had, []
         return had
 
@@ -120,13 +118,14 @@ class Receiver:
     def _on_message(self, _channel: Any, method: Any, _properties: Any, body: bytes) -> None:
         self._had.append(Delivered(body, self._broker, time.monotonic_ns()))
         self._last = method.delivery_tag
-        if self._last - self._acked >= messages_per_ack(self._prefetch):
-            self._ack()
+        self._ack_from(self._per_ack)
         self._some.set()
 
-    def _ack(self) -> None:
-        self._channel.basic_ack(self._last, multiple=True)
-        self._acked = self._last
+    def _ack_from(self, least: int) -> None:
+        """Answer what is open, when it is that many."""
+        if self._needs_ack and (open_ := self._last - self._acked) >= least:
+            self._channel.basic_ack(self._last, multiple=open_ > 1)
+            self._acked = self._last
 
 
 async def _opened(where: Where) -> tuple[Any, Any, str]:

@@ -29,11 +29,10 @@ from typing import Any
 
 from bench.errors import InputInvalid
 from bench.run.schedule import Bursts, Constant, Poisson, Ramp, Replay, Schedule, Steps
+from bench.run.systems import SYSTEMS
 
 __all__ = ["Load", "Messages", "Profile", "System", "Time", "unlike"]
 
-SYSTEMS = ("messagebus", "pika", "aio-pika")
-DURABILITIES = ("fsync", "page-cache", "none")
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
     "ramp": Ramp,
@@ -59,8 +58,8 @@ class System:
 class Load:
     """publishers, consumers: processes. window: publishes without a confirm, of each publisher.
 
-    batch: messages in one AMQP message. prefetch: deliveries without an ack, of each consumer. seed:
-    of everything that chance decides.
+    batch: messages in one AMQP message. prefetch: deliveries without an ack, of each consumer. ack: how
+    they are answered, of `systems.ACKS`. seed: of everything that chance decides.
     """
 
     schedule: Schedule
@@ -69,6 +68,7 @@ class Load:
     window: int = 1000
     batch: int = 1
     prefetch: int = 200
+    ack: str = "each"
     seed: int = 1
 
 
@@ -148,17 +148,9 @@ class Profile:
 
     def faults(self) -> list[str]:
         """What makes no sense, in words."""
-        system, load, messages, time = self.system, self.load, self.messages, self.time
+        load, messages, time = self.load, self.messages, self.time
         sizes = [size for _, size in messages.sizes] or [messages.size]
         checks = {
-            f"system.name {system.name!r}: one of {', '.join(SYSTEMS)}": system.name in SYSTEMS,
-            f"system.durability: one of {', '.join(DURABILITIES)}": system.durability
-            in DURABILITIES,
-            "system.brokers: 1 to 99": 1 <= system.brokers <= 99,
-            f"system.brokers: 1 for {system.name}, which knows of no others": system.brokers == 1
-            or system.name == "messagebus",
-            f"load.batch, durability, events: {system.name} has none": system.name == "messagebus"
-            or (load.batch, system.durability, self.events) == (1, "fsync", False),
             f"load.publishers: 1 to {PROCESSES_MAX}": 1 <= load.publishers <= PROCESSES_MAX,
             f"load.consumers: 0 to {PROCESSES_MAX}": 0 <= load.consumers <= PROCESSES_MAX,
             "load.window, load.batch, load.prefetch: 1 or more": min(
@@ -178,7 +170,32 @@ class Profile:
             "time: measured_s above 0, the others 0 or more": time.measured_s > 0
             and min(time.warm_up_s, time.drain_s) >= 0,
         }
-        return [fault for fault, holds in checks.items() if not holds]
+        return [fault for fault, holds in checks.items() if not holds] + self._not_had()
+
+    def _not_had(self) -> list[str]:
+        """What of it the system cannot."""
+        system, load = self.system, self.load
+        about = SYSTEMS.get(system.name)
+        if about is None:
+            return [f"system.name {system.name!r}: one of {', '.join(SYSTEMS)}"]
+        checks = {
+            f"system.durability: one of {', '.join(about.durabilities)}": system.durability
+            in about.durabilities,
+            f"system.brokers: 1 to {about.brokers_max}": 1 <= system.brokers <= about.brokers_max,
+            "load.batch: it has none": load.batch == 1 or about.batches,
+            f"load.ack: one of {', '.join(about.acks)}": load.ack in about.acks,
+            "events: it has none": not self.events or about.events,
+            "a load of its own: a constant rate, one size, no keys": not about.own_load
+            or self._is_plain,
+        }
+        return [f"{system.name}: {fault}" for fault, holds in checks.items() if not holds]
+
+    @property
+    def _is_plain(self) -> bool:
+        messages = self.messages
+        return isinstance(self.load.schedule, Constant) and not (
+            messages.sizes or messages.file or messages.keys
+        )
 
     def as_json(self) -> dict[str, Any]:
         kind = next(k for k, v in SCHEDULES.items() if isinstance(self.load.schedule, v))

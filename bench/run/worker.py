@@ -19,13 +19,14 @@ from bench.run.bodies import Drawer
 from bench.run.consuming import Consuming
 from bench.run.drivers import Where, receiver, sender
 from bench.run.meeting import Start, is_over, say_ready, wait_for_start
+from bench.run.places import places, topic_of
 from bench.run.profile import Profile
 from bench.run.publishing import Publishing
 from bench.run.schedule import intended, striped
 from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
 from bench.systems.turn import best_loop, event_loop
 
-__all__ = ["PROFILE", "topic_of", "worker"]
+__all__ = ["PROFILE", "worker"]
 
 PROFILE = "profile.json"
 START_WITHIN_S = 120.0
@@ -45,31 +46,14 @@ def worker(folder: Path, kind: str, number: int) -> None:
         runner.run(work(profile, folder, number))
 
 
-def topic_of(number: int) -> str:
-    return f"load{number}"
-
-
-def subscription_of(number: int) -> str:
-    return f"sink{number}"
-
-
-def places(profile: Profile) -> list[tuple[str, str]]:
-    """(topic, subscription), all of a run."""
-    messages = profile.messages
-    return [
-        (topic_of(topic), subscription_of(subscription))
-        for topic in range(messages.topics)
-        for subscription in range(messages.subscriptions)
-    ]
-
-
 def _where(profile: Profile, folder: Path, kind: str, number: int) -> Where:
     if kind == PUBLISHER:
         topic, subscription = topic_of(number % profile.messages.topics), ""
     else:
         every = places(profile)
         topic, subscription = every[number % len(every)]
-    return Where(f"{kind}-{number}", topic, subscription, dict(os.environ), str(folder))
+    name = f"{kind}-{number}"
+    return Where(name, topic, subscription, dict(os.environ), str(folder), number)
 
 
 async def _publish(profile: Profile, folder: Path, number: int) -> None:

@@ -13,10 +13,11 @@ from bench.errors import BenchError, InputInvalid
 from bench.processes import Children
 from bench.run import conduct as conducting
 from bench.run.cli import measured
-from bench.run.conduct import conduct, declare_all, probes
+from bench.run.conduct import conduct
 from bench.run.profile import Profile
 from bench.run.report import render_text
 from bench.run.result import gather
+from bench.run.standalone import Standalone
 from ops.local.cluster import LocalCluster
 
 
@@ -40,7 +41,7 @@ def profile(name: str, **time: float) -> Profile:
 def test_every_message_of_a_run_has_its_fate_and_its_time(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    result = measured(profile("whole"), tmp_path / "run", cluster)
+    result = measured(profile("whole"), tmp_path / "run", Standalone(cluster))
     fates = result.fates
     assert fates.published == fates.confirmed == fates.delivered > 200
     assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
@@ -63,13 +64,7 @@ def test_other_clients_are_measured_by_the_same_load(
     values = profile("peer").as_json() | {"events": False}
     values["system"] = {"name": system, "brokers": 1}
     wanted = Profile.from_values(values, "test")
-    node = cluster.node(cluster.names[0])
-    env = cluster.client_env()
-    declare_all(wanted, env)
-    folder = tmp_path / "run"
-    alone = env | {"MESSAGEBUS_BROKER": node.broker}
-    conduct(wanted, folder, alone, [], lambda _line: None)
-    fates = gather(folder).fates
+    fates = measured(wanted, tmp_path / "run", Standalone(cluster, direct=True)).fates
     assert fates.published == fates.confirmed == fates.delivered > 200
     assert (fates.lost, fates.doubled, fates.altered, fates.late) == (0, 0, 0, 0)
 
@@ -85,9 +80,10 @@ def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
         work(children, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(conducting, "_work", kill_then_work)
-    declare_all(wanted, cluster.client_env())
+    running = Standalone(cluster)
+    running.declare(wanted)
     with pytest.raises(BenchError, match="publisher-1 ended by itself"):
-        conduct(wanted, folder, cluster.client_env(), probes(cluster), lambda _line: None)
+        conduct(wanted, folder, running, lambda _line: None)
     result = gather(folder)
     assert not result.about["complete"]
     assert result.faults[0].startswith("publisher-1 ended by itself")
@@ -99,4 +95,4 @@ def test_a_folder_that_has_something_is_never_written_into(
 ) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(InputInvalid, match="is not empty"):
-        conduct(profile("x"), tmp_path, {}, [], print)
+        conduct(profile("x"), tmp_path, Standalone(cluster), print)

@@ -61,6 +61,7 @@ TESTED_ELSEWHERE = {
     "bench/systems/pika_blocking.py": "tests/integration/test_bench_systems.py",
     "bench/run/conduct.py": "tests/integration/test_bench_run.py",
     "bench/run/drivers.py": "tests/integration/test_bench_run.py",
+    "bench/run/standalone.py": "tests/integration/test_bench_run.py",
     "bench/run/aio_pika_driver.py": "tests/integration/test_bench_run.py",
     "bench/run/pika_driver.py": "tests/integration/test_bench_run.py",
     "bench/run/ours.py": "tests/integration/test_bench_run.py",

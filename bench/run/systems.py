@@ -1,0 +1,44 @@
+"""The systems that can be measured, and what each can be asked for. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["ACKS", "DURABILITIES", "SYSTEMS", "About"]
+
+DURABILITIES = ("fsync", "page-cache", "none")
+# each: the application answers every delivery by itself. many: one answer for a quarter of the prefetch
+# together. none: what is delivered counts as answered before it is handled, so a crash loses it.
+ACKS = ("each", "many", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """module: of its driver, see `bench.run.drivers`. brokers_max: nodes that it may have.
+
+    batches, events: whether it has `load.batch` above 1, and rows of every message. own_load: it makes
+    the load itself and says what came out; no message of it has a fate here.
+    """
+
+    module: str
+    brokers_max: int = 1
+    durabilities: tuple[str, ...] = ("fsync",)
+    acks: tuple[str, ...] = ("each",)
+    batches: bool = False
+    events: bool = False
+    own_load: bool = False
+
+
+SYSTEMS: Mapping[str, About] = {
+    "messagebus": About(
+        module="bench.run.ours",
+        brokers_max=99,
+        durabilities=DURABILITIES,
+        acks=("each", "none"),
+        batches=True,
+        events=True,
+    ),
+    "pika": About(module="bench.run.pika_driver", acks=ACKS),
+    "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
+}
