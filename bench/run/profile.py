@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import InputInvalid
-from bench.run.schedule import Bursts, Constant, Poisson, Ramp, Replay, Schedule, Steps
+from bench.run.schedule import Bursts, Closed, Constant, Poisson, Ramp, Replay, Schedule, Steps
 from bench.run.systems import SYSTEMS
 
 __all__ = ["Load", "Messages", "Profile", "System", "Time", "unlike"]
@@ -40,6 +40,7 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
     "poisson": Poisson,
     "bursts": Bursts,
     "replay": Replay,
+    "closed": Closed,
 }
 PROCESSES_MAX = 200
 STAMP_LEAST = 18
@@ -56,7 +57,8 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """publishers, consumers: processes. window: publishes without a confirm, of each publisher.
+    """per_process: how many publishers, or consumers, share a process. window: publishes without a
+    confirm, of each publisher.
 
     batch: messages in one AMQP message. prefetch: deliveries without an ack, of each consumer. ack: how
     they are answered, of `systems.ACKS`. seed: of everything that chance decides.
@@ -65,11 +67,16 @@ class Load:
     schedule: Schedule
     publishers: int = 1
     consumers: int = 1
+    per_process: int = 1
     window: int = 1000
     batch: int = 1
     prefetch: int = 200
     ack: str = "each"
     seed: int = 1
+
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self.schedule, Closed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +95,10 @@ class Messages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """warm_up_s: of the load, before what is measured. drain_s: at most, until all has arrived."""
+    """warm_up_s: of the load, before what is measured. drain_s: at most, until all has arrived.
+
+    A closed loop is measured from its first message to its last; measured_s is the most it may take.
+    """
 
     warm_up_s: float = 5.0
     measured_s: float = 30.0
@@ -153,8 +163,8 @@ class Profile:
         checks = {
             f"load.publishers: 1 to {PROCESSES_MAX}": 1 <= load.publishers <= PROCESSES_MAX,
             f"load.consumers: 0 to {PROCESSES_MAX}": 0 <= load.consumers <= PROCESSES_MAX,
-            "load.window, load.batch, load.prefetch: 1 or more": min(
-                load.window, load.batch, load.prefetch
+            "load.per_process, load.window, load.batch, load.prefetch: 1 or more": min(
+                load.per_process, load.window, load.batch, load.prefetch
             )
             >= 1,
             f"messages.size: {STAMP_LEAST} bytes or more, for what the audit needs": min(sizes)
@@ -167,6 +177,7 @@ class Profile:
             >= 1,
             "messages.keys, messages.key_skew: 0 or more": min(messages.keys, messages.key_skew)
             >= 0,
+            "time.warm_up_s: 0 for a closed loop": not load.is_closed or time.warm_up_s == 0,
             "time: measured_s above 0, the others 0 or more": time.measured_s > 0
             and min(time.warm_up_s, time.drain_s) >= 0,
         }

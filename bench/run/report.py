@@ -153,6 +153,29 @@ BROKER_HEAD = (
 
 def _broker_rows(result: Result) -> list[tuple[str, ...]]:
     return [
+        *_each_broker(result),
+        *([_all_brokers(result)] if len(result.brokers) > 1 else []),
+    ]
+
+
+def _all_brokers(result: Result) -> tuple[str, ...]:
+    every = list(result.brokers.values())
+    confirmed = sum(result.bins("confirm").values())
+    cpu_s = sum(each["cpu_s"] for each in every)
+    return (
+        "all",
+        f"{confirmed:,}",
+        f"{cpu_s / confirmed * 1e6:.1f}" if confirmed else NONE,
+        f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
+        f"{sum(each['memory_mib'] for each in every):,.0f}",
+        f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",
+        NONE,
+        NONE,
+    )
+
+
+def _each_broker(result: Result) -> list[tuple[str, ...]]:
+    return [
         (
             broker,
             f"{each['confirmed']:,}",

@@ -21,8 +21,10 @@ from messagebus import BusConfig, declare
 from messagebus.topology import with_options
 from ops.local.cluster import LocalCluster
 
-__all__ = ["COLUMNS", "Standalone", "started", "started_direct"]
+__all__ = ["COLUMNS", "DURABILITY", "Standalone", "started", "started_direct"]
 
+# Of the clients of one node.
+DURABILITY = "fsynced by one broker before the confirm (quorum queue of one member)"
 # With its name, a queue that has no statistics yet is an object too.
 COLUMNS = "name,messages_ready,messages_unacknowledged"
 

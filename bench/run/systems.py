@@ -40,5 +40,15 @@ SYSTEMS: Mapping[str, About] = {
         events=True,
     ),
     "pika": About(module="bench.run.pika_driver", acks=ACKS),
+    "native": About(
+        module="bench.run.native",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=("each", "none"),
+        batches=True,
+    ),
+    "pika-blocking": About(module="bench.run.pika_blocking_driver", acks=("each", "none")),
+    "kombu": About(module="bench.run.kombu_driver", acks=("each", "none")),
+    "perf-test": About(module="bench.run.perf_test_driver", acks=ACKS, own_load=True),
     "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
 }
