@@ -20,6 +20,7 @@ from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.manifest import write_atomically
 from bench.processes import Children
 from bench.run import sampling
+from bench.run.disturbing import Disturber
 from bench.run.drivers import Running, durability
 from bench.run.meeting import Start, missing, say_over, say_start
 from bench.run.profile import Profile
@@ -64,6 +65,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
     _save(folder, about)
     children = Children(folder / "logs")
     sampler: Sampler | None = None
+    disturber: Disturber | None = None
     names = {
         PUBLISHER: [f"{PUBLISHER}-{n}" for n in range(profile.load.publishers)],
         CONSUMER: [f"{CONSUMER}-{n}" for n in range(profile.load.consumers)],
@@ -71,13 +73,16 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
     try:
         processes = _launch(children, profile, folder, running.env())
         start = _meet(children, folder, processes, names, say)
-        sampler = Sampler(running.probes(), start.at_wall_ns - start.wall_minus_monotonic_ns)
+        start_ns = start.at_wall_ns - start.wall_minus_monotonic_ns
+        sampler = Sampler(running.probes(), start_ns)
         sampler.start()
+        disturber = Disturber(profile.disturbances, running, start_ns)
+        disturber.start()
         _work(children, profile, processes, say)
-        _drain(children, profile, folder, processes, names)
+        _drain(children, profile, folder, start_ns, processes, names)
         say_over(folder)
         _finish(children, folder, names)
-        about |= {"complete": True, "faults": []}
+        about |= {"complete": True, "faults": disturber.faults}
     except BenchError as fault:
         about["faults"] = [str(fault)]
         raise
@@ -87,6 +92,8 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
     finally:
         say_over(folder)
         children.stop_all()
+        if disturber:
+            about["disturbances"] = disturber.stop()
         if sampler:
             sampling.save(folder / SAMPLES, sampler.stop())
         about["environment"]["load_after"] = load_average()
@@ -151,10 +158,16 @@ def _plan(profile: Profile) -> str:
 
 
 def _drain(
-    children: Children, profile: Profile, folder: Path, processes: Names, names: Names
+    children: Children,
+    profile: Profile,
+    folder: Path,
+    start_ns: int,
+    processes: Names,
+    names: Names,
 ) -> None:
     """Until nothing more has come for a while, or the time for it is over."""
-    had, since_s = -1, time.monotonic()
+    had = -1
+    since_s = max(time.monotonic(), start_ns / 1e9 + profile.load.consume_from_s)
     until_s = since_s + profile.time.drain_s
     while time.monotonic() < until_s and names[CONSUMER]:
         children.check(processes[CONSUMER])

@@ -63,6 +63,8 @@ class Sender:
         self._is_closed, self._window = isinstance(load.schedule, Closed), load.window * load.batch
         self._in_flight: deque[asyncio.Future[Published]] = deque()
         config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
+        if load.lifetime_s:
+            config = dataclasses.replace(config, connection_lifetime_s=load.lifetime_s)
         if load.batch > 1:
             batching = Batching(count_max=load.batch, bytes_max=BATCH_BYTES_MAX)
             config = dataclasses.replace(

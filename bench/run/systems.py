@@ -17,7 +17,8 @@ ACKS = ("each", "many", "none")
 class About:
     """module: of its driver, see `bench.run.drivers`. brokers_max: nodes that it may have.
 
-    batches, events: whether it has `load.batch` above 1, and rows of every message. own_load: it makes
+    batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
+    message. own_load: it makes
     the load itself and says what came out; no message of it has a fate here.
     """
 
@@ -26,6 +27,7 @@ class About:
     durabilities: tuple[str, ...] = ("fsync",)
     acks: tuple[str, ...] = ("each",)
     batches: bool = False
+    lifetimes: bool = False
     events: bool = False
     own_load: bool = False
 
@@ -37,6 +39,7 @@ SYSTEMS: Mapping[str, About] = {
         durabilities=DURABILITIES,
         acks=("each", "none"),
         batches=True,
+        lifetimes=True,
         events=True,
     ),
     "pika": About(module="bench.run.pika_driver", acks=ACKS),

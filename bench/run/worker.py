@@ -120,8 +120,12 @@ async def _consume(profile: Profile, folder: Path, number: int, told: asyncio.Ev
     where = _where(profile, folder, CONSUMER, number)
     load = profile.load
     client = receiver(profile, where)
-    await client.open()
+    if not load.consume_from_s:
+        await client.open()
     start = await _start(folder, where.name)
+    if load.consume_from_s:
+        await asyncio.sleep(_left_s(start, load.consume_from_s))
+        await client.open()
     meter = asyncio.create_task(_meter(profile, start))
     consuming = Consuming(client, start_ns=start.at_wall_ns, offset_ns=start.offset_ns())
     progress = Progress(where.name, state="running")
@@ -141,7 +145,8 @@ async def _consume(profile: Profile, folder: Path, number: int, told: asyncio.Ev
     had = await consuming.run(over, on_tick)
     progress.state, progress.done = "ended", len(had.sequences)
     write_progress(folder, progress)
-    busy_s = (had.received_ns[-1] - start.at_wall_ns) / NS if had.received_ns else 0.0
+    began_ns = start.at_wall_ns + int(load.consume_from_s * NS)
+    busy_s = (had.received_ns[-1] - began_ns) / NS if had.received_ns else 0.0
     part = Part(
         name=where.name,
         kind=CONSUMER,
@@ -173,20 +178,21 @@ async def _start(folder: Path, name: str) -> Start:
 
 async def _meter(profile: Profile, start: Start) -> float:
     """CPU seconds of this process in the measured part; of a closed loop until it is cancelled."""
-    began_ns = start.at_wall_ns + int(profile.time.warm_up_s * NS)
-    offset = start.offset_ns()
-
-    def left_s(at_ns: int) -> float:
-        return max(0.0, (at_ns - offset - time.monotonic_ns()) / NS)
-
-    await asyncio.sleep(left_s(began_ns))
+    begin_s = profile.time.warm_up_s
+    await asyncio.sleep(_left_s(start, begin_s))
     before = _cpu_s()
     try:
-        await asyncio.sleep(left_s(began_ns + int(profile.time.measured_s * NS)))
+        await asyncio.sleep(_left_s(start, begin_s + profile.time.measured_s))
     except asyncio.CancelledError:
         if not profile.load.is_closed:
             return 0.0
     return _cpu_s() - before
+
+
+def _left_s(start: Start, at_s: float) -> float:
+    """Until that second of the load."""
+    at_ns = start.at_wall_ns + int(at_s * NS) - start.offset_ns()
+    return max(0.0, (at_ns - time.monotonic_ns()) / NS)
 
 
 async def _metered(meter: asyncio.Task[float], *, ended: bool) -> float:

@@ -34,7 +34,8 @@ class Part:
 
     latencies: measure -> of `Latencies.as_json`. cpu_s: used in the measured part, which lasted
     measured_s for it; its share, where per_process of them ran in one. busy_s: from the start of the
-    load to its last confirm, or delivery. intended: messages of its schedule; sent: of these.
+    load to its last confirm, or from when it was to consume to its last delivery. intended: messages of
+    its schedule; sent: of these.
     """
 
     name: str
