@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bench.run.result import CURVE, MEASURES, Result, percentiles
 from bench.run.svg import Line, by_percentile, over_time
+from bench.run.verdict import Client
+from bench.run.written import CONSUMER, PUBLISHER
 
 __all__ = ["STYLE", "percentile_chart", "render_html", "render_text", "write"]
 
@@ -64,7 +66,10 @@ def render_html(result: Result) -> str:
     faults = "".join(f"<li>{escape(fault)}</li>" for fault in result.faults)
     kind = "fails" if result.faults else "holds"
     name = f"{result.profile.name}, {result.profile.system.name}"
-    machine = result.about["environment"]
+    machine = [
+        *result.about.get("system", {}).items(),
+        *sorted(result.about["environment"].items()),
+    ]
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -75,12 +80,14 @@ def render_html(result: Result) -> str:
             f"{escape(result.about['durability'])}.</p>",
             f'<section class="verdict {kind}"><strong>{escape(_verdict(result))}</strong>'
             f"<ul>{faults}</ul></section>",
+            _tiles(result),
             "<h2>By percentile</h2>",
             percentile_chart(result),
             _html_table(("latency", "samples", *SHOWN), _latency_rows(result)),
             "<h2>Over time</h2>",
             _rates_chart(result),
             _latency_chart(result),
+            _waiting_chart(result),
             "<h2>Fates</h2>",
             _html_table(("", ""), _fate_rows(result)),
             "<h2>Brokers</h2>",
@@ -88,10 +95,11 @@ def render_html(result: Result) -> str:
             *_disturbances_html(result),
             "<h2>Load processes</h2>",
             _html_table(CLIENT_HEAD, _client_rows(result)),
-            "<h2>On what it was measured</h2>",
-            _html_table(("", ""), [(key, str(value)) for key, value in sorted(machine.items())]),
-            "<h2>What it did</h2>",
+            '<div class="beside"><div><h2>What it did</h2>',
             _html_table(("", ""), _profile_rows(result)),
+            "</div><div><h2>On what it was measured</h2>",
+            _html_table(("", ""), [(key, str(value)) for key, value in machine]),
+            "</div></div>",
             "<h2>What the words mean</h2><dl>",
             *[f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in WORDS.items()],
             "</dl><footer>Numbers: result.json beside this page; histograms: *.hlog; a row per message: "
@@ -116,11 +124,30 @@ def _verdict(result: Result) -> str:
     return ", ".join([*told, *([f"p99 {_ms(found['p99'])}"] if "p99" in found else [])])
 
 
+def _tiles(result: Result) -> str:
+    """What is looked for first."""
+    found, fates = percentiles(result.bins("confirm")), result.fates
+    tiles = (
+        (f"{result.per_s:,.0f}", "confirmed a second", f"{fates.confirmed:,} in all"),
+        (f"{result.delivered_per_s:,.0f}", "delivered a second", f"{fates.delivered:,} in all"),
+        (_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
+        (f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"),
+    )
+    return (
+        '<div class="figures">'
+        + "".join(
+            f"<div><b>{escape(value)}</b><span>{escape(what)}</span><small>{escape(more)}</small></div>"
+            for value, what, more in tiles
+        )
+        + "</div>"
+    )
+
+
 def _about(result: Result) -> str:
     profile, machine = result.profile, result.about["environment"]
     load = profile.load
     return (
-        f"{profile.system.brokers} brokers, {load.publishers} publishers, {load.consumers} consumers, "
+        f"brokers: {profile.system.brokers}, publishers: {load.publishers}, consumers: {load.consumers}, "
         f"window {load.window}, {profile.messages.size} bytes; {profile.time.measured_s:g} s measured after "
         f"{profile.time.warm_up_s:g} s; {machine['at']}, commit {machine['commit']}, "
         f"{machine['cores']} cores, "
@@ -149,6 +176,8 @@ def _fate_rows(result: Result) -> list[tuple[str, ...]]:
     named = ("published", "confirmed", "unknown", "expected", "delivered", "lost", "doubled")
     rows: list[tuple[str, ...]]
     rows = [(name, f"{getattr(fates, name):,}") for name in (*named, "altered", "late", "strange")]
+    if result.earlier:
+        rows.append(("of an earlier run", f"{result.earlier:,}"))
     return rows + [
         (f"  {fault}, for example", ", ".join(names[:5])) for fault, names in fates.examples.items()
     ]
@@ -233,7 +262,30 @@ def _disturbances_html(result: Result) -> list[str]:
 CLIENT_HEAD = ("load process", "CPU share", "pacing p99", "intended", "not sent")
 
 
+# Of one kind; more are told together.
+CLIENTS_MAX = 12
+
+
 def _client_rows(result: Result) -> list[tuple[str, ...]]:
+    rows = []
+    for kind in (CONSUMER, PUBLISHER):
+        own = [each for each in result.clients if each.name.startswith(kind)]
+        rows += _each_client(own) if len(own) <= CLIENTS_MAX else [_all_clients(kind, own)]
+    return rows
+
+
+def _all_clients(kind: str, clients: Sequence[Client]) -> tuple[str, ...]:
+    intended = sum(each.intended for each in clients)
+    return (
+        f"{len(clients)} x {kind}",
+        f"{sum(each.cpu_share for each in clients):.0%}",
+        _ms(max(each.pacing_p99_ms for each in clients)) if intended else NONE,
+        f"{intended:,}" if intended else NONE,
+        f"{sum(each.unsent for each in clients):,}" if intended else NONE,
+    )
+
+
+def _each_client(clients: Sequence[Client]) -> list[tuple[str, ...]]:
     return [
         (
             each.name,
@@ -242,7 +294,7 @@ def _client_rows(result: Result) -> list[tuple[str, ...]]:
             f"{each.intended:,}" if each.intended else NONE,
             f"{each.unsent:,}" if each.intended else NONE,
         )
-        for each in result.clients
+        for each in clients
     ]
 
 
@@ -284,6 +336,41 @@ def _rates_chart(result: Result) -> str:
         label="Confirmed messages a second",
         unit=lambda value: f"{value:,.0f}/s",
         shaded=(measured.start, measured.stop),
+        marks=_marks(result),
+    )
+
+
+def _marks(result: Result) -> list[tuple[float, str]]:
+    """What was done to brokers, and undone."""
+    found = []
+    for each in result.about.get("disturbances", []):
+        found.append((each["began_s"], each["what"]))
+        if each["ended_s"] is not None:
+            found.append((each["ended_s"], "over"))
+    return found
+
+
+def _waiting_chart(result: Result) -> str:
+    """Messages in the queues of each broker; nothing where never any waited."""
+    lines = []
+    for number, broker in enumerate(sorted({each.broker for each in result.samples})):
+        points = [
+            (each.at_s, each.ready)
+            for each in result.samples
+            if each.broker == broker and each.ready is not None and each.at_s >= 0
+        ]
+        if points:
+            x, y = zip(*points, strict=True)
+            lines.append(Line(f"waiting, {broker}", x, y, False, number))
+    if not any(value for line in lines for value in line.y):
+        return ""
+    measured = result.measured
+    return over_time(
+        lines[:8],
+        label="Messages waiting in queues",
+        unit=lambda value: f"{value:,.0f}",
+        shaded=(measured.start, measured.stop),
+        marks=_marks(result),
     )
 
 
@@ -302,7 +389,11 @@ def _latency_chart(result: Result) -> str:
                 lines.append(Line(f"{measure}, {name}", x, y, dashed, number))
     measured = result.measured
     return over_time(
-        lines, label="Latency over time", unit=_ms, shaded=(measured.start, measured.stop)
+        lines,
+        label="Latency over time",
+        unit=_ms,
+        shaded=(measured.start, measured.stop),
+        marks=_marks(result),
     )
 
 
