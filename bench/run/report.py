@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bench.run.result import CURVE, MEASURES, Result, percentiles
-from bench.run.svg import Line, by_percentile, over_time
+from bench.run.charts import (
+    ANY,
+    latency_chart,
+    milliseconds,
+    percentile_chart,
+    rates_chart,
+    waiting_chart,
+)
+from bench.run.result import MEASURES, Result, percentiles
 from bench.run.verdict import Client
 from bench.run.written import CONSUMER, PUBLISHER
 
-__all__ = ["STYLE", "percentile_chart", "render_html", "render_text", "write"]
+__all__ = ["STYLE", "render_html", "render_text", "write"]
 
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 NONE = "\N{EN DASH}"
-# A client of a native cluster cannot tell which node took it.
-ANY = "any node"
 STYLE = (Path(__file__).parent / "templates" / "style.css").read_text()
 WORDS = {
     "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "
@@ -85,9 +90,9 @@ def render_html(result: Result) -> str:
             percentile_chart(result),
             _html_table(("latency", "samples", *SHOWN), _latency_rows(result)),
             "<h2>Over time</h2>",
-            _rates_chart(result),
-            _latency_chart(result),
-            _waiting_chart(result),
+            rates_chart(result),
+            latency_chart(result),
+            waiting_chart(result),
             "<h2>Fates</h2>",
             _html_table(("", ""), _fate_rows(result)),
             "<h2>Brokers</h2>",
@@ -109,11 +114,6 @@ def render_html(result: Result) -> str:
     )
 
 
-def percentile_chart(result: Result) -> str:
-    """Latency by percentile, from the intended time and, dashed, from the sending."""
-    return by_percentile(_curves(result), label="Latency by percentile", unit=_ms)
-
-
 def _verdict(result: Result) -> str:
     if result.faults:
         return "not to be trusted as it stands."
@@ -121,7 +121,7 @@ def _verdict(result: Result) -> str:
     if result.delivered_per_s:
         told.append(f"{result.delivered_per_s:,.0f} delivered a second")
     found = percentiles(result.bins("confirm"))
-    return ", ".join([*told, *([f"p99 {_ms(found['p99'])}"] if "p99" in found else [])])
+    return ", ".join([*told, *([f"p99 {milliseconds(found['p99'])}"] if "p99" in found else [])])
 
 
 def _tiles(result: Result) -> str:
@@ -279,7 +279,7 @@ def _all_clients(kind: str, clients: Sequence[Client]) -> tuple[str, ...]:
     return (
         f"{len(clients)} x {kind}",
         f"{sum(each.cpu_share for each in clients):.0%}",
-        _ms(max(each.pacing_p99_ms for each in clients)) if intended else NONE,
+        milliseconds(max(each.pacing_p99_ms for each in clients)) if intended else NONE,
         f"{intended:,}" if intended else NONE,
         f"{sum(each.unsent for each in clients):,}" if intended else NONE,
     )
@@ -290,7 +290,7 @@ def _each_client(clients: Sequence[Client]) -> list[tuple[str, ...]]:
         (
             each.name,
             f"{each.cpu_share:.0%}",
-            _ms(each.pacing_p99_ms) if each.intended else NONE,
+            milliseconds(each.pacing_p99_ms) if each.intended else NONE,
             f"{each.intended:,}" if each.intended else NONE,
             f"{each.unsent:,}" if each.intended else NONE,
         )
@@ -307,104 +307,8 @@ def _profile_rows(result: Result) -> list[tuple[str, ...]]:
     ]
 
 
-def _curves(result: Result) -> list[Line]:
-    lines = []
-    for number, (measure, dashed) in enumerate(
-        (("confirm", False), ("service", True), ("delivery", False), ("pacing", True))
-    ):
-        found = percentiles(result.bins(measure))
-        kept = [each for each in CURVE if f"p{each:g}" in found]
-        if kept:
-            values = [found[f"p{each:g}"] for each in kept]
-            lines.append(
-                Line(MEASURES[measure].split(":")[0] + TAILS[measure], kept, values, dashed, number)
-            )
-    return lines
-
-
-TAILS = {"confirm": ", intended", "service": ", sent", "delivery": "", "pacing": ""}
-
-
-def _rates_chart(result: Result) -> str:
-    lines = [
-        Line(f"confirmed, {broker or ANY}", list(range(len(rates))), rates, False, number)
-        for number, (broker, rates) in enumerate(result.rates("confirm").items())
-    ]
-    measured = result.measured
-    return over_time(
-        lines[:8],
-        label="Confirmed messages a second",
-        unit=lambda value: f"{value:,.0f}/s",
-        shaded=(measured.start, measured.stop),
-        marks=_marks(result),
-    )
-
-
-def _marks(result: Result) -> list[tuple[float, str]]:
-    """What was done to brokers, and undone."""
-    found = []
-    for each in result.about.get("disturbances", []):
-        found.append((each["began_s"], each["what"]))
-        if each["ended_s"] is not None:
-            found.append((each["ended_s"], "over"))
-    return found
-
-
-def _waiting_chart(result: Result) -> str:
-    """Messages in the queues of each broker; nothing where never any waited."""
-    lines = []
-    for number, broker in enumerate(sorted({each.broker for each in result.samples})):
-        points = [
-            (each.at_s, each.ready)
-            for each in result.samples
-            if each.broker == broker and each.ready is not None and each.at_s >= 0
-        ]
-        if points:
-            x, y = zip(*points, strict=True)
-            lines.append(Line(f"waiting, {broker}", x, y, False, number))
-    if not any(value for line in lines for value in line.y):
-        return ""
-    measured = result.measured
-    return over_time(
-        lines[:8],
-        label="Messages waiting in queues",
-        unit=lambda value: f"{value:,.0f}",
-        shaded=(measured.start, measured.stop),
-        marks=_marks(result),
-    )
-
-
-def _latency_chart(result: Result) -> str:
-    lines = []
-    for number, measure in enumerate(("confirm", "delivery")):
-        latencies = result.latencies[measure]
-        seconds = sorted({second for second, _ in latencies.bins if second >= 0})
-        each = [percentiles(latencies.whole(range(second, second + 1))) for second in seconds]
-        for name, dashed in (("p50", False), ("p99", True)):
-            points = [
-                (s, found[name]) for s, found in zip(seconds, each, strict=True) if name in found
-            ]
-            if points:
-                x, y = zip(*points, strict=True)
-                lines.append(Line(f"{measure}, {name}", x, y, dashed, number))
-    measured = result.measured
-    return over_time(
-        lines,
-        label="Latency over time",
-        unit=_ms,
-        shaded=(measured.start, measured.stop),
-        marks=_marks(result),
-    )
-
-
 def _shown(found: dict[str, float], name: str) -> str:
-    return _ms(found[name]) if name in found else NONE
-
-
-def _ms(value: float) -> str:
-    if value < 0.9995:
-        return f"{value * 1000:.3g} us"
-    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"
+    return milliseconds(found[name]) if name in found else NONE
 
 
 def _text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
