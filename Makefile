@@ -7,8 +7,8 @@ MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 KITS := lb consumer_lists ops bench spark
-# Of the figures, those that take a minute or two each.
-SHORT := client.publish client.consume client.threads client.latency way.publish way.attach
+# Of the figures, those that take a minute each when they are measured once.
+SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
 
 .PHONY: demo test up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak docs lock install help
 

@@ -200,6 +200,8 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     wanted = profile_of(profile)
     if not isinstance(wanted.load.schedule, Constant):
         raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
+    if SYSTEMS[wanted.system.name].own_load:
+        raise InputInvalid(f"{wanted.system.name}: its load is its own, and has no intended times")
     place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
     search = Knee(first=wanted.load.schedule.rate_per_s, top=top)
     with started(wanted, network, click.echo) as running:
