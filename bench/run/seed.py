@@ -137,8 +137,8 @@ def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> li
         "2013: MessageBus over a native HornetQ cluster, two hosts (reported, not repeated: with Artemis and "
         "HornetQ on one machine it was 1.2 and 1.1 to 1.7).",
         "All on one machine: its cores are shared by nodes and load, so what is compared is the work a "
-        "message costs, not what more hosts would add. CPU is that of the brokers: balancer and agents, which "
-        "the standalone side has besides, share the cores and are not in it.",
+        "message costs, not what more hosts would add. CPU is that of the brokers alone: balancer and "
+        "agents, which the standalone side has besides, share the cores and are not in it.",
         *_faults(results),
     ]
 
