@@ -92,6 +92,8 @@ def test_disturbances_are_tables_with_a_broker_of_the_system() -> None:
     assert (one.at_s, one.what, one.broker, one.lasts_s) == (3, "freeze", 2, 5.0)
     with pytest.raises(InputInvalid, match="broker one of the system's"):
         Profile.from_values(LEAST | {"disturbances": [{"broker": 9}]}, "x")
+    with pytest.raises(InputInvalid, match="what is one of kill, freeze"):
+        Profile.from_values(LEAST | {"disturbances": [{"what": "burn"}]}, "x")
     with pytest.raises(InputInvalid, match=r"disturbances\.wat is not known; meant is"):
         Profile.from_values(LEAST | {"disturbances": [{"wat": "kill"}]}, "x")
 
