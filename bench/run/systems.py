@@ -40,5 +40,12 @@ SYSTEMS: Mapping[str, About] = {
         events=True,
     ),
     "pika": About(module="bench.run.pika_driver", acks=ACKS),
+    "kafka": About(
+        module="bench.run.kafka_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=("each", "many"),
+        batches=True,
+    ),
     "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
 }
