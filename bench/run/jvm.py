@@ -14,7 +14,7 @@ from bench.errors import BenchError
 from bench.processes import Children
 from bench.run.sampling import Probe
 
-__all__ = ["NODES_MAX", "Node", "hosts", "probes", "running", "wait_until"]
+__all__ = ["NODES_MAX", "Node", "hosts", "log_of", "probes", "running", "wait_until"]
 
 NODES_MAX = 9
 # Nodes of a local cluster have 127.x.y.11 to .109, HAProxy .10: both can run on one network.
@@ -68,6 +68,10 @@ def running(nodes: Sequence[Node], folder: Path) -> Iterator[Children]:
         yield children
     finally:
         children.stop_all()
+
+
+def log_of(node: Node, folder: Path) -> Path:
+    return folder / "logs" / f"{node.name}.log"
 
 
 def wait_until(

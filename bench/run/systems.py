@@ -47,5 +47,17 @@ SYSTEMS: Mapping[str, About] = {
         acks=("each", "many"),
         batches=True,
     ),
+    "artemis": About(
+        module="bench.run.artemis_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=ACKS,
+    ),
+    "artemis-cluster": About(
+        module="bench.run.artemis_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=ACKS,
+    ),
     "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
 }
