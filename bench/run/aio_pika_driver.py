@@ -13,14 +13,16 @@ from aio_pika.exceptions import DeliveryError, PublishError
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
-from bench.run.standalone import started_direct as started
+from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Receiver", "Sender", "durability", "started"]
 
+started = started_direct
+
 
 def durability(profile: Profile) -> str:
-    return "as the queue: messagebus declared it, fsynced by one broker before the confirm"
+    return DURABILITY
 
 
 class Sender:
@@ -36,6 +38,10 @@ class Sender:
         channel = await self._connection.channel(on_return_raises=True)
         name = Topic(self._where.topic).exchange
         self._exchange = await channel.get_exchange(name, ensure=False)
+
+    async def room(self) -> None:
+        async with self._room:
+            pass
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         await self._room.acquire()

@@ -13,6 +13,7 @@ from bench.errors import BenchError, InputInvalid
 from bench.figures.cli import RESULTS, keep
 from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.figures.form import Figure, at_most
+from bench.manifest import write_atomically
 from bench.run import overhead as overheads
 from bench.run import report as reports
 from bench.run.compare import compare as compare_results
@@ -21,16 +22,20 @@ from bench.run.conduct import conduct
 from bench.run.drivers import Running, started
 from bench.run.knee import Knee
 from bench.run.outside import conduct_outside, render_outside
-from bench.run.profile import Profile
+from bench.run.profile import Profile, System
 from bench.run.result import Result, gather, percentiles
 from bench.run.schedule import Constant
+from bench.run.series import carry_out
+from bench.run.summary import page
 from bench.run.systems import SYSTEMS
+from bench.run.workloads import WORKLOADS
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["COMMANDS", "measured"]
 
 PROFILES = CHECKOUT / "bench" / "profiles"
 OVERHEAD_MESSAGES = 200_000
+QUICK_PART = 10
 GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
 
 
@@ -47,23 +52,72 @@ def profile_of(named: str) -> Profile:
 
 @click.command(epilog="Example: python -m bench run steady --dir out/steady")
 @click.argument("profile")
+@click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/NAME-time.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--quick", is_flag=True, help="A tenth of a workload: shows that it works.")
+@click.option("--name", help="Of a results file that keeps the figures of a workload.")
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
-def run(profile: str, folder: Path | None, repeat: int, network: str) -> None:
-    """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a cluster of its own.
+def run(
+    profile: str,
+    system: str | None,
+    folder: Path | None,
+    repeat: int,
+    quick: bool,
+    name: str | None,
+    network: str,
+) -> None:
+    """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
+
+    seed-s1, seed-s2, latency-matrix and fan-in are workloads of several runs; with --dir they go on
+    where they were interrupted.
 
     Exit code 1: the numbers are not to be trusted, and why is on the first lines of the report.
     """
-    wanted = profile_of(profile)
-    place = folder or CHECKOUT / "out" / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with started(wanted, network, click.echo) as running:
-        found = [
-            reported(wanted, place / f"{number + 1:02}" if repeat > 1 else place, running)
-            for number in range(repeat)
-        ]
-    if faults := [fault for result in found for fault in result["faults"]]:
+    place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if profile in WORKLOADS and system is None:
+        results = work_through(
+            profile, place, network, repeat=repeat, quick=quick, name_of_file=name
+        )
+    else:
+        wanted = with_system(profile_of(profile), system)
+        with started(wanted, network, click.echo) as running:
+            results = [
+                reported(wanted, place / f"{number + 1:02}" if repeat > 1 else place, running)
+                for number in range(repeat)
+            ]
+    if faults := [fault for result in results for fault in result["faults"]]:
         raise BenchError("; ".join(faults))
+
+
+def work_through(
+    name: str, place: Path, network: str, *, repeat: int, quick: bool, name_of_file: str | None
+) -> list[dict[str, Any]]:
+    """A workload of several runs, with what it says in all."""
+    workload, environment = WORKLOADS[name], describe()
+    steps = workload.steps(profile_of, repeat, QUICK_PART if quick else 1)
+    results = carry_out(steps, place, network, reported, click.echo)
+    text = "\n".join(workload.told(results, repeat))
+    (place / "summary.txt").write_text(text + "\n")
+    write_atomically(place / "summary.html", page(name, text, place, list(results)))
+    click.echo(f"\n{text}\n\n{place / 'summary.html'}")
+    if name_of_file:
+        command = f"python -m bench run {name}" + (f" --repeat {repeat}" if repeat > 1 else "")
+        after = {**environment, "path": "its own", "quick": quick, "load_after": load_average()}
+        figures = list(workload.figures(results, repeat, command))
+        keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
+    return list(results.values())
+
+
+def with_system(profile: Profile, name: str | None) -> Profile:
+    """The same load on another system, on as many of its brokers as that one has. Raises InputInvalid."""
+    if name is None:
+        return profile
+    brokers = min(profile.system.brokers, SYSTEMS[name].brokers_max)
+    made = dataclasses.replace(profile, system=System(name=name, brokers=brokers))
+    if faults := made.faults():
+        raise InputInvalid("; ".join(faults))
+    return made
 
 
 @click.command(epilog="Example: python -m bench report out/steady")

@@ -71,6 +71,9 @@ class Where:
 class Sender(Protocol):
     async def open(self) -> None: ...
 
+    async def room(self) -> None:
+        """Wait until fewer publishes are open than `load.window`; a closed loop asks before each."""
+
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         """Hand over one message; waits only where there is no room."""
 

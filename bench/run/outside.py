@@ -87,4 +87,4 @@ def _numbers(profile: Profile, found: Outside) -> dict[str, Any]:
     """As `Result.as_json` has them."""
     cpu_s, measured_s = found.client_cpu_s, profile.time.measured_s
     clients = [] if cpu_s is None else [{"name": "outside", "cpu_share": cpu_s / measured_s}]
-    return {**asdict(found), "clients": clients, "fates": None}
+    return {**asdict(found), "measured_s": measured_s, "clients": clients, "fates": None}

@@ -14,16 +14,17 @@ from bench.errors import BenchError
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
-from bench.run.standalone import started_direct as started
+from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Receiver", "Sender", "durability", "started"]
 
 OPEN_WITHIN_S = 30.0
+started = started_direct
 
 
 def durability(profile: Profile) -> str:
-    return "as the queue: messagebus declared it, fsynced by one broker before the confirm"
+    return DURABILITY
 
 
 class Sender:
@@ -43,10 +44,11 @@ class Sender:
         self._channel.confirm_delivery(self._on_confirm, callback=ready.set_result)
         await asyncio.wait_for(ready, OPEN_WITHIN_S)
 
+    async def room(self) -> None:
+        await self._fewer_than(self._window)
+
     async def send(self, sequence: int, body: bytes, key: str) -> None:
-        while len(self._open) >= self._window:
-            self._room.clear()
-            await self._room.wait()
+        await self._fewer_than(self._window)
         self._sent += 1
         properties = pika.BasicProperties(delivery_mode=2, message_id=str(sequence))
         self._open[self._sent] = (sequence, time.monotonic_ns())
@@ -58,14 +60,14 @@ class Sender:
 
     async def close(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_ended(), timeout_s)
+            await asyncio.wait_for(self._fewer_than(1), timeout_s)
         now_ns = time.monotonic_ns()
         for sequence, sent_ns in self._open.values():
             self._ends.append(End(sequence, UNKNOWN, self._broker, sent_ns, now_ns))
         self._connection.close()
 
-    async def _all_ended(self) -> None:
-        while self._open:
+    async def _fewer_than(self, open_: int) -> None:
+        while len(self._open) >= open_:
             self._room.clear()
             await self._room.wait()
 

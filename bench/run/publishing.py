@@ -33,12 +33,16 @@ CLOSE_S = 60.0
 
 @dataclass(slots=True)
 class Sent:
-    """What one publisher has done. Times: the run's wall clock; outcomes: one byte per message."""
+    """What one publisher has done. Times: the run's wall clock; outcomes: one byte per message.
+
+    ended_ns: of its last end so far.
+    """
 
     start_ns: int
     intended_ns: array[int] = field(default_factory=lambda: array("q"))
     outcomes: bytearray = field(default_factory=bytearray)
     waits: int = 0
+    ended_ns: int = 0
     confirm: Latencies = field(init=False)
     service: Latencies = field(init=False)
     pacing: Latencies = field(init=False)
@@ -109,6 +113,24 @@ class Publishing:
         self._tick(clock() + offset)
         return sent
 
+    async def run_closed(self, count: int, until_ns: int) -> Sent:
+        """Send so many, each when the window has room for it, then wait for all ends."""
+        sent, sender, clock, offset = self.sent, self._sender, self._clock_ns, self._offset_ns
+        now_ns = await self._until(sent.start_ns, clock() + offset)
+        for sequence in range(count):
+            await sender.room()
+            if (now_ns := clock() + offset) >= until_ns or self.stopping:
+                break
+            sent.intended_ns.append(now_ns)
+            sent.outcomes.append(UNKNOWN)
+            body = stamped(next(self._fillers), self._publisher, sequence, now_ns)
+            await sender.send(sequence, body, next(self._keys))
+            if now_ns >= self._next_tick_ns:
+                self._tick(now_ns)
+        await sender.close(CLOSE_S)
+        self._tick(clock() + offset)
+        return sent
+
     async def _until(self, intended_ns: int, now_ns: int) -> int:
         """Sleep until it is due; returns the time then. What is late is not slept for."""
         while now_ns < intended_ns and not self.stopping:
@@ -140,6 +162,7 @@ class Publishing:
         intended = np.frombuffer(sent.intended_ns, dtype=np.int64)[which]
         times = np.array(sent_ns, dtype=np.int64)
         took = np.array(settled_ns, dtype=np.int64)
+        sent.ended_ns = max(sent.ended_ns, int(took.max()) + self._offset_ns)
         names = np.array(brokers)
         for broker in set(brokers):
             own = (ended == CONFIRMED) & (names == broker)

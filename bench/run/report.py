@@ -9,10 +9,12 @@ from pathlib import Path
 from bench.run.result import CURVE, MEASURES, Result, percentiles
 from bench.run.svg import Line, by_percentile, over_time
 
-__all__ = ["render_html", "render_text", "write"]
+__all__ = ["STYLE", "percentile_chart", "render_html", "render_text", "write"]
 
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 NONE = "\N{EN DASH}"
+# A client of a native cluster cannot tell which node took it.
+ANY = "any node"
 STYLE = (Path(__file__).parent / "templates" / "style.css").read_text()
 WORDS = {
     "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "
@@ -51,6 +53,8 @@ def render_text(result: Result) -> str:
             "",
             *_text_table(BROKER_HEAD, _broker_rows(result)),
             "",
+            *_text_table(DISTURBANCE_HEAD, _disturbance_rows(result)),
+            "",
             *_text_table(CLIENT_HEAD, _client_rows(result)),
         ]
     )
@@ -72,7 +76,7 @@ def render_html(result: Result) -> str:
             f'<section class="verdict {kind}"><strong>{escape(_verdict(result))}</strong>'
             f"<ul>{faults}</ul></section>",
             "<h2>By percentile</h2>",
-            by_percentile(_curves(result), label="Latency by percentile", unit=_ms),
+            percentile_chart(result),
             _html_table(("latency", "samples", *SHOWN), _latency_rows(result)),
             "<h2>Over time</h2>",
             _rates_chart(result),
@@ -81,6 +85,7 @@ def render_html(result: Result) -> str:
             _html_table(("", ""), _fate_rows(result)),
             "<h2>Brokers</h2>",
             _html_table(BROKER_HEAD, _broker_rows(result)),
+            *_disturbances_html(result),
             "<h2>Load processes</h2>",
             _html_table(CLIENT_HEAD, _client_rows(result)),
             "<h2>On what it was measured</h2>",
@@ -96,15 +101,19 @@ def render_html(result: Result) -> str:
     )
 
 
+def percentile_chart(result: Result) -> str:
+    """Latency by percentile, from the intended time and, dashed, from the sending."""
+    return by_percentile(_curves(result), label="Latency by percentile", unit=_ms)
+
+
 def _verdict(result: Result) -> str:
     if result.faults:
         return "not to be trusted as it stands."
+    told = [f"{result.per_s:,.0f} confirmed a second"]
+    if result.delivered_per_s:
+        told.append(f"{result.delivered_per_s:,.0f} delivered a second")
     found = percentiles(result.bins("confirm"))
-    return (
-        f"{result.per_s:,.0f} confirmed a second, p99 {_ms(found['p99'])}"
-        if "p99" in found
-        else f"{result.per_s:,.0f} confirmed a second"
-    )
+    return ", ".join([*told, *([f"p99 {_ms(found['p99'])}"] if "p99" in found else [])])
 
 
 def _about(result: Result) -> str:
@@ -131,7 +140,7 @@ def _latency_rows(result: Result) -> list[tuple[str, ...]]:
         found = percentiles(result.bins("confirm", broker))
         if found:
             cells = [_shown(found, each) for each in SHOWN]
-            rows.append((f"  confirm, {broker}", f"{found['samples']:,.0f}", *cells))
+            rows.append((f"  confirm, {broker or ANY}", f"{found['samples']:,.0f}", *cells))
     return rows
 
 
@@ -153,6 +162,29 @@ BROKER_HEAD = (
 
 def _broker_rows(result: Result) -> list[tuple[str, ...]]:
     return [
+        *_each_broker(result),
+        *([_all_brokers(result)] if len(result.brokers) > 1 else []),
+    ]
+
+
+def _all_brokers(result: Result) -> tuple[str, ...]:
+    every = list(result.brokers.values())
+    confirmed = sum(result.bins("confirm").values())
+    cpu_s = sum(each["cpu_s"] for each in every)
+    return (
+        "all",
+        f"{confirmed:,}",
+        f"{cpu_s / confirmed * 1e6:.1f}" if confirmed else NONE,
+        f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
+        f"{sum(each['memory_mib'] for each in every):,.0f}",
+        f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",
+        NONE,
+        NONE,
+    )
+
+
+def _each_broker(result: Result) -> list[tuple[str, ...]]:
+    return [
         (
             broker,
             f"{each['confirmed']:,}",
@@ -165,6 +197,37 @@ def _broker_rows(result: Result) -> list[tuple[str, ...]]:
         )
         for broker, each in result.brokers.items()
     ]
+
+
+DISTURBANCE_HEAD = ("disturbance", "from", "to", "p99 before", "longest from then on")
+# What it held up may have been intended a little before, and is caught up a little after.
+AROUND_S = 5
+
+
+def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
+    """Of confirms: what was usual before, and the worst that it made."""
+    confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
+    rows: list[tuple[str, ...]] = []
+    for each in result.about.get("disturbances", []):
+        began, ended = each["began_s"], each["ended_s"]
+        until = ended if ended is not None else began
+        before = percentiles(confirm.whole(range(warm_s, int(began))))
+        within = percentiles(confirm.whole(range(int(began), int(until) + AROUND_S)))
+        rows.append(
+            (
+                each["what"],
+                f"{began:.1f} s",
+                NONE if ended is None else f"{ended:.1f} s",
+                _shown(before, "p99"),
+                _shown(within, "p100"),
+            )
+        )
+    return rows
+
+
+def _disturbances_html(result: Result) -> list[str]:
+    rows = _disturbance_rows(result)
+    return ["<h2>Disturbances</h2>", _html_table(DISTURBANCE_HEAD, rows)] if rows else []
 
 
 CLIENT_HEAD = ("load process", "CPU share", "pacing p99", "intended", "not sent")
@@ -212,7 +275,7 @@ TAILS = {"confirm": ", intended", "service": ", sent", "delivery": "", "pacing":
 
 def _rates_chart(result: Result) -> str:
     lines = [
-        Line(f"confirmed, {broker}", list(range(len(rates))), rates, False, number)
+        Line(f"confirmed, {broker or ANY}", list(range(len(rates))), rates, False, number)
         for number, (broker, rates) in enumerate(result.rates("confirm").items())
     ]
     measured = result.measured

@@ -21,8 +21,10 @@ from messagebus import BusConfig, declare
 from messagebus.topology import with_options
 from ops.local.cluster import LocalCluster
 
-__all__ = ["COLUMNS", "Standalone", "started", "started_direct"]
+__all__ = ["COLUMNS", "DURABILITY", "Standalone", "started", "started_direct"]
 
+# Of the clients of one node.
+DURABILITY = "fsynced by one broker before the confirm (quorum queue of one member)"
 # With its name, a queue that has no statistics yet is an object too.
 COLUMNS = "name,messages_ready,messages_unacknowledged"
 
@@ -96,8 +98,9 @@ def _counts(cluster: LocalCluster, name: str) -> Callable[[], Mapping[str, int]]
     def ask() -> Mapping[str, int]:
         with cluster.management(name) as management:
             queues = management.get("/api/queues", params={"columns": COLUMNS}).raise_for_status()
-            (node,) = management.get("/api/nodes").raise_for_status().json()
-        rows = queues.json()
+            nodes = management.get("/api/nodes").raise_for_status().json()
+        rows, own = queues.json(), cluster.node(name).node_name
+        (node,) = [each for each in nodes if each["name"] == own]
         # It counts none of those of the log of quorum queues: then it has nothing to say.
         syncs = int(node.get("io_sync_count", 0))
         return ({"syncs": syncs} if syncs else {}) | {

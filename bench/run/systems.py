@@ -17,7 +17,8 @@ ACKS = ("each", "many", "none")
 class About:
     """module: of its driver, see `bench.run.drivers`. brokers_max: nodes that it may have.
 
-    batches, events: whether it has `load.batch` above 1, and rows of every message. own_load: it makes
+    batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
+    message. own_load: it makes
     the load itself and says what came out; no message of it has a fate here.
     """
 
@@ -26,6 +27,7 @@ class About:
     durabilities: tuple[str, ...] = ("fsync",)
     acks: tuple[str, ...] = ("each",)
     batches: bool = False
+    lifetimes: bool = False
     events: bool = False
     own_load: bool = False
 
@@ -37,15 +39,33 @@ SYSTEMS: Mapping[str, About] = {
         durabilities=DURABILITIES,
         acks=("each", "none"),
         batches=True,
+        lifetimes=True,
         events=True,
     ),
     "pika": About(module="bench.run.pika_driver", acks=ACKS),
+    "native": About(
+        module="bench.run.native",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=("each", "none"),
+        batches=True,
+    ),
+    "pika-blocking": About(module="bench.run.pika_blocking_driver", acks=("each", "none")),
+    "kombu": About(module="bench.run.kombu_driver", acks=("each", "none")),
+    "perf-test": About(module="bench.run.perf_test_driver", acks=ACKS, own_load=True),
+    "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
     "kafka": About(
         module="bench.run.kafka_driver",
         brokers_max=9,
         durabilities=("fsync", "page-cache"),
         acks=("each", "many"),
         batches=True,
+    ),
+    "kafka-java": About(
+        module="bench.run.kafka_java",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        own_load=True,
     ),
     "artemis": About(
         module="bench.run.artemis_driver",
@@ -59,5 +79,7 @@ SYSTEMS: Mapping[str, About] = {
         durabilities=("fsync", "page-cache"),
         acks=ACKS,
     ),
-    "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
+    "artemis-java": About(
+        module="bench.run.artemis_java", durabilities=("fsync", "page-cache"), own_load=True
+    ),
 }

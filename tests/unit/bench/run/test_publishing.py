@@ -36,8 +36,12 @@ class Steered:
         self._clock, self._stall, self._outcome = clock, stall, outcome
         self._ends: list[End] = []
         self.bodies: list[bytes] = []
+        self.asked = 0
 
     async def open(self) -> None: ...
+
+    async def room(self) -> None:
+        self.asked += 1
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         if sequence == self._stall:
@@ -122,3 +126,21 @@ def test_outcomes_are_kept_and_only_confirms_are_timed() -> None:
     assert list(sent.outcomes) == [OTHERWISE] * 5
     assert sent.confirm.whole() == {}
     assert UNKNOWN not in sent.outcomes
+
+
+def test_a_closed_loop_asks_for_room_before_each_and_sends_so_many() -> None:
+    clock = Clock()
+    sender = Steered(clock)
+    publishing = Publishing(
+        sender,
+        publisher=7,
+        start_ns=0,
+        offset_ns=0,
+        fillers=Drawer(Messages(size=30), seed=1).fillers(),
+        keys=itertools.repeat(""),
+        clock_ns=clock,
+    )
+    sent = asyncio.run(publishing.run_closed(100, 1 << 62))
+    assert sender.asked == len(sender.bodies) == len(sent.outcomes) == 100
+    assert set(sent.outcomes) == {CONFIRMED}
+    assert sent.ended_ns > max(sent.intended_ns)
