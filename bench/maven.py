@@ -17,7 +17,7 @@ import click
 
 from bench.errors import BenchError
 
-__all__ = ["ARTEMIS", "KAFKA", "PACKAGES", "Package", "fetch", "pom"]
+__all__ = ["ARTEMIS", "KAFKA", "PACKAGES", "PERF_TEST", "Package", "fetch", "pom"]
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache"
 PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -75,6 +75,7 @@ class Package:
         return self.folder
 
 
+PERF_TEST = Package("perf-test", "2.22.1", ("com.rabbitmq:perf-test:2.22.1",))
 # slf4j-simple: the one logger that needs no file; what is wrong is then said on stderr.
 KAFKA = Package(
     "kafka",
@@ -94,7 +95,7 @@ ARTEMIS = Package(
         "org.slf4j:slf4j-simple:2.0.17",
     ),
 )
-PACKAGES = {each.name: each for each in (KAFKA, ARTEMIS)}
+PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS)}
 
 
 @click.command(epilog="Example: python -m bench fetch kafka")

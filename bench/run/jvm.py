@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from bench.errors import BenchError
 from bench.processes import Children
 from bench.run.sampling import Probe
 
-__all__ = ["NODES_MAX", "Node", "hosts", "log_of", "probes", "running", "wait_until"]
+__all__ = ["NODES_MAX", "Node", "hosts", "log_of", "probes", "run_tool", "running", "wait_until"]
 
 NODES_MAX = 9
 # Nodes of a local cluster have 127.x.y.11 to .109, HAProxy .10: both can run on one network.
@@ -84,6 +85,26 @@ def wait_until(
         if time.monotonic() > until_s:
             raise BenchError(f"not up within {UP_WITHIN_S:.0f} s: {what}")
         time.sleep(POLL_S)
+
+
+def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:
+    """What a program in Java said, which is kept in a file too. Raises BenchError."""
+    try:
+        with output.open("w") as file:
+            done = subprocess.run(
+                ["java", *argv],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=within_s,
+                check=False,
+            )
+    except subprocess.TimeoutExpired as fault:
+        raise BenchError(
+            f"it did not end within {within_s:.0f} s; what it said: {output}"
+        ) from fault
+    if done.returncode:
+        raise BenchError(f"it ended with exit code {done.returncode}; what it said: {output}")
+    return output.read_text(errors="replace")
 
 
 def probes(nodes: Sequence[Node], children: Children) -> list[Probe]:
