@@ -35,7 +35,6 @@ __all__ = ["COMMANDS", "measured"]
 
 PROFILES = CHECKOUT / "bench" / "profiles"
 OVERHEAD_MESSAGES = 200_000
-QUICK_PART = 10
 GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
 
 
@@ -55,7 +54,13 @@ def profile_of(named: str) -> Profile:
 @click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/NAME-time.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--quick", is_flag=True, help="A tenth of a workload: shows that it works.")
+@click.option(
+    "--part",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of a workload: 10 sends a tenth of its messages, or for a tenth of its time.",
+)
 @click.option("--name", help="Of a results file that keeps the figures of a workload.")
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
 def run(
@@ -63,7 +68,7 @@ def run(
     system: str | None,
     folder: Path | None,
     repeat: int,
-    quick: bool,
+    part: int,
     name: str | None,
     network: str,
 ) -> None:
@@ -76,9 +81,7 @@ def run(
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
-        results = work_through(
-            profile, place, network, repeat=repeat, quick=quick, name_of_file=name
-        )
+        results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
     else:
         wanted = with_system(profile_of(profile), system)
         with started(wanted, network, click.echo) as running:
@@ -91,19 +94,21 @@ def run(
 
 
 def work_through(
-    name: str, place: Path, network: str, *, repeat: int, quick: bool, name_of_file: str | None
+    name: str, place: Path, network: str, *, repeat: int, part: int, name_of_file: str | None
 ) -> list[dict[str, Any]]:
     """A workload of several runs, with what it says in all."""
     workload, environment = WORKLOADS[name], describe()
-    steps = workload.steps(profile_of, repeat, QUICK_PART if quick else 1)
+    steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
     text = "\n".join(workload.told(results, repeat))
     (place / "summary.txt").write_text(text + "\n")
     write_atomically(place / "summary.html", page(name, text, place, list(results)))
     click.echo(f"\n{text}\n\n{place / 'summary.html'}")
     if name_of_file:
-        command = f"python -m bench run {name}" + (f" --repeat {repeat}" if repeat > 1 else "")
-        after = {**environment, "path": "its own", "quick": quick, "load_after": load_average()}
+        command = f"python -m bench run {name}"
+        command += f" --repeat {repeat}" if repeat > 1 else ""
+        command += f" --part {part}" if part > 1 else ""
+        after = {**environment, "path": "its own", "part": part, "load_after": load_average()}
         figures = list(workload.figures(results, repeat, command))
         keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
     return list(results.values())

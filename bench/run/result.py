@@ -100,6 +100,11 @@ class Result:
         return _rate(count, self._busy_s(CONSUMER) if closed else self.measured_s)
 
     @property
+    def earlier(self) -> int:
+        """Deliveries of messages that a run before this one had left."""
+        return sum(part.earlier for part in self.parts)
+
+    @property
     def faults(self) -> list[str]:
         return [
             *self.about["faults"],
@@ -150,6 +155,7 @@ class Result:
             },
             "below_zero": {name: each.below_zero for name, each in self.latencies.items()},
             "fates": self.fates.as_json(),
+            "of_an_earlier_run": self.earlier,
             "clients": [
                 {
                     "name": each.name,

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 
 from bench.errors import InputInvalid
-from bench.run.report import STYLE, percentile_chart
+from bench.run.charts import percentile_chart
+from bench.run.report import STYLE
 from bench.run.result import gather
 
 __all__ = ["page"]

@@ -157,6 +157,7 @@ async def _consume(profile: Profile, folder: Path, number: int, told: asyncio.Ev
         measured_s=busy_s if load.is_closed else profile.time.measured_s,
         busy_s=busy_s,
         altered=had.altered,
+        earlier=had.earlier,
         brokers=tuple(had.brokers),
     )
     write_had(folder, part, had)

@@ -52,6 +52,7 @@ class Part:
     sent: int = 0
     waits: int = 0
     altered: int = 0
+    earlier: int = 0
     brokers: tuple[str, ...] = ()
 
 
