@@ -43,4 +43,15 @@ def test_its_command_line_has_the_load_of_the_profile() -> None:
     found = options(Profile.from_values(values, "x"), "127.0.0.201", Path("/run/samples.json"))
     assert found[found.index("--rate") + 1] == "50"
     assert found[found.index("--max-pending") + 1] == "7"
-    assert {"tcp://127.0.0.201:61616", "--persistent", "--tx"} <= set(found)
+    assert {"--persistent", "--tx"} <= set(found)
+
+
+def test_a_send_is_confirmed_by_the_broker_and_not_by_the_client_itself() -> None:
+    values = {
+        "name": "x",
+        "system": {"name": "artemis-java", "brokers": 1},
+        "load": {"schedule": {"kind": "constant", "rate_per_s": 50}},
+    }
+    found = options(Profile.from_values(values, "x"), "127.0.0.201", Path("/run/samples.json"))
+    url = found[found.index("--url") + 1]
+    assert url.startswith("tcp://127.0.0.201:61616?confirmationWindowSize=")
