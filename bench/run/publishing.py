@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,7 +52,7 @@ class Sent:
 
 
 class Publishing:
-    """times: intended, in ns since the start. offset_ns: from the monotonic clock to the run's."""
+    """offset_ns: from the monotonic clock to the run's. sleep: what waits for the next message."""
 
     def __init__(
         self,
@@ -64,12 +64,13 @@ class Publishing:
         fillers: Iterator[Filler],
         keys: Iterator[str],
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._sender = sender
         self._publisher = publisher
         self._offset_ns = offset_ns
         self._fillers, self._keys = fillers, keys
-        self._clock_ns = clock_ns
+        self._clock_ns, self._sleep = clock_ns, sleep
         # Of the last messages, in their order: how late each was looked at.
         self._late: list[int] = []
         self._next_tick_ns = 0
@@ -134,7 +135,7 @@ class Publishing:
     async def _until(self, intended_ns: int, now_ns: int) -> int:
         """Sleep until it is due; returns the time then. What is late is not slept for."""
         while now_ns < intended_ns and not self.stopping:
-            await asyncio.sleep(min((intended_ns - now_ns) / 1e9, SLEEP_MAX_S))
+            await self._sleep(min((intended_ns - now_ns) / 1e9, SLEEP_MAX_S))
             now_ns = self._clock_ns() + self._offset_ns
             if now_ns >= self._next_tick_ns:
                 self._tick(now_ns)

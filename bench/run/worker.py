@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from bench.control import Progress, write_progress
+from bench.run.alarm import Alarm
 from bench.run.bodies import Drawer
 from bench.run.consuming import Consuming
 from bench.run.drivers import Where, receiver, sender
@@ -79,6 +80,7 @@ async def _publish(profile: Profile, folder: Path, number: int, told: asyncio.Ev
     client = sender(profile, where)
     await client.open()
     start = await _start(folder, where.name)
+    alarm = Alarm()
     publishing = Publishing(
         client,
         publisher=number,
@@ -86,11 +88,13 @@ async def _publish(profile: Profile, folder: Path, number: int, told: asyncio.Ev
         offset_ns=start.offset_ns(),
         fillers=fillers,
         keys=keys,
+        sleep=alarm.sleep,
     )
     until_ns = start.at_wall_ns + int((profile.time.warm_up_s + profile.time.measured_s) * NS)
     meter = asyncio.create_task(_meter(profile, start))
     shown = asyncio.create_task(_show(folder, publishing, where.name, told))
-    sent = await _sent(publishing, profile, number, until_ns)
+    with alarm:
+        sent = await _sent(publishing, profile, number, until_ns)
     shown.cancel()
     busy_s = max(0.0, (sent.ended_ns - start.at_wall_ns) / NS)
     part = Part(

@@ -58,6 +58,10 @@ class Steered:
 
 
 def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> Sent:
+    async def sleepless(seconds: float) -> None:
+        # Sleeping moves the clock of the test and no other.
+        clock.now_ns += int(seconds * 1e9)
+
     drawer = Drawer(Messages(size=30), seed=1)
     publishing = Publishing(
         sender,
@@ -67,21 +71,10 @@ def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> S
         fillers=drawer.fillers(),
         keys=drawer.keys(),
         clock_ns=clock,
+        sleep=sleepless,
     )
-
-    async def sleepless() -> Sent:
-        # Sleeping moves the clock of the test and no other.
-        async def sleep(seconds: float, result: object = None) -> None:
-            clock.now_ns += int(seconds * 1e9)
-
-        real, asyncio.sleep = asyncio.sleep, sleep  # type: ignore[assignment]
-        try:
-            times = itertools.islice(intended(Constant(rate_per_s=100)), count)
-            return await publishing.run(times, until_ns)
-        finally:
-            asyncio.sleep = real
-
-    return asyncio.run(sleepless())
+    times = itertools.islice(intended(Constant(rate_per_s=100)), count)
+    return asyncio.run(publishing.run(times, until_ns))
 
 
 def test_messages_carry_when_they_were_intended() -> None:
