@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lb.inventory import Host
 from ops.mirror_files import PROGRAMS
+from ops.provision.changes import COOKIE_COPY
+from ops.provision.wanted import AGENT_USER, COOKIE
 from ops.step import Command
 
 __all__ = [
@@ -20,12 +22,15 @@ __all__ = [
     "disable",
     "erase",
     "forget_death",
+    "hand_over_cookie",
     "has_file_system",
     "is_mounted",
     "make_file_system",
     "mount",
+    "node_name",
     "on",
     "power",
+    "same_node",
     "say_dead",
     "service",
     "settle",
@@ -96,6 +101,22 @@ def write_out(folder: Path) -> Argv:
 def settle(folder: Path) -> Argv:
     """After topology, users, cookie or a first start: wait, write out, and see that it was all."""
     return (f"{PROGRAMS}/settle", str(folder))
+
+
+def node_name() -> Argv:
+    """Writes what RabbitMQ's settings call the node; nothing where they leave it to the host's name."""
+    return ("sed", "-n", "s/^NODENAME=//p", "/etc/rabbitmq/rabbitmq-env.conf")
+
+
+def same_node(folder: Path) -> Argv:
+    """Fails where the broker would not be the one whose data are there."""
+    return (f"{PROGRAMS}/same-node", str(folder))
+
+
+def hand_over_cookie(folder: Path) -> Argv:
+    """The agent's own copy of the broker's cookie, with which it asks the node; as provisioning makes it."""
+    owner = ("-o", AGENT_USER, "-g", AGENT_USER)
+    return ("install", "-m", "400", *owner, str(folder / COOKIE.name), str(COOKIE_COPY))
 
 
 def address(word: str, address: str) -> Argv:

@@ -149,13 +149,7 @@ def connect(view: MirrorView) -> Plan:
 
 def disconnect(view: MirrorView, host: Host) -> Plan:
     """The host that is not primary lets go, and knows from then on that its data are outdated."""
-    step = Step(
-        name=f"disconnect {host.name}",
-        commands=on([host], drbd.disconnect(view.name)),
-        until="it is alone",
-        check=_has_link(view, host, "StandAlone"),
-    )
-    return Plan(name=f"drbd disconnect {view.name}", steps=(step,))
+    return Plan(name=f"drbd disconnect {view.name}", steps=(_disconnected(view, host),))
 
 
 def verify(view: MirrorView, host: Host) -> Plan:
@@ -220,13 +214,10 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
         name=f"drbd resolve {view.name}",
         steps=(
             *(leaving(view, victim, agent=agent) if is_primary else ()),
+            _disconnected(view, victim),
             Step(
                 name=f"give up what only {victim.name} has",
-                commands=on(
-                    [victim],
-                    drbd.disconnect(view.name),
-                    drbd.connect(view.name, discard_my_data=True),
-                ),
+                commands=on([victim], drbd.connect(view.name, discard_my_data=True)),
                 done=lambda: view.status(victim).is_connected,
                 is_final=True,
             ),
@@ -241,7 +232,18 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
     )
 
 
-# --------------------------------------------------------------------------- commands, checks
+# --------------------------------------------------------------------------- steps, commands, checks
+def _disconnected(view: MirrorView, host: Host) -> Step:
+    """Of a host that is alone already the kernel does not know the connection, and refuses."""
+    return Step(
+        name=f"disconnect {host.name}",
+        commands=on([host], drbd.disconnect(view.name)),
+        done=lambda: view.status(host).link == "StandAlone",
+        until="it is alone",
+        check=_has_link(view, host, "StandAlone"),
+    )
+
+
 def _kit(file: Path, *words: str) -> tuple[Command, ...]:
     return (kit("ops", "drbd", *words, "--inventory", str(file)),)
 

@@ -22,6 +22,7 @@ from ops.unit_files import BALANCER_STATE_UNIT, balancer_files
 
 __all__ = [
     "AGENT_UNIT",
+    "AGENT_USER",
     "BROKER_UNIT",
     "COOKIE",
     "PROGRAMS",

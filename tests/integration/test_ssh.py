@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def settings(server: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_words_reach_the_command_as_they_are(server: Sshd) -> None:
     argv = ["printf", "%s|", "a b", "$HOME", "*", "it's"]
     assert shell.run_over_ssh(server.address, argv, timeout_s=10) == "a b|$HOME|*|it's|"
+
+
+def test_a_connection_is_kept_and_made_anew_where_it_was_ended(server: Sshd) -> None:
+    def run(*argv: str) -> str:
+        return shell.run_over_ssh(server.address, argv, timeout_s=10)
+
+    with shell.connections_kept():
+        first = run("printenv", "SSH_CONNECTION")
+        assert run("printenv", "SSH_CONNECTION") == first
+        with suppress(CommandFailed):
+            run("sh", "-c", "kill $PPID")
+        assert run("printenv", "SSH_CONNECTION") != first
 
 
 def test_what_is_read_by_a_command_stands_in_no_argument(server: Sshd) -> None:

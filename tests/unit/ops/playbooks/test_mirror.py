@@ -72,6 +72,17 @@ def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
     assert ran(small) == ran(plan)[-3:]
 
 
+def test_a_host_that_is_alone_already_is_not_disconnected_again(file: Path) -> None:
+    def is_done(one: str, two: str) -> bool:
+        seen = mirror_view(file, one, two)
+        step = playbooks.resolve(seen, seen.hosts[1], is_primary=False, agent=False).steps[0]
+        assert step.done
+        return step.done()
+
+    assert is_done("12 A", "12 B")
+    assert not is_done("07 A", "07 B")
+
+
 def test_small_orders(file: Path) -> None:
     seen = mirror_view(file)
     home, standby = seen.hosts

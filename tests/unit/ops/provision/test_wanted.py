@@ -130,6 +130,7 @@ def test_hosts_without_a_part_or_with_two_brokers_are_refused() -> None:
         "address": "x:1",
         "agent": "x:2",
         "check": "x:3",
+        "management": "x:4",
     }
     with pytest.raises(OpsError, match="host h1 has several brokers: mb1, mb2"):
         host(inventory(brokers=[VALUES["brokers"][0], second]))
