@@ -26,7 +26,7 @@ from confluent_kafka import (
 from bench.errors import BenchError
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.run.kafka_nodes import SERVERS, durability, started
+from bench.run.kafka_nodes import MESSAGE_BYTES_MAX, SERVERS, durability, started
 from bench.run.places import places
 from bench.run.profile import Profile
 
@@ -39,6 +39,7 @@ TAKE_MAX = 500
 DEADLINE_MS = 60_000
 # Kafka's own default; with load.batch = 1 nothing waits for company.
 LINGER_MS = 5
+QUEUE_LEAST = 100_000
 # Of these nobody knows whether the broker has the message.
 UNANSWERED = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT}
 
@@ -52,6 +53,9 @@ def producer_options(profile: Profile, where: Where) -> dict[str, Any]:
         # Java's default, not that of this client: retries neither double nor reorder.
         "enable.idempotence": True,
         "message.timeout.ms": DEADLINE_MS,
+        "message.max.bytes": MESSAGE_BYTES_MAX,
+        # What it has room for is the window of the profile, and nothing below it.
+        "queue.buffering.max.messages": max(QUEUE_LEAST, load.window * load.batch),
         "linger.ms": LINGER_MS if load.batch > 1 else 0,
     }
     return options | ({"batch.num.messages": load.batch} if load.batch > 1 else {})

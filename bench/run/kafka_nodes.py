@@ -25,7 +25,16 @@ from bench.run.places import places
 from bench.run.profile import Profile
 from bench.run.sampling import Probe
 
-__all__ = ["SERVERS", "Kafka", "durability", "in_sync", "partitions", "properties", "started"]
+__all__ = [
+    "MESSAGE_BYTES_MAX",
+    "SERVERS",
+    "Kafka",
+    "durability",
+    "in_sync",
+    "partitions",
+    "properties",
+    "started",
+]
 
 # What it says while its nodes come up and go down is no news.
 QUIET: dict[str, Any] = {"log_level": 2}
@@ -45,6 +54,8 @@ FORMAT_WITHIN_S = 60.0
 ASK_WITHIN_S = 5.0
 DECLARE_WITHIN_S = 30.0
 COPIES_MAX = 3
+# Kafka's own 1 MB is less than a body of 1 MiB with its head.
+MESSAGE_BYTES_MAX = 16 << 20
 
 
 def copies(nodes: int) -> int:
@@ -89,6 +100,7 @@ def properties(number: int, hosts: Sequence[str], data: Path, durability: str) -
         "inter.broker.listener.name": "CLIENT",
         "log.dirs": data,
         "auto.create.topics.enable": "false",
+        "message.max.bytes": MESSAGE_BYTES_MAX,
         "default.replication.factor": copies(count),
         "min.insync.replicas": in_sync(count),
         "offsets.topic.replication.factor": copies(count),
