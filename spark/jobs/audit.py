@@ -160,7 +160,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             ),
             Section(
                 title="To be looked up",
-                note=f"At most {SUSPECTS_MAX} of them are here.",
+                note=f"{SUSPECTS_MAX} at most.",
                 tables=(_suspects(found["suspects"]),),
             ),
             Section(title="Out of order", tables=(_late(found["late"]),)),
