@@ -52,7 +52,7 @@ class QueueSampler:
 
     folder, run_id: of the run. names: of the subscriptions and queues that its recorders read, such as
     ``orders/billing`` and ``queue:jobs``; others are not looked at. bus: with list addresses, since the
-    agents count. Raises NameInvalid, ConfigError.
+    agents count. every_s: between two looks. count: asks the agents. Raises NameInvalid, ConfigError.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class QueueSampler:
         self.stop()
 
     def stats(self) -> SamplerStats:
+        """A snapshot; cheap."""
         return SamplerStats(written=self._written, missed=self._missed)
 
     def look(self, file: EventFile) -> None:
