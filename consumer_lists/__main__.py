@@ -265,16 +265,17 @@ def _write(node: Node, path: Path, text: str) -> None:
     """Write a node's list: here, or on its hosts. Raises OSError when it can be had nowhere."""
     if not node.hosts:
         pushing.write_local(node, path, text)
-    faults = [fault for host in node.hosts if (fault := _write_over_ssh(host, path, text))]
+    asked = [_write_over_ssh(host, path, text, sudo=host in node.sudo) for host in node.hosts]
+    faults = [fault for fault in asked if fault]
     if faults and len(faults) == len(node.hosts):
         raise OSError("; ".join(faults))
 
 
-def _write_over_ssh(host: str, path: Path, text: str) -> str:
+def _write_over_ssh(host: str, path: Path, text: str, *, sudo: bool) -> str:
     """Returns the fault, "" for none: of a mirror's hosts one may be down."""
     try:
         with shell.remote(host) as there:
-            there.write(path, text)
+            there.write(path, text, sudo=sudo)
     except CommandFailed as fault:
         return str(fault)
     return ""

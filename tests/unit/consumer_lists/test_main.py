@@ -138,7 +138,7 @@ class FakeRemote:
         self.host = host
         yield self
 
-    def write(self, path: Path, text: str) -> None:
+    def write(self, path: Path, text: str, *, sudo: bool) -> None:
         if self.host in self.down:
             raise CommandFailed(["dd"], 127, "SSH: no route", self.host)
         self.written[self.host, str(path)] = text
