@@ -38,7 +38,7 @@ TAKE_MAX = 500
 # As long as messagebus' own in these runs.
 DEADLINE_MS = 60_000
 # How long a message waits for company: Kafka's own default. With 0 a light load is a request for each
-# message, which on two busy cores kept a confirm waiting for 60 ms at 500/s.
+# message: on two busy cores a confirm took 59 ms at 500/s, and 20 ms with 5.
 LINGER_MS = 5
 QUEUE_LEAST = 100_000
 # Of these nobody knows whether the broker has the message.
