@@ -97,7 +97,7 @@ def work_through(
     name: str, place: Path, network: str, *, repeat: int, part: int, name_of_file: str | None
 ) -> list[dict[str, Any]]:
     """A workload of several runs, with what it says in all."""
-    workload, environment = WORKLOADS[name], describe()
+    workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
     text = "\n".join(workload.told(results, repeat))
@@ -108,7 +108,9 @@ def work_through(
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
         command += f" --part {part}" if part > 1 else ""
-        after = {**environment, "path": "its own", "part": part, "load_after": load_average()}
+        # Of the runs, which may be older than this call.
+        first, *_, last = (each["environment"] for each in results.values())
+        after = {**first, "path": "its own", "part": part, "load_after": last["load_after"]}
         figures = list(workload.figures(results, repeat, command))
         keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
     return list(results.values())
@@ -200,6 +202,8 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     wanted = profile_of(profile)
     if not isinstance(wanted.load.schedule, Constant):
         raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
+    if SYSTEMS[wanted.system.name].own_load:
+        raise InputInvalid(f"{wanted.system.name}: its load is its own, and has no intended times")
     place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
     search = Knee(first=wanted.load.schedule.rate_per_s, top=top)
     with started(wanted, network, click.echo) as running:

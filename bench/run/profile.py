@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import InputInvalid
+from bench.faults import FAULTS
 from bench.run.schedule import Bursts, Closed, Constant, Poisson, Ramp, Replay, Schedule, Steps
 from bench.run.systems import SYSTEMS
 
@@ -197,6 +198,9 @@ class Profile:
                 load.lifetime_s, load.consume_from_s
             )
             >= 0,
+            f"disturbances: what is one of {', '.join(FAULTS)}": all(
+                each.what in FAULTS for each in self.disturbances
+            ),
             "disturbances: at_s and lasts_s 0 or more, broker one of the system's": all(
                 min(each.at_s, each.lasts_s) >= 0 and 1 <= each.broker <= self.system.brokers
                 for each in self.disturbances

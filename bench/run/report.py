@@ -148,7 +148,7 @@ def _about(result: Result) -> str:
     load = profile.load
     return (
         f"brokers: {profile.system.brokers}, publishers: {load.publishers}, consumers: {load.consumers}, "
-        f"window {load.window}, {profile.messages.size} bytes; {profile.time.measured_s:g} s measured after "
+        f"window {load.window}, {profile.messages.size} bytes; {result.measured_s:.3g} s measured after "
         f"{profile.time.warm_up_s:g} s; {machine['at']}, commit {machine['commit']}, "
         f"{machine['cores']} cores, "
         f"load before {machine['load_before'][0]:g}, after {machine.get('load_after', [0])[0]:g}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.figures.form import Figure, plain
+from bench.run.compare import numbers_of
 from bench.run.profile import Profile, System
 from bench.run.ratios import Ratio, ratio_of
 from bench.run.schedule import Closed
@@ -56,26 +57,50 @@ def _sized(base: Profile, system: System, window: int, part: int) -> Profile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Measure:
+    """name: of `compare.NUMBERS`. part: in ids. A cost is better when it is less."""
+
+    name: str
+    part: str
+    unit: str
+    is_cost: bool = False
+
+
+CONFIRMED = Measure("confirmed a second", "confirmed", "messages/s")
+DELIVERED = Measure("delivered a second", "delivered", "messages/s")
+CPU = Measure("broker CPU us", "broker_cpu", "us", is_cost=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pairs:
-    """One number of nodes and one window. a second: of each repetition, in order."""
+    """One number of nodes and one window; values of each repetition, in order."""
 
     nodes: int
     window: int
     count: int
+    measure: Measure
     standalone: tuple[float, ...]
     native: tuple[float, ...]
 
     @property
+    def sides(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The ratio is that of the second over the first: above 1, standalone nodes do better."""
+        both = (self.native, self.standalone)
+        return (both[1], both[0]) if self.measure.is_cost else both
+
+    @property
     def ratios(self) -> tuple[float, ...]:
-        return tuple(a / b for a, b in zip(self.standalone, self.native, strict=True))
+        return tuple(b / a for a, b in zip(*self.sides, strict=True))
 
     @property
     def ratio(self) -> Ratio | None:
-        return ratio_of(self.native, self.standalone)
+        return ratio_of(*self.sides)
 
 
-def pairs(results: Mapping[str, Mapping[str, Any]], repeat: int, measure: str) -> Iterator[Pairs]:
-    """measure: key of a result. Only of what all repetitions of both sides have."""
+def pairs(
+    results: Mapping[str, Mapping[str, Any]], repeat: int, measure: Measure
+) -> Iterator[Pairs]:
+    """Only of what all repetitions of both sides have."""
     for nodes in NODES:
         for window in WINDOWS:
             sides = [
@@ -85,30 +110,26 @@ def pairs(results: Mapping[str, Mapping[str, Any]], repeat: int, measure: str) -
             one, other = ([run for run in side if run is not None] for side in sides)
             if len(one) == len(other) == repeat:
                 count = int(one[0]["profile"]["load"]["schedule"]["count"])
-                rates = [tuple(float(run[measure]) for run in side) for side in (one, other)]
-                yield Pairs(nodes, window, count, *rates)
+                found = [
+                    [numbers_of(run).get(measure.name) for run in side] for side in (one, other)
+                ]
+                values = [tuple(each for each in side if each is not None) for side in found]
+                if all(len(side) == repeat for side in values):
+                    yield Pairs(nodes, window, count, measure, *values)
 
 
 def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> list[str]:
-    head = (
-        "nodes",
-        "window",
-        "messages each",
-        "",
-        "standalone/s",
-        "native/s",
-        "ratio, 95 %",
-        "2013",
-    )
+    head = ("nodes", "window", "messages each", "", "standalone", "native", "ratio, 95 %", "2013")
     rows: list[Sequence[str]] = [head]
-    for words, measure in _measures(name):
+    for measure in _measures(name):
         for each in pairs(results, repeat, measure):
-            cells = [f"{each.nodes}", f"{each.window}", f"{each.count:,}", words]
-            cells += [plain(_middle(each.standalone)), plain(_middle(each.native))]
-            rows.append([*cells, str(each.ratio), f"{PREDECESSOR[name]:g}"])
+            cells = [f"{each.nodes}", f"{each.window}", f"{each.count:,}", measure.name]
+            cells += [plain(_middle(each.standalone)), plain(_middle(each.native)), str(each.ratio)]
+            rows.append([*cells, "" if measure.is_cost else f"{PREDECESSOR[name]:g}"])
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return [
-        f"{name}: standalone nodes (messagebus) over a native cluster (quorum queues), by turns",
+        f"{name}: standalone nodes (messagebus) and a native cluster (quorum queues), by turns; ratio above "
+        "1: standalone nodes do better",
         *(
             "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in rows
@@ -116,7 +137,8 @@ def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> li
         "2013: MessageBus over a native HornetQ cluster, two hosts (reported, not repeated: with Artemis and "
         "HornetQ on one machine it was 1.2 and 1.1 to 1.7).",
         "All on one machine: its cores are shared by nodes and load, so what is compared is the work a "
-        "message costs, not what more hosts would add.",
+        "message costs, not what more hosts would add. CPU is that of the brokers alone: balancer and "
+        "agents, which the standalone side has besides, share the cores and are not in it.",
         *_faults(results),
     ]
 
@@ -125,23 +147,18 @@ def figures(
     name: str, results: Mapping[str, Mapping[str, Any]], repeat: int, command: str
 ) -> Iterator[Figure]:
     """measure.seed_s1.n2_w50.ratio and the like."""
-    for words, measure in _measures(name):
+    for measure in _measures(name):
         for each in pairs(results, repeat, measure):
             group = f"measure.{name.replace('-', '_')}.n{each.nodes}_w{each.window}"
             about = f"{name}, {each.nodes} nodes, window {each.window}, 50 x {each.count:,} of 1 KB"
             for part, values, what, unit in (
-                ("standalone", each.standalone, f"{words} by standalone nodes", "messages/s"),
-                ("native", each.native, f"{words} by a native cluster, quorum", "messages/s"),
-                (
-                    "ratio",
-                    each.ratios,
-                    f"{words}, standalone over native (2013: {PREDECESSOR[name]})",
-                    "times",
-                ),
+                ("standalone", each.standalone, "standalone nodes", measure.unit),
+                ("native", each.native, "a native cluster, quorum", measure.unit),
+                ("ratio", each.ratios, _of_what(name, measure), "times"),
             ):
                 yield Figure(
-                    id=f"{group}.{words}_{part}",
-                    what=f"{about}: {what}",
+                    id=f"{group}.{measure.part}_{part}",
+                    what=f"{about}: {measure.name}, {what}",
                     value=_middle(values),
                     unit=unit,
                     repeat=command,
@@ -149,9 +166,14 @@ def figures(
                 )
 
 
-def _measures(name: str) -> list[tuple[str, str]]:
-    found = [("confirmed", "confirmed_per_s")]
-    return [*found, ("delivered", "delivered_per_s")] if name == "seed-s2" else found
+def _of_what(name: str, measure: Measure) -> str:
+    if measure.is_cost:
+        return "native over standalone"
+    return f"standalone over native (2013: {PREDECESSOR[name]})"
+
+
+def _measures(name: str) -> list[Measure]:
+    return [CONFIRMED, DELIVERED, CPU] if name == "seed-s2" else [CONFIRMED, CPU]
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -21,6 +21,10 @@ def results(repeat: int) -> dict[str, dict[str, Any]]:
             "confirmed_per_s": 100.0
             * (step.profile.system.brokers if "standalone" in step.name else 1),
             "delivered_per_s": 50.0,
+            "measured_s": 10.0,
+            "percentiles_ms": {},
+            "clients": [],
+            "brokers": {"mb1": {"cpu_s": 1.0 if "standalone" in step.name else 2.0}},
         }
         for step in seed.steps(BASE, repeat)
     }
@@ -52,6 +56,14 @@ def test_ratios_are_of_standalone_over_native_within_each_repetition() -> None:
     assert figures["measure.seed_s1.n2_w50.confirmed_ratio"].samples == (2.0, 2.0, 2.0)
     assert figures["measure.seed_s1.n3_w1.confirmed_ratio"].value == 3.0
     assert "2.38" in figures["measure.seed_s1.n2_w50.confirmed_ratio"].what
+
+
+def test_costs_are_compared_the_other_way_round() -> None:
+    """A tenth of a second for a thousand messages and two tenths for half of them."""
+    figures = {each.id: each for each in seed.figures("seed-s1", results(3), 3, "again")}
+    assert figures["measure.seed_s1.n2_w50.broker_cpu_standalone"].value == 500.0
+    assert figures["measure.seed_s1.n2_w50.broker_cpu_native"].value == 2000.0
+    assert figures["measure.seed_s1.n2_w50.broker_cpu_ratio"].samples == (4.0, 4.0, 4.0)
 
 
 def test_what_is_told_has_the_predecessors_number_beside() -> None:
