@@ -69,11 +69,13 @@ bench: install ## the figures of the README that fit into a quarter of an hour, 
 	exit $$status
 
 bench-all: install ## all figures, repeated: two hours or three; bench/results keeps them
+	@test -e out/hosts/failover-1.json || echo "without \`make hosts\` before, power-offs are not measured"
 	@ops/local/install.sh --also maven || echo "without maven PerfTest is not measured"
 	@status=0; \
 	$(PYTHON) -m bench figures client --name client || status=1; \
 	$(PYTHON) -m bench figures way --name way || status=1; \
 	$(PYTHON) -m bench figures measure --name measure || status=1; \
+	$(PYTHON) -m bench figures ops --name ops || status=1; \
 	$(PYTHON) -m bench overhead --name measure || status=1; \
 	for workload in seed-s1 seed-s2; do \
 		$(PYTHON) -m bench run $$workload --repeat 3 --part 4 --name seed || status=1; \

@@ -91,7 +91,8 @@ def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None
             raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
     _see_one_node_name(view)
     erase = _to_be_erased(view, phrases, view.hosts)
-    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase)
+    agent = agents(view, view.hosts[0])
+    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase, agent=agent)
     run(plan, go)
 
 

@@ -143,13 +143,14 @@ class Remote:
             _notice_silence(self._connection.transport)
             return self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
 
-    def write(self, path: Path, text: str, *, mode: int = 0o644) -> None:
+    def write(self, path: Path, text: str, *, mode: int = 0o644, sudo: bool = False) -> None:
         """Replace a file there: a reader sees the old or the new one, and a power-off loses neither.
 
-        Raises CommandFailed; the old file stands then.
+        sudo: as root, who logs in there is not. Raises CommandFailed; the old file stands then.
         """
         part = str(path.with_name(f".{path.name}.part"))
         folder = str(path.parent)
+        prefix = ("sudo", "-n", "--") if sudo else ()
         for argv, stdin in (
             (["mkdir", "-p", folder], ""),
             (["install", "-m", f"{mode:o}", "/dev/null", part], ""),
@@ -157,7 +158,7 @@ class Remote:
             (["mv", "-f", "-T", part, str(path)], ""),
             (["sync", folder], ""),
         ):
-            self.run(argv, timeout_s=WRITE_WITHIN_S, stdin=stdin)
+            self.run([*prefix, *argv], timeout_s=WRITE_WITHIN_S, stdin=stdin)
 
 
 class _Connections:

@@ -74,7 +74,7 @@ def run(
 ) -> None:
     """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
 
-    seed-s1, seed-s2, latency-matrix and fan-in are workloads of several runs; with --dir they go on
+    seed-s1, seed-s2, latency-matrix, fan-in and peers are workloads of several runs; with --dir they go on
     where they were interrupted.
 
     Exit code 1: the numbers are not to be trusted, and why is on the first lines of the report.

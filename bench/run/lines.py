@@ -13,6 +13,7 @@ from bench.run.series import Step
 
 __all__ = [
     "MATRIX",
+    "NONE",
     "fan_in_figures",
     "fan_in_steps",
     "fan_in_told",
@@ -20,6 +21,7 @@ __all__ = [
     "matrix_steps",
     "matrix_told",
     "shorter",
+    "table",
 ]
 
 MATRIX = ("latency-256", "latency-1024", "latency-5120", "latency-1024-25", "latency-1048576")
@@ -62,7 +64,7 @@ def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                     *(f"{found[each]:,.3g}" if each in found else NONE for each in SHOWN),
                 )
             )
-    return [*_table(rows), *_faults(results)]
+    return [*table(rows), *_faults(results)]
 
 
 def matrix_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
@@ -108,7 +110,7 @@ def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "CPU us: of a message, of all clients and of all brokers together. A broker at rest costs CPU too, "
         "which the same few messages have to bear."
     )
-    return [*_table(rows), note, *_faults(results)]
+    return [*table(rows), note, *_faults(results)]
 
 
 def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
@@ -130,7 +132,7 @@ def _faults(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

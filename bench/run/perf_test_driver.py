@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 
 from bench.errors import BenchError
+from bench.maven import PERF_TEST
 from bench.run.drivers import Outside, Running
 from bench.run.places import places
 from bench.run.profile import Profile
 from bench.run.schedule import Constant
 from bench.run.standalone import DURABILITY, started_direct
-from bench.systems.perf_test import VERSION, fetch
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Second", "durability", "latencies", "measure", "options", "parse", "started"]
@@ -34,7 +34,7 @@ MORE_S = 60.0
 LACKS = (
     "fates: lost, doubled, altered or late messages",
     "latency from intended times: it times from the sending",
-    f"percentiles other than its five, which are of its whole run (PerfTest {VERSION})",
+    f"percentiles other than its five, which are of its whole run (PerfTest {PERF_TEST.version})",
 )
 _AT = re.compile(r"time (?P<at>[\d.]+) s")
 _RATE = re.compile(r"(?P<what>confirmed|received): (?P<rate>\d+) msg/s")
@@ -60,7 +60,8 @@ def durability(profile: Profile) -> str:
 
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:
     """Raises BenchError when it cannot be had, fails, or does not end."""
-    argv = ["java", "-cp", f"{fetch()}/*", "com.rabbitmq.perf.PerfTest", *options(profile)]
+    PERF_TEST.fetch()
+    argv = ["java", "-cp", PERF_TEST.classpath, "com.rabbitmq.perf.PerfTest", *options(profile)]
     bus = BusConfig.from_env(running.env())
     login = f"{bus.current_user()}:{bus.current_password().reveal()}"
     # The address, which holds a password, goes through the environment.

@@ -54,4 +54,32 @@ SYSTEMS: Mapping[str, About] = {
     "kombu": About(module="bench.run.kombu_driver", acks=("each", "none")),
     "perf-test": About(module="bench.run.perf_test_driver", acks=ACKS, own_load=True),
     "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
+    "kafka": About(
+        module="bench.run.kafka_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=("each", "many"),
+        batches=True,
+    ),
+    "kafka-java": About(
+        module="bench.run.kafka_java",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        own_load=True,
+    ),
+    "artemis": About(
+        module="bench.run.artemis_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=ACKS,
+    ),
+    "artemis-cluster": About(
+        module="bench.run.artemis_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=ACKS,
+    ),
+    "artemis-java": About(
+        module="bench.run.artemis_java", durabilities=("fsync", "page-cache"), own_load=True
+    ),
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.figures.form import Figure
-from bench.run import lines, seed
+from bench.run import lines, peers, seed
 from bench.run.profile import Profile
 from bench.run.series import Step
 
@@ -50,5 +50,10 @@ WORKLOADS: Mapping[str, Workload] = {
         steps=lambda load, _repeat, part: lines.fan_in_steps(load("fan-in"), part),
         told=lambda results, _repeat: lines.fan_in_told(results),
         figures=lambda results, _repeat, command: lines.fan_in_figures(results, command),
+    ),
+    "peers": Workload(
+        steps=lambda load, _repeat, part: peers.steps(load("peers"), load("peers-full"), part),
+        told=lambda results, _repeat: peers.told(results),
+        figures=lambda results, _repeat, command: peers.figures(results, command),
     ),
 }

@@ -8,13 +8,14 @@ from pathlib import Path
 from lb.inventory import Host
 from ops.mirror_files import PROGRAMS
 from ops.provision.changes import COOKIE_COPY
-from ops.provision.wanted import AGENT_USER, COOKIE
+from ops.provision.wanted import AGENT_USER, COOKIE, STATE
 from ops.step import Command
 
 __all__ = [
     "AGENT_UNIT",
     "BROKER_UNIT",
     "address",
+    "agent_folder",
     "as_root",
     "broker_folder",
     "check_disk",
@@ -27,6 +28,7 @@ __all__ = [
     "is_mounted",
     "make_file_system",
     "mount",
+    "mount_state",
     "node_name",
     "on",
     "power",
@@ -35,11 +37,13 @@ __all__ = [
     "service",
     "settle",
     "unmount",
+    "unmount_state",
     "write_out",
 ]
 
 BROKER_UNIT = "rabbitmq-server"
 AGENT_UNIT = "messagebus-agent"
+AGENT_FOLDER = "messagebus"
 
 Argv = tuple[str, ...]
 
@@ -92,6 +96,21 @@ def close_mount_point(folder: Path) -> Argv:
 def broker_folder(folder: Path) -> Argv:
     """The mounted disk is RabbitMQ's."""
     return ("install", "-d", "-o", "rabbitmq", "-g", "rabbitmq", "-m", "750", str(folder))
+
+
+def agent_folder(folder: Path) -> Argv:
+    """For the agent's state, on the disk that is mounted there."""
+    owner = ("-o", AGENT_USER, "-g", AGENT_USER)
+    return ("install", "-d", *owner, "-m", "750", str(folder / AGENT_FOLDER))
+
+
+def mount_state(folder: Path) -> Argv:
+    """What the agent knows goes where its broker goes: else it would have to ask a majority of the others."""
+    return ("mount", "--bind", str(folder / AGENT_FOLDER), str(STATE))
+
+
+def unmount_state() -> Argv:
+    return ("umount", str(STATE))
 
 
 def write_out(folder: Path) -> Argv:

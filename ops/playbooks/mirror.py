@@ -17,7 +17,7 @@ from ops.errors import NoAnswer
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
 from ops.plan import Plan
-from ops.playbooks.promotion import leaving
+from ops.playbooks.promotion import leaving, state_brought
 from ops.step import Blocked, Check, Command, Step
 
 __all__ = [
@@ -35,10 +35,15 @@ CONNECT_WITHIN_S = 60.0
 COPY_WITHIN_S = 48 * 3600.0
 
 
-def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host]) -> Plan:
+def create(
+    view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host], agent: bool
+) -> Plan:
     """Steps that make a new mirror on two disks, with a file system, mounted on the first host.
 
+    The broker's address comes there, too, so that `ops found` and `ops add` find a host like any other.
+
     erase: hosts whose disk holds something that the operator gave up by the exact phrase.
+    agent: the hosts have one.
     """
     mirror, (home, standby) = view.mirror, view.hosts
     both = (home, standby)
@@ -93,6 +98,11 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
                 *on([home], hosts.broker_folder(mirror.mount)),
             ),
             done=lambda: view.succeeds(home, hosts.is_mounted(mirror.mount)),
+        ),
+        *((state_brought(view, home),) if agent else ()),
+        Step(
+            name=f"bring {mirror.address or 'no address'} to {home.name}",
+            commands=on([home], hosts.address("take", mirror.address)) if mirror.address else (),
         ),
         Step(
             name="wait until both disks are alike",

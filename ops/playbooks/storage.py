@@ -25,7 +25,7 @@ from ops.mirror_files import partner, proof_of_death
 from ops.mirrors import MirrorView, amqp_answers
 from ops.plan import Plan
 from ops.playbooks import add
-from ops.playbooks.promotion import leaving, promotion
+from ops.playbooks.promotion import leaving, promotion, state_brought
 from ops.step import Step
 from ops.view import View
 
@@ -117,6 +117,7 @@ def _arriving(
             done=lambda: view.succeeds(host, mounted),
             undo=on([host], hosts.unmount(mirror.mount)),
         ),
+        *((state_brought(view, host),) if agent else ()),
         Step(
             name=f"bring {mirror.address or 'no address'} to {host.name}",
             commands=on([host], hosts.address("take", mirror.address)) if mirror.address else (),

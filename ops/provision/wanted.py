@@ -26,6 +26,7 @@ __all__ = [
     "BROKER_UNIT",
     "COOKIE",
     "PROGRAMS",
+    "STATE",
     "Secrets",
     "WantedFile",
     "WantedHost",

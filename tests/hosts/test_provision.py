@@ -12,11 +12,19 @@ import pytest
 
 from messagebus import BusConfig, Consumer, Publisher
 from tests.hosts.lab import Host, Lab
-from tests.support.eventually import FACTOR
+from tests.support.eventually import FACTOR, eventually
+from tests.support.playbooks import AuditedLoad
 
 OPS_WITHIN_S = 900.0
 DEADLINE_S = 60.0
-USERS = {"admin": "", "probe": "", "mb-agent": "agent", "pub": "publisher", "con": "consumer"}
+USERS = {
+    "admin": "",
+    "probe": "",
+    "mb-agent": "agent",
+    "pub": "publisher",
+    "con": "consumer",
+    "app": "application",
+}
 AMQP, LIST = 5670, 8080
 BOTH = {"mb1": "mbA", "mb2": "mbB"}
 # In the inventory, in place of a host's name for SSH.
@@ -202,6 +210,21 @@ def test_a_second_host_is_set_up_and_its_broker_added_while_everything_runs(both
     assert [each for each in differences if "chrony does not run" not in each] == []
 
 
+def test_an_upgrade_over_ssh_under_load_loses_and_doubles_nothing(both: Cluster) -> None:
+    host = both.lab["mbB"]
+    born = host.run("stat -c %W /var/lib/rabbitmq/mnesia/mb2@localhost")
+    load = AuditedLoad(both.bus("app"), "upgraded")
+    with load.running(publishers=1, consumers=1):
+        told = both.well("upgrade", "mb2", "--yes")
+        eventually(
+            lambda: load.confirmed_by(f"{host.address}:5672"), within_s=DEADLINE_S, what="from mb2"
+        )
+    assert "0 messages are left" in told
+    assert load.lost == set()
+    assert load.doubled == []
+    assert host.run("stat -c %W /var/lib/rabbitmq/mnesia/mb2@localhost") != born
+
+
 def test_what_stands_in_the_way_is_told_before_anything_changes(both: Cluster) -> None:
     cluster, host = both, both.lab["mbB"]
     before = host.run("sha256sum /etc/messagebus/* /etc/rabbitmq/*; dpkg-query -W | sha256sum")
@@ -229,7 +252,7 @@ def test_what_stands_in_the_way_is_told_before_anything_changes(both: Cluster) -
     finally:
         known.write_text(right)
     assert strange.returncode == 1
-    assert "mbB: no SSH:" in strange.stderr
+    assert "mbB: its host key is not the known one" in strange.stderr
 
     host.run("fallocate -l $(df --output=avail -B1 / | tail -1) /filler || true")
     host.run("echo other > /etc/messagebus/password")

@@ -46,7 +46,6 @@ TESTED_ELSEWHERE = {
     "messagebus/directory.py": "tests/integration/test_command.py",
     "ops/carrying.py": "tests/unit/ops/test_cli.py",
     "ops/checkup_cli.py": "tests/integration/test_playbooks.py",
-    "ops/provision/cli.py": "tests/hosts/test_provision.py",
     "ops/topology_cli.py": "tests/integration/test_playbooks.py",
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",

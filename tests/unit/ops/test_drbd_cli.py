@@ -88,7 +88,7 @@ def test_a_disk_that_holds_something_is_named_and_nothing_is_done(
     assert capsys.readouterr().out.count("wipefs --all") == 2
     assert main([*words, "--overwrite", "destroy everything"]) == 1
     assert {typed.split()[0] for _, typed in hosts.ran} <= {
-        *("uname", "sed", "wipefs", "drbdsetup", "drbdadm"),
+        *("uname", "sed", "wipefs", "drbdsetup", "drbdadm", "systemctl"),
     }
     assert not any("--all" in typed for _, typed in hosts.ran)
 

@@ -101,6 +101,15 @@ def test_one_connection_serves_all_commands() -> None:
     assert connection.dialled == 1
 
 
+def test_a_file_may_be_written_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = shell.Remote("db1", Connection())
+    ran = list[str]()
+    monkeypatch.setattr(remote, "run", lambda argv, **_: ran.append(" ".join(argv)))
+    remote.write(Path("/etc/x"), "text", sudo=True)
+    assert all(line.startswith("sudo -n -- ") for line in ran)
+    assert [line.split()[3] for line in ran] == ["mkdir", "install", "dd", "mv", "sync"]
+
+
 def test_a_connection_whose_host_was_switched_off_is_made_anew() -> None:
     connection = Connection()
     remote = shell.Remote("db1", connection)

@@ -24,6 +24,15 @@ DEVICE = Path("/dev/drbd0")
             "install -m 400 -o messagebus -g messagebus /var/lib/rabbitmq/.erlang.cookie"
             " /etc/messagebus/cookie",
         ),
+        (
+            hosts.agent_folder(FOLDER),
+            "install -d -o messagebus -g messagebus -m 750 /var/lib/rabbitmq/messagebus",
+        ),
+        (
+            hosts.mount_state(FOLDER),
+            "mount --bind /var/lib/rabbitmq/messagebus /var/lib/messagebus",
+        ),
+        (hosts.unmount_state(), "umount /var/lib/messagebus"),
         (hosts.same_node(FOLDER), "/usr/local/lib/messagebus/same-node /var/lib/rabbitmq"),
         (hosts.mount(DEVICE, FOLDER), "mount /dev/drbd0 /var/lib/rabbitmq"),
         (hosts.unmount(FOLDER), "umount /var/lib/rabbitmq"),

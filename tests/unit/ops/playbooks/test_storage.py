@@ -67,6 +67,8 @@ def test_the_agent_holds_publishers_back_or_lets_them_in(view: MirrorView, file:
     full = ran(failover(view, file, agent=True))
     started = full.index("db2: systemctl start messagebus-agent")
     assert full[started - 1].endswith("/var/lib/rabbitmq/.erlang.cookie /etc/messagebus/cookie")
+    bound = full.index("db2: mount --bind /var/lib/rabbitmq/messagebus /var/lib/messagebus")
+    assert full.index("db2: mount /dev/drbd0 /var/lib/rabbitmq") < bound < started
     assert full[-2].endswith(f"-m consumer_lists --inventory {file} push")
     assert f"here: {sys.executable} -m lb --inventory {file} ready mb1" in full
     held = ran(failover(view, file, agent=True, consume_only=True))
