@@ -37,7 +37,8 @@ POLL_S = 0.1
 TAKE_MAX = 500
 # As long as messagebus' own in these runs.
 DEADLINE_MS = 60_000
-# Kafka's own default; with load.batch = 1 nothing waits for company.
+# How long a message waits for company: Kafka's own default. With 0 a light load is a request for each
+# message: on two busy cores a confirm took 59 ms at 500/s, and 20 ms with 5.
 LINGER_MS = 5
 QUEUE_LEAST = 100_000
 # Of these nobody knows whether the broker has the message.
@@ -56,7 +57,7 @@ def producer_options(profile: Profile, where: Where) -> dict[str, Any]:
         "message.max.bytes": MESSAGE_BYTES_MAX,
         # What it has room for is the window of the profile, and nothing below it.
         "queue.buffering.max.messages": max(QUEUE_LEAST, load.window * load.batch),
-        "linger.ms": LINGER_MS if load.batch > 1 else 0,
+        "linger.ms": LINGER_MS,
     }
     return options | ({"batch.num.messages": load.batch} if load.batch > 1 else {})
 

@@ -71,7 +71,7 @@ def options(profile: Profile, servers: str) -> list[str]:
         *("--topic", topic, "--record-size", str(profile.messages.size)),
         *("--throughput", str(rate)),
         *("--num-records", str(round(rate * (time.warm_up_s + time.measured_s)))),
-        *("--producer-props", f"bootstrap.servers={servers}", "acks=all", "linger.ms=0"),
+        *("--producer-props", f"bootstrap.servers={servers}", "acks=all"),
     ]
 
 

@@ -29,10 +29,9 @@ def test_a_confirm_is_of_all_copies_and_a_retry_doubles_nothing() -> None:
     assert options["bootstrap.servers"] == "127.0.0.201:9092"
 
 
-def test_nothing_waits_for_company_unless_a_batch_is_asked_for() -> None:
-    assert producer_options(profile(), WHERE)["linger.ms"] == 0
-    batched = producer_options(profile(batch=50), WHERE)
-    assert (batched["linger.ms"], batched["batch.num.messages"]) == (5, 50)
+def test_it_batches_as_it_does_by_itself_unless_the_profile_says_how_many() -> None:
+    assert "batch.num.messages" not in producer_options(profile(), WHERE)
+    assert producer_options(profile(batch=50), WHERE)["batch.num.messages"] == 50
 
 
 @pytest.mark.parametrize(("consumers", "topics"), [(1, 1), (3, 1), (4, 2), (5, 2), (3, 3)])
