@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -237,11 +238,13 @@ def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
     """Of confirms: what was usual before, and the worst that it made."""
     confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
     rows: list[tuple[str, ...]] = []
-    for each in result.about.get("disturbances", []):
+    done = result.about.get("disturbances", [])
+    for each, following in itertools.zip_longest(done, done[1:]):
         began, ended = each["began_s"], each["ended_s"]
-        until = ended if ended is not None else began
+        until = int(ended if ended is not None else began) + AROUND_S
+        until = min(until, int(following["began_s"])) if following else until
         before = percentiles(confirm.whole(range(warm_s, int(began))))
-        within = percentiles(confirm.whole(range(int(began), int(until) + AROUND_S)))
+        within = percentiles(confirm.whole(range(int(began), until)))
         rows.append(
             (
                 each["what"],
