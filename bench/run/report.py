@@ -15,6 +15,7 @@ from bench.run.charts import (
     rates_chart,
     waiting_chart,
 )
+from bench.run.profile import Messages
 from bench.run.result import MEASURES, Result, percentiles
 from bench.run.verdict import Client
 from bench.run.written import CONSUMER, PUBLISHER
@@ -149,10 +150,19 @@ def _about(result: Result) -> str:
     load = profile.load
     return (
         f"brokers: {profile.system.brokers}, publishers: {load.publishers}, consumers: {load.consumers}, "
-        f"window {load.window}, {profile.messages.size} bytes; {result.measured_s:.3g} s measured after "
+        f"window {load.window}, {_sizes(profile.messages)}; {result.measured_s:.3g} s measured after "
         f"{profile.time.warm_up_s:g} s; {machine['at']}, commit {machine['commit']}, "
         f"{machine['cores']} cores, "
         f"load before {machine['load_before'][0]:g}, after {machine.get('load_after', [0])[0]:g}"
+    )
+
+
+def _sizes(messages: Messages) -> str:
+    if messages.file:
+        return f"bodies from {Path(messages.file).name}"
+    parts = messages.sizes or ((1.0, messages.size),)
+    return ", ".join(
+        f"{size} bytes" + (f" ({part:.0%})" if part < 1 else "") for part, size in parts
     )
 
 
