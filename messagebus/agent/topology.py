@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,7 @@ class Topology:
         self._upkeep, self._answering = upkeep, answering
         self._token = token
         self._changing = asyncio.Lock()
+        self._waiting: dict[str, asyncio.Task[Completion]] = {}
         self._storing = asyncio.Lock()
         self._stored_version = register.version
         self._stored_current_at_ms = register.current_at_ms
@@ -159,34 +161,44 @@ class Topology:
     ) -> Completion:
         """Create or delete names on every broker.
 
+        Equal changes that wait here for their turn are made once, for all who ask: many clients that
+        start together want the same.
+
         options: what is asked beside a name, as `messagebus.topology.options_of` has it. Raises
         NoMajority, TopologyMismatch when one of them exists with other options or something of its
         name on a broker, or TopologyError when another change has been under way for too long.
         """
+        asked = {name: options.get(name, {}) if options else {} for name in names}
+        key = json.dumps([alive, asked], sort_keys=True)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = asyncio.create_task(self._in_turn(key, asked, alive))
+        return await asyncio.shield(waiting)
+
+    async def _in_turn(self, key: str, asked: Mapping[str, Options], alive: bool) -> Completion:
         try:
             async with asyncio.timeout(CHANGE_WAIT_S):
                 await self._changing.acquire()
         except TimeoutError:
             raise TopologyError("other changes are under way here") from None
+        finally:
+            del self._waiting[key]  # who asks from now on may want to know more than this one finds
         try:
-            judged = await self._change(names, alive, options or {})
+            judged = await self._change(asked, alive)
         finally:
             self._changing.release()
         self.changes += 1
         self.changes_incomplete += not judged.complete
         log.info(
             "changed wanted=%s alive=%s complete=%s missing=%s",
-            ",".join(names),
+            ",".join(asked),
             alive,
             judged.complete,
             dict(judged.missing),
         )
         return judged
 
-    async def _change(
-        self, names: Sequence[str], alive: bool, options: Mapping[str, Options]
-    ) -> Completion:
-        asked = {name: options.get(name, {}) for name in names}
+    async def _change(self, asked: Mapping[str, Options], alive: bool) -> Completion:
         judged = Completion(complete=False, held=(), later=(), missing={})
         for _round in range(CHANGE_ROUNDS):
             current = self._lists.current

@@ -163,6 +163,49 @@ async def test_a_change_held_by_all_is_complete(rig: Rig) -> None:
     assert (rig.topology.changes, rig.topology.changes_incomplete) == (1, 0)
 
 
+async def test_equal_changes_that_wait_for_their_turn_are_made_once_for_all(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    change = rig.topology.change
+    judged = await asyncio.gather(
+        change(["orders"], alive=True),
+        *(change(["orders"], alive=True, options={"orders": {}}) for _ in range(10)),
+        change(["queue:jobs"], alive=True),
+    )
+    assert all(each.complete for each in judged)
+    pushed = [[each.wanted for each in entries] for entries in rig.peers.pushed]
+    assert pushed == [["orders"], ["queue:jobs"]]
+    await change(["orders"], alive=True)
+    assert len(rig.peers.pushed) == 3
+
+
+async def test_an_equal_change_that_comes_while_one_is_made_has_a_turn_of_its_own(rig: Rig) -> None:
+    """The broker list, or a peer, may have changed since that one began."""
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    later: list[asyncio.Task[object]] = []
+
+    def ask() -> None:
+        if not later:
+            later.append(asyncio.create_task(rig.topology.change(["orders"], alive=True)))
+
+    rig.peers.during_push = [ask]
+    await rig.topology.change(["orders"], alive=True)
+    await later[0]
+    assert len(rig.peers.pushed) == 2
+
+
+async def test_who_gives_up_waiting_leaves_the_others_their_answer(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    first, second = (
+        asyncio.create_task(rig.topology.change(["orders"], alive=True)) for _ in range(2)
+    )
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).complete
+
+
 async def test_without_a_majority_nothing_is_changed(rig: Rig) -> None:
     with pytest.raises(NoMajority):
         await rig.topology.change(["orders"], alive=True)
