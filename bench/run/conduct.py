@@ -166,7 +166,7 @@ def _drain(
     names: Names,
 ) -> None:
     """Until nothing more has come for a while, or the time for it is over."""
-    had = -1
+    had = 0
     since_s = max(time.monotonic(), start_ns / 1e9 + profile.load.consume_from_s)
     until_s = since_s + profile.time.drain_s
     while time.monotonic() < until_s and names[CONSUMER]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from bench.run.charts import (
     rates_chart,
     waiting_chart,
 )
+from bench.run.profile import Messages
 from bench.run.result import MEASURES, Result, percentiles
 from bench.run.verdict import Client
 from bench.run.written import CONSUMER, PUBLISHER
@@ -148,10 +150,19 @@ def _about(result: Result) -> str:
     load = profile.load
     return (
         f"brokers: {profile.system.brokers}, publishers: {load.publishers}, consumers: {load.consumers}, "
-        f"window {load.window}, {profile.messages.size} bytes; {result.measured_s:.3g} s measured after "
+        f"window {load.window}, {_sizes(profile.messages)}; {result.measured_s:.3g} s measured after "
         f"{profile.time.warm_up_s:g} s; {machine['at']}, commit {machine['commit']}, "
         f"{machine['cores']} cores, "
         f"load before {machine['load_before'][0]:g}, after {machine.get('load_after', [0])[0]:g}"
+    )
+
+
+def _sizes(messages: Messages) -> str:
+    if messages.file:
+        return f"bodies from {Path(messages.file).name}"
+    parts = messages.sizes or ((1.0, messages.size),)
+    return ", ".join(
+        f"{size} bytes" + (f" ({part:.0%})" if part < 1 else "") for part, size in parts
     )
 
 
@@ -237,11 +248,13 @@ def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
     """Of confirms: what was usual before, and the worst that it made."""
     confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
     rows: list[tuple[str, ...]] = []
-    for each in result.about.get("disturbances", []):
+    done = result.about.get("disturbances", [])
+    for each, following in itertools.zip_longest(done, done[1:]):
         began, ended = each["began_s"], each["ended_s"]
-        until = ended if ended is not None else began
+        until = int(ended if ended is not None else began) + AROUND_S
+        until = min(until, int(following["began_s"])) if following else until
         before = percentiles(confirm.whole(range(warm_s, int(began))))
-        within = percentiles(confirm.whole(range(int(began), int(until) + AROUND_S)))
+        within = percentiles(confirm.whole(range(int(began), until)))
         rows.append(
             (
                 each["what"],

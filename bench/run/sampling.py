@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 __all__ = ["Probe", "Sample", "Sampler", "load", "look", "save", "totals"]
 
 EVERY_S = 1.0
+# The last sample may be that much older than the end of what is measured, on a busy machine.
+LATE_S = 5.0
 MEMORY_UNIT = 1 << 20
 
 
@@ -105,11 +107,14 @@ def look(probe: Probe, at_s: float) -> Sample | None:
 
 
 def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, dict[str, Any]]:
-    """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready."""
+    """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready.
+
+    Without those whose process ended before the time was over: it cost something that nobody saw.
+    """
     found: dict[str, dict[str, Any]] = {}
     for broker in sorted({each.broker for each in samples}):
         own = [each for each in samples if each.broker == broker and from_s <= each.at_s <= to_s]
-        if len(own) < 2:
+        if len(own) < 2 or own[-1].at_s < to_s - LATE_S:
             continue
         first, last = own[0], own[-1]
         known = first.syncs is not None and last.syncs is not None

@@ -47,6 +47,12 @@ def test_totals_are_of_the_measured_part() -> None:
     assert totals(samples[:1], 0, 9) == {}
 
 
+def test_a_broker_that_was_killed_meanwhile_has_no_totals() -> None:
+    seen = [Sample("mb1", float(at), at * 0.5, 100.0, at) for at in range(10)]
+    assert list(totals(seen, 0, 12)) == ["mb1"]
+    assert totals(seen, 0, 40) == {}
+
+
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     samples = [Sample("mb1", 1.0, 2.0, 3.0, 4), Sample("mb1", 2.0, 2.5, 3.0, 5, 6, 7, 8)]
     save(tmp_path / "s.parquet", samples)
