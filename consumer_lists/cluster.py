@@ -57,8 +57,10 @@ def load(path: str | Path) -> Cluster:
     path = Path(path)
     try:
         values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise ConfigError(f"{path}: {fault}") from fault
+    except OSError as fault:
+        raise ConfigError(f"inventory {path}: {fault.strerror}") from fault
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise ConfigError(f"inventory {path}: {fault}") from fault
     return parse(values, base=path.absolute().parent)
 
 

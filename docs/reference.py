@@ -19,6 +19,7 @@ MODULES = (
     "messagebus.telemetry.jsonlog",
     "messagebus.telemetry.otel",
     "messagebus.telemetry.prometheus",
+    "messagebus.telemetry.queuesampler",
     "messagebus.telemetry.recorder",
     "messagebus.telemetry.tracecontext",
 )

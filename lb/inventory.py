@@ -156,8 +156,10 @@ def load(path: str | Path) -> Inventory:
     path = Path(path)
     try:
         values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise ConfigError(f"{path}: {fault}") from fault
+    except OSError as fault:
+        raise ConfigError(f"inventory {path}: {fault.strerror}") from fault
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise ConfigError(f"inventory {path}: {fault}") from fault
     inventory = parse(values, base=path.absolute().parent)
     first, *more = (
         dataclasses.replace(each, probe_password=_read_secret(each.probe_password_file))

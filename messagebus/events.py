@@ -91,7 +91,7 @@ SAMPLED = (
     Column("topic", "text"),
     Column("subscription", "text"),
     Column("ready", "long"),
-    Column("unacked", "long"),
+    Column("unacked", "long", required=False),
     Column("at_ns", "long"),
 )
 

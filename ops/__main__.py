@@ -24,9 +24,16 @@ from ops.units_cli import units
 __all__ = ["main"]
 
 EXIT_INTERRUPTED = 130
+# What each command does stands in one line, where the terminal has room for it.
+HELP_COLUMNS_MAX = 120
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": HELP_COLUMNS_MAX,
+    }
+)
 def cli() -> None:
     """Operate a cluster: a local one to try things on, and changes to a running one.
 

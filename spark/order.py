@@ -2,6 +2,9 @@
 
 Only first deliveries count, of messages that were sent once: a repeat comes late by its nature, and a
 publish that was sent again promises no order. Deliveries of one instant are taken to be in order.
+
+An *arrival* is a first delivery whose order is judged. To sort all arrivals of a stream is dear, and one
+stream may have most of them. Nearly always all is in order, which `shaken` shows by short pieces of time.
 """
 
 from __future__ import annotations
@@ -9,26 +12,37 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = ["left_out", "out_of_order"]
+__all__ = ["ARRIVAL", "arrivals", "left_out", "of_streams", "out_of_order", "shaken"]
 
 # A broker gives a queue to each of its consumers in the order of the queue.
 STREAM = ("topic", "subscription", "first_consumer", "first_broker", "publisher", "key")
 
 
-def out_of_order(fates: DataFrame) -> DataFrame:
+ARRIVAL = ("message_id", *STREAM, "sequence", "first_ns")
+# Few enough arrivals to be sorted quickly, enough of them to be worth a group: 10 s.
+PIECE_NS = 10_000_000_000
+
+
+def arrivals(fates: DataFrame) -> DataFrame:
+    """`ARRIVAL`. fates: `audit.fates`."""
+    return fates.filter(_is_ordered()).select(*ARRIVAL)
+
+
+def out_of_order(arrivals: DataFrame) -> DataFrame:
     """date, message_id (hex), topic, subscription, consumer, broker, publisher, key, sequence, after.
 
-    after: the highest sequence that had come before it, larger than its own. fates: `audit.fates`.
-    Cost: one sort of all first deliveries.
+    date: of the arrival, UTC. after: the highest sequence that had come before it, above its own.
+    Cost: one sort of all arrivals.
     """
     before = (
         Window.partitionBy(*STREAM)
         .orderBy("first_ns", "sequence")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    judged = fates.filter(_is_ordered()).withColumn("after", F.max("sequence").over(before))
+    judged = arrivals.withColumn("after", F.max("sequence").over(before))
+    came = F.timestamp_micros(F.call_function("div", F.col("first_ns"), F.lit(1000)))
     return judged.filter(F.col("sequence") < F.col("after")).select(
-        "date",
+        F.date_format(came, "yyyy-MM-dd").alias("date"),
         F.lower(F.hex("message_id")).alias("message_id"),
         "topic",
         "subscription",
@@ -41,12 +55,51 @@ def out_of_order(fates: DataFrame) -> DataFrame:
     )
 
 
+def shaken(arrivals: DataFrame) -> DataFrame:
+    """stream: digests of the streams that are not in order, or share their digest with one that is not.
+
+    In a piece of time arrivals are compared with the one before; pieces by their lowest and highest.
+    """
+    piece = F.call_function("div", F.col("first_ns"), F.lit(PIECE_NS))
+    rows = arrivals.select(_stream(), piece.alias("piece"), "sequence", "first_ns")
+    # By one number that differs for most rows, sorting compares few of them any further.
+    group = ["mixed", "stream", "piece"]
+    mixed = rows.withColumn("mixed", F.xxhash64("stream", "piece"))
+    before = F.lag("sequence").over(Window.partitionBy(*group).orderBy("first_ns", "sequence"))
+    compared = mixed.withColumn("is_late", F.col("sequence") < before)
+    pieces = compared.groupBy(*group).agg(
+        F.min("sequence").alias("low"),
+        F.max("sequence").alias("high"),
+        F.max("is_late").alias("is_late"),
+    )
+    earlier = (
+        Window.partitionBy("stream").orderBy("piece").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    told = pieces.withColumn("reached", F.max("high").over(earlier))
+    return (
+        told.filter(F.col("is_late") | (F.col("low") < F.col("reached")))
+        .select("stream")
+        .distinct()
+    )
+
+
+def of_streams(arrivals: DataFrame, streams: DataFrame) -> DataFrame:
+    """The arrivals of those streams. streams: of `shaken`."""
+    return (
+        arrivals.withColumn("stream", _stream()).join(streams, "stream", "left_semi").drop("stream")
+    )
+
+
 def left_out(fates: DataFrame) -> DataFrame:
     """ordered, left_out: first deliveries whose order is judged, and those of which it is not."""
     came = fates.filter(F.col("deliveries") > 0)
     return came.agg(
         F.count_if(_is_ordered()).alias("ordered"), F.count_if(~_is_ordered()).alias("left_out")
     )
+
+
+def _stream() -> Column:
+    return F.xxhash64(*STREAM).alias("stream")
 
 
 def _is_ordered() -> Column:

@@ -74,6 +74,13 @@ class Page:
     words: tuple[tuple[str, str], ...] = ()
     tables: str = ""
 
+    @property
+    def shown(self) -> list[Section]:
+        """The sections with something in them."""
+        return [
+            each for each in self.sections if each.chart or any(table.rows for table in each.tables)
+        ]
+
 
 def table_of(
     head: Sequence[str],
@@ -123,7 +130,7 @@ def render_text(page: Page) -> str:
             for each in page.figures
         ],
     ]
-    for section in page.sections:
+    for section in page.shown:
         for table in section.tables:
             if table.rows:
                 lines += ["", f"  {section.title}", *text_table(table)]

@@ -99,7 +99,7 @@ class _Collector:
 
     def _ask_fates(self, fates: DataFrame) -> None:
         self._ask("totals", audit.totals(fates))
-        self._ask("out_of_order", order.out_of_order(fates).groupBy().count())
+        self._ask("out_of_order", order.out_of_order(order.arrivals(fates)).groupBy().count())
         firsts = audit.first_deliveries(fates)
         dims = ["topic", "subscription", "broker"]
         self._ask("broker_gaps", gaps.longest(firsts, dims, start="waiting_ns", end="first_ns"))

@@ -61,6 +61,10 @@ class Run:
         self._write(name, kept)
         return self.lake.read(self.session, name, kept.schema, self._partitions())
 
+    def around(self, kind: str) -> DataFrame:
+        """Of `events`; of a day, with the days before and after."""
+        return self._around(self.session, kind)
+
     def _write(self, name: str, rows: DataFrame) -> None:
         self.lake.write(name, rows, by=(DATE, RUN), replaces=[self._partitions()])
 

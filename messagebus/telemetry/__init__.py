@@ -7,5 +7,6 @@ extra brings it.
     otel          OpenTelemetry: spans, links, metrics             messagebus[opentelemetry]
     prometheus    Prometheus: statistics and histograms            messagebus[prometheus]
     recorder      rows for the reports of ``spark/``
+    queuesampler  how much waits in the brokers, beside them
     jsonlog       logs as JSON, one line each
 """

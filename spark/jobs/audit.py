@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from spark import audit, order
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
 from spark.page import Figure, Page, Section, Table, table_of
 from spark.run import Run
+from spark.sifted import Sifted, sifted
 from spark.summary import DoesNotAddUp
 
 __all__ = ["command", "measure"]
 
 LATE = "late"
 SUSPECTS_MAX = 200
+
+Rows: TypeAlias = list[dict[str, Any]]
 WRONG = {
     "lost": "confirmed and never delivered",
     "altered": "delivered with another body",
@@ -38,35 +38,47 @@ WRONG = {
 
 
 def measure(run: Run) -> Answer:
-    fates = run.fates()
-    totals = words.collected(audit.totals(fates))
-    judged = words.collected(order.left_out(fates))[0]
+    judged = sifted(run)
+    plain = words.collected(judged.counts())
+    totals = _added(plain, words.collected(audit.totals(judged.fates)))
     found: dict[str, Any] = {
         "verdicts": _verdicts(totals),
         "subscriptions": [row for row in totals if row["of"] == "subscription"],
         "brokers": [row for row in totals if row["of"] == "broker"],
         "publishers": [row for row in totals if row["of"] == "publisher"],
-        "order": {**judged, "out_of_order": 0},
+        "order": _order(judged, plain),
         "late": [],
         "suspects": [],
         "repeats": [],
     }
-    # Each looks through all fates again: only where there is something to find.
     if any(found["verdicts"][verdict] for verdict in audit.FAULTS):
-        found["suspects"] = words.collected(_ordered(audit.suspects(fates)).limit(SUSPECTS_MAX))
+        suspects = audit.suspects(judged.fates).orderBy("verdict", "message_id")
+        found["suspects"] = words.collected(suspects.limit(SUSPECTS_MAX))
     if any(row[why] for row in totals for why in audit.REPEATS):
-        found["repeats"] = words.collected(audit.repeats(fates))
-    if judged["ordered"]:
-        # Sorted once, and kept: it is counted and shown.
-        late = run.keep(LATE, order.out_of_order(fates))
-        found["order"]["out_of_order"] = late.count()
-        found["late"] = words.collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
+        found["repeats"] = words.collected(audit.repeats(judged.fates))
+    late = run.keep(LATE, judged.late())
+    found["order"]["out_of_order"] = late.count()
+    found["late"] = words.collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
     _check(run, found)
     return Answer(found, _page(run, found))
 
 
-def _ordered(suspects: DataFrame) -> DataFrame:
-    return suspects.orderBy(F.col("verdict"), F.col("message_id"))
+def _added(one: Rows, other: Rows) -> Rows:
+    """The sums of two of `audit.totals`."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (*one, *other):
+        dims = tuple(value for name, value in row.items() if name not in audit.COUNTS)
+        if dims in found:
+            row = row | {name: found[dims][name] + row[name] for name in audit.COUNTS}
+        found[dims] = row
+    return list(found.values())
+
+
+def _order(judged: Sifted, plain: Rows) -> dict[str, int]:
+    """ordered, left_out: of `order.left_out`; every delivery of a plain message has an order."""
+    [odd] = words.collected(order.left_out(judged.fates))
+    ordered = sum(row["expected"] for row in plain if row["of"] == "subscription")
+    return {"ordered": ordered + odd["ordered"], "left_out": odd["left_out"]}
 
 
 def _verdicts(totals: list[dict[str, Any]]) -> dict[str, int]:
@@ -148,13 +160,13 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             ),
             Section(
                 title="To be looked up",
-                note=f"At most {SUSPECTS_MAX} of them are here.",
+                note=f"{SUSPECTS_MAX} at most.",
                 tables=(_suspects(found["suspects"]),),
             ),
             Section(title="Out of order", tables=(_late(found["late"]),)),
         ),
         words=(*WORDS, words.input_words(run)),
-        tables="fates, late",
+        tables="odd_fates, late",
     )
 
 

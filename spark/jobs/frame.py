@@ -34,11 +34,16 @@ __all__ = [
     "in_one_line",
     "job_command",
     "session_for",
+    "settings_for",
     "write",
 ]
 
 # Up to here a job is over before the JVM's better compiler has paid for itself.
 QUICK_BYTES_MAX = 300 * 1024 * 1024
+# What a task sorts or groups at once: its share of 4 GiB holds it, so that cost grows with rows alone.
+# Adaptive plans put small ones together.
+PARTITION_BYTES = 256 * 1024 * 1024
+PARTITIONS_MIN, PARTITIONS_MAX = 8, 4096
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -145,11 +150,19 @@ def _cause(text: str) -> str:
 @contextmanager
 def session_for(name: str, size: int) -> Iterator[SparkSession]:
     """A session of its own, quick for a small run; ended on the way out. size: bytes of events, as JSON."""
-    session = spark_session(f"messagebus {name}", **(QUICK if size <= QUICK_BYTES_MAX else {}))
+    session = spark_session(f"messagebus {name}", **settings_for(size))
     try:
         yield session
     finally:
         session.stop()
+
+
+def settings_for(size: int) -> dict[str, str]:
+    """What suits so many bytes of events, as JSON."""
+    if size <= QUICK_BYTES_MAX:
+        return QUICK
+    partitions = min(max(PARTITIONS_MIN, size // PARTITION_BYTES), PARTITIONS_MAX)
+    return {"spark.sql.shuffle.partitions": str(partitions)}
 
 
 def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:

@@ -101,7 +101,8 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         job="imbalance",
         title=run.manifest.run_id,
         meta=words.meta(run),
-        verdict=f"The busiest broker took {rate['max_over_mean']:.2f} times the mean."
+        verdict=f"While it took any, the busiest broker took {rate['max_over_mean']:.2f} times the "
+        "mean rate."
         if rate
         else "Nothing was confirmed.",
         faults=() if rate else ("nothing was confirmed",),
@@ -116,8 +117,8 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             ),
             Section(
                 title="Hot keys",
-                note=f"The {HOT_MAX} keys with the most messages, of {found['keyed']:,} messages "
-                "that have one.",
+                note=f"The {HOT_MAX} keys with the most messages, if more than the mean, of "
+                f"{found['keyed']:,} messages that have one.",
                 tables=(_keys(found),),
             ),
         ),
@@ -164,6 +165,7 @@ def _keys(found: dict[str, Any]) -> Table:
                 f"{row['bytes'] / 1e6:,.1f}",
             )
             for row in found["hot_keys"]
+            if row["messages"] > found["judged"]["keys, messages"]["mean"]
         ],
         left=2,
     )

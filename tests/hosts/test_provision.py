@@ -252,7 +252,7 @@ def test_what_stands_in_the_way_is_told_before_anything_changes(both: Cluster) -
     finally:
         known.write_text(right)
     assert strange.returncode == 1
-    assert "mbB: no SSH:" in strange.stderr
+    assert "mbB: its host key is not the known one" in strange.stderr
 
     host.run("fallocate -l $(df --output=avail -B1 / | tail -1) /filler || true")
     host.run("echo other > /etc/messagebus/password")

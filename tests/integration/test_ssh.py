@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ops import shell
-from ops.errors import CommandFailed
+from ops.errors import CommandFailed, HostKeyWrong
+from ops.provision.hosts import Root
 from tests.support.sshd import Sshd, ssh_server
 
 
@@ -138,9 +139,19 @@ def test_a_host_with_a_strange_key_is_not_talked_to(
         strange.change_key()
         with pytest.raises(CommandFailed, match=r"SSH: .*[Hh]ost key"):
             shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
+        with (
+            shell.remote(strange.address) as far,
+            pytest.raises(HostKeyWrong, match="not the known"),
+        ):
+            Root(far, host="db1", sudo=False).run(("true",))
         (tmp_path / "sshd" / "known_hosts").write_text("")
         with pytest.raises(CommandFailed, match=r"SSH: .*not found in known_hosts"):
             shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
+        with (
+            shell.remote(strange.address) as far,
+            pytest.raises(HostKeyWrong, match="is not known"),
+        ):
+            Root(far, host="db1", sudo=False).run(("true",))
 
 
 def _echo_once(listener: socket.socket) -> None:

@@ -22,6 +22,7 @@ from messagebus import (
     declare,
 )
 from messagebus.directory import count_subscriptions, delete_subscriptions, purge_subscriptions
+from messagebus.telemetry.queuesampler import QueueSampler
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import direct, queue_exists, restore
@@ -230,3 +231,19 @@ def test_the_command_asks_for_a_durability_and_tells_when_there_is_another(
     consumed = run("consume", topic, "-s", "all", "--count", "1")
     assert (consumed.returncode, consumed.stdout) == (0, "hello\n")
     assert run("declare", "--durability", "paper", queue).returncode == 2
+
+
+def test_what_waits_on_each_broker_is_written_beside_recorded_rows(
+    cluster: LocalCluster, bus: BusConfig, topic: str, tmp_path: Path
+) -> None:
+    counts = {"mb1": 1, "mb2": 2, "mb3": 3}
+    declare(bus, [f"{topic}/all"])
+    publish(cluster, topic, counts)
+    with QueueSampler(tmp_path, bus, [f"{topic}/all"], run_id="night", every_s=0.2) as sampler:
+        eventually(lambda: sampler.stats().written >= 2 * len(counts), within_s=DEADLINE_S)
+    assert sampler.stats().missed == 0
+    [path] = tmp_path.glob("sampled-*.ndjson")
+    rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert {(row["broker"], row["topic"], row["subscription"], row["ready"]) for row in rows} == {
+        (cluster.node(name).broker, topic, "all", count) for name, count in counts.items()
+    }

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,12 +23,13 @@ from bench.figures.form import Figure, at_most
 from bench.figures.measure.made import RUN_ID, Planted, make
 from bench.figures.scene import Group, Scene, repeat_command
 
-__all__ = ["GROUP", "Cost", "agree", "watched"]
+__all__ = ["GROUP", "Cost", "agree", "audited", "compared", "millions", "watched"]
 
 NAME = "measure.audit"
 MESSAGES = 10_000_000
 LEAST = 10_000
 GOAL_RATIO = 5.0
+SPARK = (sys.executable, "-m", "spark")
 WATCH_S = 0.1
 WITHIN_S = 3600.0
 
@@ -46,51 +48,62 @@ def audit_figures(scene: Scene) -> Iterator[Figure]:
     messages = scene.part(MESSAGES, LEAST)
     scene.say(f"making {messages:,} publishes and as many deliveries")
     planted = make(scene.folder / "events", messages)
-    lake, out = scene.folder / "lake", scene.folder / "out"
-    common = ["--lake", str(lake), "--out", str(out)]
-    read = watched([*SPARK, "ingest", "--events", str(scene.folder / "events"), *common])
+    lake = scene.folder / "lake"
+    events = ["--events", str(scene.folder / "events")]
+    read = watched([*SPARK, "ingest", *events, "--lake", str(lake), "--out", str(lake / "out")])
     scene.say(f"ingested: {read.cpu_s:.0f} s of CPU, {read.memory_mib:,.0f} MiB")
-    ours = watched([*SPARK, "audit", "--run", RUN_ID, *common], may_fail=True)
+    ours, duck = audited(lake, planted)
+    yield from _cost(f"{NAME}.ingest", "Ingest", messages, read)
+    yield from compared(NAME, messages, ours, duck, repeat_command(NAME))
+
+
+def audited(lake: Path, planted: Planted) -> tuple[Cost, Cost]:
+    """By Spark and by DuckDB. Raises BenchError when they differ, or do not find what was planted."""
+    out = lake / "out"
+    where = ["--lake", str(lake), "--out", str(out)]
+    ours = watched([*SPARK, "audit", "--run", RUN_ID, *where], may_fail=True)
     duck = watched([sys.executable, "-m", "bench.figures.measure.duck", str(lake)])
-    found = json.loads((out / "audit.json").read_text())
+    try:
+        found = json.loads((out / "audit.json").read_text())
+    except FileNotFoundError as fault:
+        raise BenchError(f"{NAME}: the audit ended without an answer: {ours.said}") from fault
     if faults := [*_not_found(found, planted), *agree(found, json.loads(duck.said))]:
         raise BenchError(f"{NAME}: {'; '.join(faults)}")
-    yield from _figures(messages, read, ours, duck)
+    return ours, duck
 
 
-SPARK = (sys.executable, "-m", "spark")
-
-
-def _figures(messages: int, read: Cost, ours: Cost, duck: Cost) -> Iterator[Figure]:
-    millions = f"{messages / 1e6:g} M + {messages / 1e6:g} M"
-    for name, cost, words in (
-        ("ingest", read, "Ingest"),
-        ("spark", ours, "Audit by Spark"),
-        ("duckdb", duck, "The same audit by DuckDB"),
-    ):
-        yield _figure(f"{name}.cpu_s", f"{words}, {millions} rows, CPU time", cost.cpu_s, "s")
-        yield _figure(f"{name}.memory_mib", f"{words}, {millions} rows", cost.memory_mib, "MiB")
-        yield _figure(
-            f"{name}.row_us", f"{words}, CPU time a row", cost.cpu_s / messages / 2 * 1e6, "us"
-        )
+def compared(name: str, messages: int, ours: Cost, duck: Cost, repeat: str) -> Iterator[Figure]:
+    """The figures of both, and their ratio, for which there is a goal at `MESSAGES`."""
+    yield from _cost(f"{name}.spark", "Audit by Spark", messages, ours, repeat)
+    yield from _cost(f"{name}.duckdb", "The same audit by DuckDB", messages, duck, repeat)
     ratio = ours.cpu_s / duck.cpu_s
-    goal = at_most(GOAL_RATIO, ratio, "times")
-    yield _figure(
-        "ratio", f"Audit, {millions} rows: CPU of Spark over DuckDB's", ratio, "times", goal
+    yield Figure(
+        id=f"{name}.ratio",
+        what=f"Audit, {millions(messages)} rows: CPU of Spark over DuckDB's",
+        value=ratio,
+        unit="times",
+        repeat=repeat,
+        **(at_most(GOAL_RATIO, ratio, "times") if messages == MESSAGES else {}),
     )
 
 
-def _figure(
-    name: str, what: str, value: float, unit: str, goal: Mapping[str, Any] | None = None
-) -> Figure:
-    return Figure(
-        id=f"{NAME}.{name}",
-        what=what,
-        value=value,
-        unit=unit,
-        repeat=repeat_command(NAME),
-        **(goal or {}),
-    )
+def millions(messages: int) -> str:
+    return f"{messages / 1e6:g} M + {messages / 1e6:g} M"
+
+
+def _cost(
+    name: str, what: str, messages: int, cost: Cost, repeat: str = repeat_command(NAME)
+) -> Iterator[Figure]:
+    rows = f"{what}, {millions(messages)} rows"
+    for unit, value, of in (
+        ("s", cost.cpu_s, "cpu_s"),
+        ("MiB", cost.memory_mib, "memory_mib"),
+        ("us", cost.cpu_s / messages / 2 * 1e6, "row_us"),
+    ):
+        words = {"s": "CPU time", "MiB": "memory", "us": "CPU time a row"}[unit]
+        yield Figure(
+            id=f"{name}.{of}", what=f"{rows}: {words}", value=value, unit=unit, repeat=repeat
+        )
 
 
 def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:

@@ -1,23 +1,24 @@
 """Event files of a run that never happened, of any size, with faults whose ids are known.
 
-Parquet, column by column, so that ten million rows take seconds. One topic with one subscription;
-every publisher's messages arrive in order, but for what is planted.
+Parquet, column by column and file by file, so that ten million rows take seconds, and a hundred no more
+memory. One topic with one subscription; every publisher's messages arrive in order, but for what is
+planted.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-__all__ = ["Planted", "make"]
+__all__ = ["RUN_ID", "WALL_NS", "Planted", "make"]
 
 RUN_ID, TOPIC, SUBSCRIPTION = "made", "orders", "billing"
 BROKERS = tuple(f"127.0.0.{11 + n}:5672" for n in range(4))
@@ -31,6 +32,8 @@ RATE_PER_S = 20_000
 ANCHOR = {"host": "made", "process": "made", "wall_minus_monotonic_ns": WALL_NS}
 
 Ids = NDArray[np.uint8]
+# Makes another id of an id.
+FLIP = np.uint8(0xFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,60 +47,121 @@ class Planted:
     late: str
 
 
-def make(folder: Path, messages: int, *, seed: int = 1) -> Planted:
-    """Write a whole run of so many messages, 200 at least."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Which message, by its number, has which fault."""
+
+    lost: int
+    altered: int
+    doubled: int
+    late: int
+
+    @classmethod
+    def of(cls, messages: int) -> _Places:
+        lost, altered, doubled, late = (int(messages * part) for part in (0.2, 0.4, 0.6, 0.7))
+        # It changes places with one of the same file.
+        end = min(messages, (late // FILE_ROWS + 1) * FILE_ROWS)
+        return cls(lost, altered, doubled, min(late, end - 1 - PUBLISHERS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Messages, or deliveries of them, column by column. at_ns: when they were sent, or received."""
+
+    number: NDArray[np.int64]
+    ids: Ids
+    bodies: Ids
+    at_ns: NDArray[np.int64]
+
+
+Save = Callable[[str, pa.Table], None]
+"""Given the name of a file, ``published-000``, and its rows."""
+
+
+def make(folder: Path, messages: int, *, seed: int = 1, save: Save | None = None) -> Planted:
+    """Write a whole run of so many messages, 200 at least.
+
+    save: what else is to be done with the events; they are written into the folder otherwise.
+    """
     folder.mkdir(parents=True)
-    chance = np.random.default_rng(seed)
-    ids = chance.integers(0, 256, (messages, ID_BYTES), dtype=np.uint8)
-    bodies = chance.integers(0, 256, (messages, ID_BYTES), dtype=np.uint8)
-    number = np.arange(messages, dtype=np.int64)
-    sent_ns = number * (S // RATE_PER_S)
-    took_ns = (chance.lognormal(1.6, 0.7, messages) * MS).astype(np.int64)
-    _save(folder, "published", _published(ids, bodies, number, sent_ns, took_ns))
-    lost, altered, doubled, late = (int(messages * part) for part in (0.2, 0.4, 0.6, 0.7))
-    received = _received(ids, bodies, number, sent_ns + 10 * MS)
-    _swap(received, late)
-    received["body_hash"][altered] = 0
-    orphan = _orphan(received, doubled)
-    _save(folder, "delivered", _delivered(received, lost, doubled, orphan))
-    _write_manifest(folder, int(sent_ns[-1]) + 60 * S)
+    save = save or functools.partial(_save, folder)
+    places = _Places.of(messages)
+    ids: dict[int, Ids] = {}
+    repeated: list[_Rows] = []
+    parts = -(-messages // FILE_ROWS)
+    for at in range(parts):
+        chance = np.random.default_rng([seed, at])
+        sent = _sent(range(at * FILE_ROWS, min(messages, (at + 1) * FILE_ROWS)), chance)
+        save(f"published-{at:03}", pa.table(_published(sent, chance)))
+        for number in (places.lost, places.altered, places.doubled, places.late):
+            if number in sent.number:
+                ids[number] = sent.ids[number - sent.number[0]].copy()
+        received = _received(sent, places)
+        repeated += [_taken(received, received.number == places.doubled)]
+        rows = [_taken(received, received.number != places.lost)]
+        if at == parts - 1:
+            rows += _behind_all(repeated, last_ns=int(received.at_ns.max()))
+        save(f"delivered-{at:03}", pa.table(_delivered(*rows)))
+    _write_manifest(folder, messages * (S // RATE_PER_S) + 60 * S)
     return Planted(
-        lost=_hex(ids[lost]),
-        altered=_hex(ids[altered]),
-        doubled=_hex(ids[doubled]),
-        orphan=_hex(orphan),
-        late=_hex(ids[late]),
+        lost=_hex(ids[places.lost]),
+        altered=_hex(ids[places.altered]),
+        doubled=_hex(ids[places.doubled]),
+        orphan=_hex(ids[places.doubled] ^ FLIP),
+        late=_hex(ids[places.late]),
     )
 
 
-def _published(
-    ids: Ids, bodies: Ids, number: NDArray[np.int64], sent_ns: NDArray[np.int64], took_ns: Any
-) -> dict[str, pa.Array]:
+def _sent(numbers: range, chance: np.random.Generator) -> _Rows:
+    number = np.arange(numbers.start, numbers.stop, dtype=np.int64)
+    ids, bodies = (
+        chance.integers(0, 256, (len(number), ID_BYTES), dtype=np.uint8) for _ in range(2)
+    )
+    return _Rows(number, ids, bodies, number * (S // RATE_PER_S))
+
+
+def _received(sent: _Rows, places: _Places) -> _Rows:
+    """Each once, with what is planted in bodies and times."""
+    bodies, at_ns = sent.bodies.copy(), sent.at_ns + 10 * MS
+    bodies[sent.number == places.altered] = 0
+    if places.late in sent.number:
+        # A message and the next of its publisher, at one consumer, change places.
+        late = places.late - int(sent.number[0])
+        following = late + PUBLISHERS
+        at_ns[late], at_ns[following] = at_ns[following], at_ns[late]
+    return _Rows(sent.number, sent.ids, bodies, at_ns)
+
+
+def _behind_all(repeated: Sequence[_Rows], *, last_ns: int) -> list[_Rows]:
+    """A repeat of one, and a stranger."""
+    again = [
+        _Rows(rows.number, rows.ids, rows.bodies, np.full(len(rows.number), last_ns + S))
+        for rows in repeated
+    ]
+    return again + [_Rows(rows.number, rows.ids ^ FLIP, rows.bodies, rows.at_ns) for rows in again]
+
+
+def _taken(rows: _Rows, which: NDArray[np.bool_]) -> _Rows:
+    return _Rows(rows.number[which], rows.ids[which], rows.bodies[which], rows.at_ns[which])
+
+
+def _published(sent: _Rows, chance: np.random.Generator) -> dict[str, pa.Array]:
+    number, count = sent.number, len(sent.number)
+    took_ns = (chance.lognormal(1.6, 0.7, count) * MS).astype(np.int64)
     return {
-        "run_id": _same(RUN_ID, len(number)),
-        "message_id": _binary(ids),
-        "topic": _same(TOPIC, len(number)),
+        "run_id": _same(RUN_ID, count),
+        "message_id": _binary(sent.ids),
+        "topic": _same(TOPIC, count),
         "broker": _named(BROKERS, _broker_of(number)),
         "publisher": _named([f"publisher-{n}" for n in range(PUBLISHERS)], number % PUBLISHERS),
         "sequence": pa.array(number // PUBLISHERS),
-        "size": pa.array(np.full(len(number), 1024, dtype=np.int32)),
-        "body_hash": _binary(bodies),
-        "outcome": _same("confirmed", len(number)),
-        "attempts": pa.array(np.ones(len(number), dtype=np.int32)),
-        "intended_ns": pa.array(sent_ns - 1000),
-        "sent_ns": pa.array(sent_ns),
-        "confirmed_ns": pa.array(sent_ns + took_ns),
-    }
-
-
-def _received(
-    ids: Ids, bodies: Ids, number: NDArray[np.int64], received_ns: NDArray[np.int64]
-) -> dict[str, Any]:
-    return {
-        "message_id": ids.copy(),
-        "body_hash": bodies.copy(),
-        "number": number.copy(),
-        "received_ns": received_ns.copy(),
+        "size": pa.array(np.full(count, 1024, dtype=np.int32)),
+        "body_hash": _binary(sent.bodies),
+        "outcome": _same("confirmed", count),
+        "attempts": pa.array(np.ones(count, dtype=np.int32)),
+        "intended_ns": pa.array(sent.at_ns - 1000),
+        "sent_ns": pa.array(sent.at_ns),
+        "confirmed_ns": pa.array(sent.at_ns + took_ns),
     }
 
 
@@ -106,30 +170,12 @@ def _broker_of(number: NDArray[np.int64]) -> NDArray[np.int64]:
     return (number // (PUBLISHERS * 1000) + number % PUBLISHERS) % len(BROKERS)
 
 
-def _swap(received: dict[str, Any], late: int) -> None:
-    """A message and the next of its publisher, at one consumer, change places."""
-    following = late + PUBLISHERS
-    times = received["received_ns"]
-    times[late], times[following] = times[following], times[late]
-
-
-def _orphan(received: dict[str, Any], like: int) -> Ids:
-    orphan: Ids = received["message_id"][like] ^ 0xFF
-    return orphan
-
-
-def _delivered(
-    received: dict[str, Any], lost: int, doubled: int, orphan: Ids
-) -> dict[str, pa.Array]:
-    keep = np.flatnonzero(received["number"] != lost)
-    # A repeat of one, and a stranger, behind all others.
-    rows = np.concatenate([keep, [doubled, doubled]])
-    ids = received["message_id"][rows]
-    ids[-1] = orphan
-    number = received["number"][rows]
-    times = received["received_ns"][rows]
-    times[-2:] = times[:-2].max() + S
-    count = len(rows)
+def _delivered(*parts: _Rows) -> dict[str, pa.Array]:
+    number, ids, bodies, at_ns = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("number", "ids", "bodies", "at_ns")
+    )
+    count = len(number)
     return {
         "run_id": _same(RUN_ID, count),
         "message_id": _binary(ids),
@@ -142,24 +188,17 @@ def _delivered(
         "publisher": _named([f"publisher-{n}" for n in range(PUBLISHERS)], number % PUBLISHERS),
         "sequence": pa.array(number // PUBLISHERS),
         "size": pa.array(np.full(count, 1024, dtype=np.int32)),
-        "body_hash": _binary(received["body_hash"][rows]),
+        "body_hash": _binary(bodies),
         "redelivered": pa.array(np.zeros(count, dtype=np.int32)),
         "ack": _same("acked", count),
-        "received_ns": pa.array(times),
-        "acknowledged_ns": pa.array(times + MS),
+        "received_ns": pa.array(at_ns),
+        "acknowledged_ns": pa.array(at_ns + MS),
     }
 
 
-def _save(folder: Path, kind: str, columns: dict[str, pa.Array]) -> None:
+def _save(folder: Path, name: str, events: pa.Table) -> None:
     head = {b"messagebus": json.dumps({"schema": 1, "anchor": ANCHOR})}
-    table = pa.table(columns).replace_schema_metadata(head)
-    for number, part in enumerate(_parts(table)):
-        pq.write_table(part, folder / f"{kind}-{number:03}.parquet")
-
-
-def _parts(table: pa.Table) -> Iterator[pa.Table]:
-    for start in range(0, table.num_rows, FILE_ROWS):
-        yield table.slice(start, FILE_ROWS)
+    pq.write_table(events.replace_schema_metadata(head), folder / f"{name}.parquet")
 
 
 def _write_manifest(folder: Path, end_ns: int) -> None:

@@ -11,7 +11,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from spark import hdr
 
-TOP = 2**61
+TOP = 2**62
 WANTED = (0, 50, 90, 99, 99.9, 100)
 MANY = (0, 1, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
 DISTRIBUTIONS = 20
@@ -19,7 +19,7 @@ DISTRIBUTIONS = 20
 
 def edges() -> list[int]:
     chance = random.Random(1)
-    powers = {max(0, (1 << bit) + off) for bit in range(60) for off in (-2, -1, 0, 1, 2)}
+    powers = {max(0, (1 << bit) + off) for bit in range(62) for off in (-2, -1, 0, 1, 2)} | {TOP}
     return sorted(powers | {chance.randrange(1 << chance.randrange(1, 60)) for _ in range(2000)})
 
 

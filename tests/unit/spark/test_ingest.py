@@ -65,6 +65,21 @@ def test_a_file_that_grows_is_read_again_in_place_of_what_it_gave(
     assert wrong(session, lake) == {}
 
 
+def test_what_a_file_grew_by_since_it_was_looked_at_is_counted_and_read_again(
+    session: SparkSession, run: Path, lake: Lake
+) -> None:
+    path = run / PUBLISHER
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("\n", len(whole) // 2) + 1])
+    planned = plan(run, lake)
+    path.write_text(whole[:-20])
+    first = ingest(session, lake, planned)
+    assert (first.bad, first.total("published", "good")) == (1, 39)
+    path.write_text(whole)
+    second = ingest(session, lake, plan(run, lake))
+    assert (second.read, second.bad, second.total("published", "good")) == ((PUBLISHER,), 0, 40)
+
+
 def test_a_file_that_is_gone_keeps_its_rows(session: SparkSession, run: Path, lake: Lake) -> None:
     ingest(session, lake, plan(run, lake))
     (run / PUBLISHER).unlink()

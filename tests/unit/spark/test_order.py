@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark import order
 
@@ -35,10 +35,12 @@ def delivery(number: int, at: int, sequence: int | None, **changed: object) -> D
 
 
 def late(session: SparkSession, rows: list[Delivery]) -> set[int]:
-    fates = session.createDataFrame(rows, COLUMNS).selectExpr(
-        "*", "'p1' AS publisher", "'d' AS date"
-    )
-    return {int(row.message_id, 16) for row in order.out_of_order(fates).collect()}
+    arrivals = order.arrivals(fates_of(session, rows))
+    return {int(row.message_id, 16) for row in order.out_of_order(arrivals).collect()}
+
+
+def fates_of(session: SparkSession, rows: list[Delivery]) -> DataFrame:
+    return session.createDataFrame(rows, COLUMNS).selectExpr("*", "'p1' AS publisher")
 
 
 def test_the_one_that_comes_after_a_later_one_is_named(session: SparkSession) -> None:
@@ -66,10 +68,7 @@ def test_what_was_sent_again_or_redelivered_promises_no_order(session: SparkSess
         delivery(5, 10, 8),
     ]
     assert late(session, rows) == set()
-    fates = session.createDataFrame(rows, COLUMNS).selectExpr(
-        "*", "'p1' AS publisher", "'d' AS date"
-    )
-    assert [tuple(row) for row in order.left_out(fates).collect()] == [(2, 3)]
+    assert [tuple(row) for row in order.left_out(fates_of(session, rows)).collect()] == [(2, 3)]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -87,3 +86,29 @@ def test_it_agrees_with_a_loop(session: SparkSession, seed: int) -> None:
             expected.add(int.from_bytes(row[0], "big"))
         highest[broker] = max(sequence, highest.get(broker, 0))
     assert late(session, rows) == expected
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_only_streams_with_something_late_in_them_are_sorted_whole(
+    session: SparkSession, seed: int
+) -> None:
+    """Late within a piece of time, and over many of them."""
+    chance = random.Random(seed)
+    rows = []
+    for stream in range(30):
+        ats = sorted(chance.sample(range(0, 40 * order.PIECE_NS, order.PIECE_NS // 8), 60))
+        swapped = chance.sample(range(60), 2) if stream % 3 else []
+        sequences = list(range(60))
+        if swapped:
+            one, other = swapped
+            sequences[one], sequences[other] = sequences[other], sequences[one]
+        rows += [
+            delivery(stream * 100 + n, at, sequence, consumer=f"c{stream}")
+            for n, (at, sequence) in enumerate(zip(ats, sequences, strict=True))
+        ]
+    arrivals = order.arrivals(fates_of(session, rows))
+    doubtful = order.of_streams(arrivals, order.shaken(arrivals))
+    names = {row.first_consumer for row in doubtful.select("first_consumer").distinct().collect()}
+    assert names == {f"c{stream}" for stream in range(30) if stream % 3}
+    some = {row.message_id for row in order.out_of_order(doubtful).collect()}
+    assert some == {row.message_id for row in order.out_of_order(arrivals).collect()}

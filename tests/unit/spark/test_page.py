@@ -30,6 +30,7 @@ def test_the_page_needs_nothing_beside_it_and_escapes_what_it_is_given() -> None
     assert "run &lt;1&gt;" in html
     assert "1 lost &amp; found" in html
     assert "<svg></svg>" in html
+    assert "Nothing</h2>" not in html
     assert not re.search(r"(?:src|href)=|@import|url\(", html)
 
 

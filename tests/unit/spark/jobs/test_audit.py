@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+from pyspark.sql import SparkSession
+
+from bench.figures.measure import duck
+from bench.figures.measure.audit import agree
+from bench.figures.measure.laid import lay
+from spark.ingest import ingested
 from spark.jobs import audit
+from spark.lake import Lake
 from spark.page import render_text
+from spark.run import Run
 from tests.unit.spark.conftest import Planted
 
 
@@ -32,3 +41,19 @@ def test_a_day_is_judged_with_its_neighbours(planted_run: Planted) -> None:
     whole = audit.measure(planted_run.run).found["verdicts"]
     day = dataclasses.replace(planted_run.run, day="2026-09-21")
     assert audit.measure(day).found["verdicts"] == whole
+
+
+def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    planted = lay(tmp_path, 5000)
+    lake = Lake(tmp_path)
+    found = audit.measure(Run(session, lake, ingested(lake, "made"))).found
+    assert agree(found, duck.audit(str(tmp_path))) == []
+    assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
+        ("lost", planted.lost),
+        ("altered", planted.altered),
+        ("unexplained", planted.doubled),
+        ("orphan", planted.orphan),
+    }
+    assert [row["message_id"] for row in found["late"]] == [planted.late]

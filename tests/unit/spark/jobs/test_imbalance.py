@@ -13,4 +13,4 @@ def test_brokers_and_connections_are_judged_and_no_key_is_no_hot_key(planted_run
     assert judged["connections, messages confirmed"]["count"] == len(BROKERS) * len(PUBLISHERS)
     assert judged["keys, messages"] is None
     assert answer.found["hot_keys"] == []
-    assert "The busiest broker took" in render_text(answer.page)
+    assert "the busiest broker took" in render_text(answer.page)

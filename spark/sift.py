@@ -1,0 +1,194 @@
+"""Tells the messages that are as they should be from those that must be looked at.
+
+Nearly every message is *plain*: confirmed at its first sending, and each subscription of its topic had it
+once, for the first time, as it was. Sums of a few numbers show that, in one shuffle of three of them a
+row; `audit.fates`, which says what became of any message, costs five times as much. So it is asked about
+the others alone, the *odd* ones.
+
+A message goes by 64 bits of a digest of its id. Two messages that share them look like one that was
+altered: they are odd, and told apart by their ids. Alterations are seen by 64 bits of a digest, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.audit import COUNTS, TOTALS
+from spark.manifest import Manifest
+from spark.order import ARRIVAL
+
+__all__ = ["arrivals", "counts", "has_origins", "odd", "only", "plain", "without"]
+
+# A message's subscriptions are bits of one number. Topics with more have no plain messages.
+SUBSCRIPTIONS_MAX = 32
+# In place of its bit, of a delivery that makes its message odd: below what all bits together can undo.
+ODD = -(1 << 37)
+# What a publisher may tell its consumers of a message, in headers.
+ORIGIN = ("publisher", "sequence", "key")
+COUNTED = ("topic", "publisher", "broker")
+PAIR_COUNTS = ("expected", "delivered", "deliveries")
+NAMES = [column for dims in TOTALS.values() for column in dims]
+
+
+def has_origins(delivered: DataFrame) -> bool:
+    """Does every delivery say who sent it, and as which of his messages?
+
+    Nearly free: files of Parquet know how many nulls a column has.
+    """
+    return delivered.filter(F.col("sequence").isNull()).isEmpty()
+
+
+def odd(
+    published: DataFrame, delivered: DataFrame, manifest: Manifest, *, origins: bool
+) -> DataFrame:
+    """message: the digests of ids that are not plain. origins: of `has_origins`.
+
+    Cost: one shuffle. Partial aggregation before it would only cost: hardly an id repeats in a task.
+    """
+    columns = ["topic", "size", "body_hash", *(ORIGIN if origins else ()), "message_id"]
+    content = F.xxhash64(*columns).alias("content")
+    none = F.lit(0).cast("long")
+    sent = published.select(_message(), content, _owed(manifest).alias("owed"), none.alias("had"))
+    had = delivered.select(_message(), content, none.alias("owed"), _had(manifest).alias("had"))
+    found = (
+        sent.unionAll(had)
+        .groupBy("message")
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.max("owed").alias("owed"),
+            F.sum("had").alias("had"),
+            F.min("content").alias("low"),
+            F.max("content").alias("high"),
+        )
+    )
+    # Numbers of n different bits add up to n bits, and no fewer of them do: with one row more than bits
+    # there is one publish, and one delivery for each bit.
+    is_plain = (
+        (F.col("owed") == F.col("had"))
+        & (F.col("rows") == F.bit_count("owed") + 1)
+        & (F.col("low") == F.col("high"))
+    )
+    return found.filter(~is_plain).select("message")
+
+
+def only(rows: DataFrame, odd: DataFrame) -> DataFrame:
+    """Those rows of events that are about odd messages."""
+    return rows.join(odd, _message_of(rows) == odd["message"], "left_semi")
+
+
+def without(rows: DataFrame, odd: DataFrame) -> DataFrame:
+    """Those rows of events that are about plain messages."""
+    return rows.join(odd, _message_of(rows) == odd["message"], "left_anti")
+
+
+def plain(published: DataFrame, odd_published: DataFrame) -> DataFrame:
+    """topic, publisher, broker, messages: of plain messages, each of which was published once."""
+    every = published.select(*COUNTED, F.lit(1).alias("n"))
+    others = odd_published.select(*COUNTED, F.lit(-1).alias("n"))
+    counts = every.unionAll(others).groupBy(*COUNTED).agg(F.sum("n").alias("messages"))
+    return counts.filter(F.col("messages") > 0)
+
+
+def counts(plain: DataFrame, manifest: Manifest) -> DataFrame:
+    """Of `audit.totals`, of plain messages: every pair is expected, and was delivered once.
+
+    plain: of this module's `plain`.
+    """
+    names = [
+        (F.col("topic") == topic, _texts(sorted(names))) for topic, names in manifest.topics.items()
+    ]
+    had = plain.withColumn("names", _first_that_holds(names, otherwise=_texts([])))
+    messages = F.col("messages")
+    pairs = messages * F.size("names")
+    each = F.transform(
+        "names",
+        # A message is counted once, at the first of its subscriptions.
+        lambda name, position: _count(
+            F.when(position == 0, messages).otherwise(0),
+            messages,
+            of=F.lit("subscription"),
+            topic=F.col("topic"),
+            subscription=name,
+        ),
+    )
+    others = F.array(
+        _count(messages, pairs, of=F.lit("publisher"), publisher=F.col("publisher")),
+        _count(messages, pairs, of=F.lit("broker"), broker=F.col("broker")),
+        _count(
+            messages, pairs, of=F.lit("verdict"), verdict=F.lit("ok"), outcome=F.lit("confirmed")
+        ),
+    )
+    return had.select(F.inline(F.concat(each, others)))
+
+
+def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> DataFrame:
+    """The columns of `order.ARRIVAL`, of deliveries of plain messages. origins: of `has_origins`.
+
+    Cost: without origins a join, to learn from its publish whose message it is.
+    """
+    known = delivered
+    if not origins:
+        sent = published.select("message_id", *ORIGIN)
+        known = delivered.drop(*ORIGIN).join(sent, "message_id", "inner")
+    named = {"first_consumer": "consumer", "first_broker": "broker", "first_ns": "received_ns"}
+    return known.select(*[F.col(named.get(name, name)).alias(name) for name in ARRIVAL])
+
+
+def _message() -> Column:
+    return F.xxhash64("message_id").alias("message")
+
+
+def _message_of(rows: DataFrame) -> Column:
+    return F.xxhash64(rows["message_id"])
+
+
+def _owed(manifest: Manifest) -> Column:
+    """All bits of the topic's subscriptions; -1 if no delivery can make this message plain."""
+    sent_once = (F.col("outcome") == "confirmed") & (F.col("attempts") == 1)
+    bits = [
+        (sent_once & (F.col("topic") == topic), F.lit((1 << len(names)) - 1).cast("long"))
+        for topic, names in manifest.topics.items()
+        if len(names) <= SUBSCRIPTIONS_MAX
+    ]
+    return _first_that_holds(bits, otherwise=F.lit(-1).cast("long"))
+
+
+def _had(manifest: Manifest) -> Column:
+    """The bit of the delivery's subscription, if it came for the first time; else `ODD`."""
+    bits = [
+        (
+            (F.col("redelivered") == 0)
+            & (F.col("subscription") == name)
+            & (F.col("topic") == topic),
+            F.lit(1 << bit).cast("long"),
+        )
+        for topic, names in manifest.topics.items()
+        if len(names) <= SUBSCRIPTIONS_MAX
+        for bit, name in enumerate(sorted(names))
+    ]
+    return _first_that_holds(bits, otherwise=F.lit(ODD).cast("long"))
+
+
+def _first_that_holds(cases: Iterable[tuple[Column, Column]], *, otherwise: Column) -> Column:
+    found = otherwise
+    for holds, value in cases:
+        found = F.when(holds, value).otherwise(found)
+    return found
+
+
+def _count(messages: Column, pairs: Column, **dims: Column) -> Column:
+    """One row of `audit.totals`; the dims that are not given are null."""
+    none, nothing = F.lit(None).cast("string"), F.lit(0).cast("long")
+    known = {"messages": messages} | dict.fromkeys(PAIR_COUNTS, pairs)
+    return F.struct(
+        dims["of"].alias("of"),
+        *[dims.get(name, none).alias(name) for name in NAMES],
+        *[known.get(name, nothing).cast("long").alias(name) for name in COUNTS],
+    )
+
+
+def _texts(names: Iterable[str]) -> Column:
+    return F.array(*map(F.lit, names)).cast("array<string>")

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.figures.measure.audit import Cost
+from bench.figures.measure.large import growth
+
+M = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("large_cpu_s", "ratio", "met"), [(230, 1.0, True), (257, 1.15, True), (275, 1.25, False)]
+)
+def test_what_a_start_costs_is_apart_from_rows(large_cpu_s: float, ratio: float, met: bool) -> None:
+    cpu_s = {1 * M: 32.0, 10 * M: 50.0, 100 * M: large_cpu_s}
+    costs = {messages: Cost(used, 0, 0, "") for messages, used in cpu_s.items()}
+    start, flat = growth(costs)
+    assert start.value == pytest.approx(30)
+    # 18 s are for 9 million: were it 180 s for 90 million, a row would cost the same.
+    assert flat.value == pytest.approx(ratio)
+    assert flat.met is met
