@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import lb.inventory
 from messagebus import BusConfig
@@ -18,6 +20,8 @@ __all__ = ["NAME", "Mirrored"]
 
 NAME = "mb1"
 MOUNT = "/var/lib/rabbitmq"
+AMQP_PORT = 5672
+CONNECT_WITHIN_S = 10.0
 OPS_WITHIN_S = 400.0
 STATE_WITHIN_S = 120.0
 
@@ -101,7 +105,7 @@ class Mirrored:
                 host.mend(network)
             if not host.is_running:
                 host.boot()
-        if self.is_whole:
+        if self.is_whole and self.serves:
             return
         for host in self.lab.hosts:
             host.run("rm -rf /run/messagebus/dead")
@@ -120,6 +124,16 @@ class Mirrored:
         """Two good copies, and writes go to both."""
         state = self.state(self.primary)
         return "cs:Connected ro:Primary/Secondary ds:UpToDate/UpToDate C r-----" in state
+
+    @property
+    def serves(self) -> bool:
+        """Whether anybody listens at the broker's address."""
+        with (
+            suppress(OSError),
+            socket.create_connection((self.address, AMQP_PORT), timeout=CONNECT_WITHIN_S),
+        ):
+            return True
+        return False
 
     def settle(self) -> None:
         """What a playbook does after topology, users, cookie or a first start."""
@@ -143,4 +157,4 @@ class Mirrored:
     @property
     def bus(self) -> BusConfig:
         """The broker alone, wherever it runs; the library declares queues by itself."""
-        return BusConfig(broker=f"{self.address}:5672")
+        return BusConfig(broker=f"{self.address}:{AMQP_PORT}")

@@ -31,6 +31,7 @@ YOUNG = 100
 LOST_WITHIN_S = 20.0
 # A process that outlives the command that began it.
 APART = "< /dev/null > /dev/null 2>&1"
+WRITES = "/run/writes"
 RESOURCE = f"/etc/drbd.d/{NAME}.res"
 FENCE_LOG = "/var/log/messagebus-fence.log"
 SYNC_NAMES = (
@@ -161,7 +162,8 @@ def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored
     primary, standby = mirrored.primary, mirrored.standby
     primary.run(f"install -D /dev/null /run/messagebus/dead/{NAME}.{standby.name}")
     primary.run(
-        f"setsid sh -c 'while sleep 1; do date > {MOUNT}/kept; sync -f {MOUNT}; done' {APART} &"
+        f"touch {WRITES}; setsid sh -c 'while test -e {WRITES}; do date > {MOUNT}/kept;"
+        f" sync -f {MOUNT}; sleep 1; done; touch {WRITES}.ended' {APART} &"
     )
     primary.cut()
     primary.cut("management")
@@ -180,6 +182,7 @@ def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored
     assert told.returncode == 1
     assert f"SPLIT BRAIN: python -m ops drbd resolve {NAME}" in told.stdout
 
+    primary.run(f"rm {WRITES}")
     shown = mirrored.done("drbd", "resolve", NAME, "--victim", standby.name, "--yes")
     assert "Primary/Unknown" in shown
     assert "its broker runs" in shown
@@ -187,6 +190,8 @@ def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored
     files = primary.run(f"ls {MOUNT}").split()
     assert "kept" in files
     assert "victim" not in files
+    # A disk that is written to cannot be unmounted by the test after this one.
+    eventually(lambda: primary.attempt(f"test -e {WRITES}.ended")[0] == 0, within_s=AGAIN_WITHIN_S)
 
 
 def test_the_two_disks_are_compared_and_alike(mirrored: Mirrored) -> None:
