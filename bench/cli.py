@@ -14,6 +14,7 @@ from bench.errors import BenchError
 from bench.figures.cli import figures, readme
 from bench.load import load
 from bench.manifest import Manifest
+from bench.maven import fetch
 from bench.profiling import profile
 from bench.rows import read_events
 from bench.run.cli import COMMANDS
@@ -29,7 +30,7 @@ def bench() -> None:
     """Load, latency, audits, and the demonstration of the whole way."""
 
 
-for command in (load, demo, figures, profile, soak, readme, worker, *COMMANDS):
+for command in (load, demo, figures, profile, soak, readme, fetch, worker, *COMMANDS):
     bench.add_command(command)
 
 

@@ -11,11 +11,14 @@ from typing import Protocol
 from bench.control import Progress, write_progress
 from messagebus.events import body_hash
 from messagebus.message import Delivery
+from messagebus.stats import ConsumerStats
 from messagebus.telemetry.eventfile import DeliveredFile, EventFile
 
 __all__ = ["ConsumeLoad", "RunningConsumer"]
 
 PROGRESS_NS = 400_000_000
+# How exactly it is known since when there is a link.
+LOOK_NS = 50_000_000
 # The longest wait for a delivery, so that a signal is noticed and blocks are written.
 RECEIVE_S = 0.1
 
@@ -26,6 +29,8 @@ class RunningConsumer(Protocol):
     def receive(self, timeout_s: float) -> Delivery | None: ...
 
     def ack(self, delivery: Delivery) -> bool: ...
+
+    def stats(self) -> ConsumerStats: ...
 
     def stop(self) -> object: ...
 
@@ -48,7 +53,7 @@ class ConsumeLoad:
         self._recorder = recorder
         self._rows = rows
         self._clock_ns = clock_ns
-        self._next_progress_ns = 0
+        self._next_progress_ns = self._next_look_ns = 0
         self._parent = os.getppid()
         self._stopping = False
         self.progress = Progress(name)
@@ -85,6 +90,9 @@ class ConsumeLoad:
     def _tick(self) -> None:
         now_ns = self._clock_ns()
         self._recorder.tick()
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_NS
+            self._look(now_ns)
         if now_ns < self._next_progress_ns:
             return
         self._next_progress_ns = now_ns + PROGRESS_NS
@@ -92,6 +100,12 @@ class ConsumeLoad:
             # The coordinator died: nobody would ever stop us.
             self._stopping = True
         self._show(self.progress.state)
+
+    def _look(self, now_ns: int) -> None:
+        """Which brokers it has a link to; those from before keep their time."""
+        brokers = self._consumer.stats().brokers
+        linked = [name for name, broker in brokers.items() if broker.state == "open"]
+        self.progress.attached = {name: self.progress.attached.get(name, now_ns) for name in linked}
 
     def _show(self, state: str) -> None:
         self.progress.state = state

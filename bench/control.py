@@ -55,7 +55,8 @@ class Progress:
     """How far a load process is. brokers: ``host:port`` -> messages confirmed or delivered there.
 
     done: messages with an outcome, or deliveries answered. bad: outcomes other than confirmed, or
-    stale answers. held: publishes or deliveries still open. at_ns: monotonic time of writing.
+    stale answers. held: publishes or deliveries still open. attached: broker -> since when a consumer
+    has a link to it, at_ns: of writing; both monotonic.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Progress:
     bad: int = 0
     held: int = 0
     brokers: dict[str, int] = field(default_factory=dict)
+    attached: dict[str, int] = field(default_factory=dict)
     at_ns: int = 0
     rss_bytes: int = 0
     cpu_s: float = 0.0

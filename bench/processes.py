@@ -73,6 +73,10 @@ class Children:
         child = self._all[name] = Child(name, process, log)
         return child
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._all)
+
     def pid(self, name: str) -> int:
         return self._all[name].process.pid
 
@@ -100,7 +104,7 @@ class Children:
 
         Killing takes the whole session: a child's own children have no other master.
         """
-        self.terminate(list(self._all))
+        self.terminate(self.names)
         self._wait(STOP_WITHIN_S)
         left = self.running()
         for name in left:

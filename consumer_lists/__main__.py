@@ -112,7 +112,10 @@ def show_command(source: Source, as_json: bool) -> None:
     click.echo(ours.render(), nl=False)
     if asked:
         _print(show.node_table(ours, serving))
-        _print(show.client_table(ours, known))
+        if known:
+            _print(show.client_table(ours, known))
+        elif not silent:
+            click.echo("no client has asked lately")
     for name, fault in silent.items():
         click.echo(f"clients of {name} are not known: {fault}", err=True)
 
@@ -209,7 +212,8 @@ def push_command(source: Source, recover: bool, within_s: float) -> None:
         click.echo(f"{name} may know a newer generation and was not asked: {fault}", err=True)
     for name, fault in pushed.differing.items():
         click.echo(f"{name} differs: {fault}", err=True)
-    click.echo(f"generation {pushed.generation}: {len(pushed.serving)} of {len(cluster.nodes)}")
+    served = f"{len(pushed.serving)} of {len(cluster.nodes)} nodes"
+    click.echo(f"generation {pushed.generation} is served by {served}")
     _say_what_to_commit(cluster.list_file, cluster.name, pushed.generation)
     if not pushed.complete:
         sys.exit(1)
@@ -242,6 +246,7 @@ def diff_command(source: Source) -> None:
         click.echo(line)
     if found:
         sys.exit(1)
+    click.echo(f"all have generation {ours.generation}: {len(serving)} nodes, {len(known)} clients")
 
 
 def _edit(source: Source, change: edit.Edit) -> None:
@@ -260,16 +265,17 @@ def _write(node: Node, path: Path, text: str) -> None:
     """Write a node's list: here, or on its hosts. Raises OSError when it can be had nowhere."""
     if not node.hosts:
         pushing.write_local(node, path, text)
-    faults = [fault for host in node.hosts if (fault := _write_over_ssh(host, path, text))]
+    asked = [_write_over_ssh(host, path, text, sudo=host in node.sudo) for host in node.hosts]
+    faults = [fault for fault in asked if fault]
     if faults and len(faults) == len(node.hosts):
         raise OSError("; ".join(faults))
 
 
-def _write_over_ssh(host: str, path: Path, text: str) -> str:
+def _write_over_ssh(host: str, path: Path, text: str, *, sudo: bool) -> str:
     """Returns the fault, "" for none: of a mirror's hosts one may be down."""
     try:
         with shell.remote(host) as there:
-            there.write(path, text)
+            there.write(path, text, sudo=sudo)
     except CommandFailed as fault:
         return str(fault)
     return ""

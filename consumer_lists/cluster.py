@@ -27,7 +27,7 @@ class Node:
     """One node. agent: HTTP address ``host:port``. list_file: where its agent reads the list.
 
     hosts: where that file is, as SSH wants it, ``[user@]host[:port]``: both of a mirror, since either
-        may run the broker; none for this machine.
+        may run the broker; none for this machine. sudo: those where who logs in is not root.
     tls: what the agent is asked with; None for plain HTTP.
     """
 
@@ -35,6 +35,7 @@ class Node:
     agent: str
     list_file: Path
     hosts: tuple[str, ...] = ()
+    sudo: frozenset[str] = frozenset()
     tls: TlsFiles | None = None
 
     @property
@@ -56,8 +57,10 @@ def load(path: str | Path) -> Cluster:
     path = Path(path)
     try:
         values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise ConfigError(f"{path}: {fault}") from fault
+    except OSError as fault:
+        raise ConfigError(f"inventory {path}: {fault.strerror}") from fault
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise ConfigError(f"inventory {path}: {fault}") from fault
     return parse(values, base=path.absolute().parent)
 
 
@@ -65,12 +68,16 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
     """Take the keys that matter here; base: folder that relative paths start from."""
     try:
         tls = _tls(values["tls"], base) if "tls" in values else None
+        sudo = frozenset(
+            _text(each, "ssh") for each in values.get("hosts", []) if each.get("sudo") == "yes"
+        )
         nodes = tuple(
             Node(
                 name=_text(each, "name"),
                 agent=_text(each, "agent"),
                 list_file=base / _text(each, "node_list_file"),
                 hosts=_hosts(values, each),
+                sudo=sudo,
                 tls=tls,
             )
             for each in values.get("brokers", [])

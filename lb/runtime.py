@@ -189,7 +189,8 @@ def _connected(socket: Path) -> Iterator[Any]:
     except HAProxyBaseError as fault:
         raise BalancerUnreachable(f"{socket}: {fault or type(fault).__name__}") from fault
     except (OSError, ValueError, LookupError) as fault:
-        raise BalancerUnreachable(f"HAProxy does not answer on {socket}: {fault}") from fault
+        reason = getattr(fault, "strerror", None) or fault
+        raise BalancerUnreachable(f"HAProxy does not answer on {socket}: {reason}") from fault
 
 
 @contextmanager

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 from messagebus.broker import Broker
 
-__all__ = ["Address", "Table", "nearest"]
+__all__ = ["NAME", "Address", "Table", "nearest"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+"""Of brokers, hosts and balancers."""
 
 
 class Address(NamedTuple):

@@ -10,10 +10,12 @@ import functools
 import re
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from messagebus._validity import good_until_s
 from messagebus.errors import ConfigError
 
 __all__ = ["TlsFiles", "certificate_fault"]
@@ -73,6 +75,22 @@ class TlsFiles:
             return [str(fault)]
         return []
 
+    def good_until_s(self) -> float | None:
+        """When our certificate ends, or the last of the authorities in ca_file if that is earlier.
+
+        Seconds since 1970. None where neither is given, or a file cannot be read: `faults` says why.
+        """
+        ends = []
+        try:
+            if self.cert_file:
+                ends.append(good_until_s(Path(self.cert_file).read_text()))
+            if self.ca_file:
+                authorities = ssl.create_default_context(cafile=self.ca_file).get_ca_certs()
+                ends.append(max(map(_end_s, authorities)))
+        except (OSError, ValueError):
+            return None
+        return min(ends, default=None)
+
     def _stamps(self) -> tuple[tuple[int, int, int], ...]:
         """Changes when a file does. Raises ConfigError for one that cannot be read."""
         named = {"ca": self.ca_file, "cert": self.cert_file, "key": self.key_file}
@@ -121,10 +139,14 @@ def _trust(context: ssl.SSLContext, ca_file: str) -> list[str]:
     except (OSError, ValueError):
         return [f"tls_ca_file {ca_file}: no PEM certificate in it"]
     # While authorities change, old and new stand side by side: one that is good will do.
-    ends = [str(each["notAfter"]) for each in context.get_ca_certs()]
-    if ends and all(ssl.cert_time_to_seconds(end) < time.time() for end in ends):
-        return [f"tls_ca_file {ca_file}: expired on {max(ends, key=ssl.cert_time_to_seconds)}"]
+    last = max(context.get_ca_certs(), key=_end_s, default=None)
+    if last and _end_s(last) < time.time():
+        return [f"tls_ca_file {ca_file}: expired on {last['notAfter']}"]
     return []
+
+
+def _end_s(certificate: Mapping[str, Any]) -> int:
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
 
 
 def _show(context: ssl.SSLContext, cert_file: str, key_file: str) -> list[str]:

@@ -9,6 +9,7 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
+from ops import shell
 from ops.backup_cli import backup, restore
 from ops.checkup_cli import check
 from ops.cli import add, found, remove, replace, restart, upgrade
@@ -23,9 +24,16 @@ from ops.units_cli import units
 __all__ = ["main"]
 
 EXIT_INTERRUPTED = 130
+# What each command does stands in one line, where the terminal has room for it.
+HELP_COLUMNS_MAX = 120
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": HELP_COLUMNS_MAX,
+    }
+)
 def cli() -> None:
     """Operate a cluster: a local one to try things on, and changes to a running one.
 
@@ -48,7 +56,8 @@ for command in (
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 done, 1 failed, 2 wrong use, 130 interrupted; errors are one line."""
     try:
-        answer = cli.main(args=argv, prog_name="python -m ops", standalone_mode=False)
+        with shell.connections_kept():
+            answer = cli.main(args=argv, prog_name="python -m ops", standalone_mode=False)
         return answer if isinstance(answer, int) else 0
     except click.ClickException as fault:
         fault.show()

@@ -45,6 +45,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "queues": lambda one: (one["vhost"], one["name"]),
     "bindings": lambda one: json.dumps(one, sort_keys=True),
 }
+_HASH = "password_hash"
 # Made by agents, who settle what they make.
 _AGENTS = "mb."
 
@@ -98,8 +99,17 @@ def generation_of(archive: Archive) -> int:
     return int(archive.facts["generation"])
 
 
-def missing_definitions(before: Mapping[str, Any], now: Mapping[str, Any]) -> Missing:
-    """What of a broker's definitions it does not have any more."""
+def missing_definitions(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    is_password: Callable[[str, str], bool] = lambda user, stored: False,
+) -> Missing:
+    """What of a broker's definitions it does not have any more.
+
+    is_password: whether a stored hash is of the password that is known of this user. A broker that was
+    set up anew stores the same password under another salt.
+    """
     wanted: dict[str, list[Any]] = {}
     told = []
     for kind, key in _KINDS.items():
@@ -109,9 +119,26 @@ def missing_definitions(before: Mapping[str, Any], now: Mapping[str, Any]) -> Mi
                 continue
             if key(one) not in has:
                 wanted.setdefault(kind, []).append(one)
-            elif has[key(one)] != one:
-                told.append(f"{_one(kind)} {_name(one)} is another one now")
+            elif differs := _differs(kind, one, has[key(one)], is_password):
+                told.append(f"{_one(kind)} {_name(one)} {differs}")
     return Missing(definitions=wanted, told=tuple(told))
+
+
+def _differs(
+    kind: str,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    is_password: Callable[[str, str], bool],
+) -> str:
+    """In words; "" for what is the same."""
+    if before == now:
+        return ""
+    if kind != "users" or {**before, _HASH: ""} != {**now, _HASH: ""}:
+        return "is another one now"
+    known = [is_password(before["name"], str(one.get(_HASH))) for one in (before, now)]
+    if all(known):
+        return ""
+    return "has another password now" + ("" if any(known) else ", or the same stored anew")
 
 
 def missing_topology(

@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from consumer_lists import edit, listfile
+from lb.inventory import Inventory
 from messagebus.broker import BrokerList
 from ops import archive as archives
 from ops import lock
@@ -30,6 +32,7 @@ from ops.backup import (
 from ops.carrying import LOCK, confirm, inventory_option
 from ops.commands import lists
 from ops.errors import OpsError
+from ops.local import secrets
 from ops.runner import HostRunner
 from ops.topology import latest
 from ops.view import View
@@ -202,9 +205,12 @@ def _lack(kept: Archive, view: View) -> Lack:
         for name, snapshot in view.snapshots().items()
     }
     topology, deleted = missing_topology(topology_of(kept), latest(maps))
+    is_password = partial(_is_password, view.inventory)
     return Lack(
         definitions={
-            node.name: missing_definitions(before, view.definitions(node.name))
+            node.name: missing_definitions(
+                before, view.definitions(node.name), is_password=is_password
+            )
             for node in view.nodes
             if (before := definitions_of(kept, node.name))
         },
@@ -212,6 +218,19 @@ def _lack(kept: Archive, view: View) -> Lack:
         deleted=deleted,
         generation=_generation_lacking(kept, view),
     )
+
+
+def _is_password(inventory: Inventory, user: str, stored: str) -> bool:
+    """Whether a broker's stored hash is of the password that the inventory has of this user."""
+    files = {
+        inventory.admin_user: inventory.admin_password_file,
+        inventory.balancer.probe_user: inventory.balancer.probe_password_file,
+        **{each.name: each.password_file for each in inventory.users},
+    }
+    try:
+        return user in files and secrets.is_hash_of(stored, secrets.read(files[user]))
+    except OSError:
+        return False
 
 
 def _generation_lacking(kept: Archive, view: View) -> int:

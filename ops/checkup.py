@@ -10,13 +10,25 @@ from consumer_lists.nodes import Served
 from lb.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 
-__all__ = ["Finding", "of_balancers", "of_broker", "of_clock", "of_disks", "of_health", "of_lists"]
+__all__ = [
+    "Finding",
+    "of_balancers",
+    "of_broker",
+    "of_certificate",
+    "of_clock",
+    "of_disks",
+    "of_health",
+    "of_lists",
+]
 
 # Certificates, and "parked since", are read by other machines' clocks.
 CLOCK_S_MAX = 1.0
 # A broker with less room than so many times its limit is near to taking no more.
 DISK_FREE_LIMITS = 3
 DISK_PERCENT_MAX = 85
+# As long as an authority may need, and longer than `ops/monitoring` waits with its alert.
+CERTIFICATE_DAYS_LEFT = 30
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -119,3 +131,11 @@ def of_disks(host: str, said: str) -> Iterator[Finding]:
             and int(percent[:-1]) > DISK_PERCENT_MAX
         ):
             yield Finding(host, f"{target.strip()} is {percent} full")
+
+
+def of_certificate(where: str, left_s: float) -> Iterator[Finding]:
+    """left_s: until it ends."""
+    if left_s <= 0:
+        yield Finding(where, "its certificate has ended")
+    elif left_s < CERTIFICATE_DAYS_LEFT * DAY_S:
+        yield Finding(where, f"its certificate ends in {left_s / DAY_S:.0f} days")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 import lb.inventory
 from lb.inventory import Inventory, Node
 from messagebus.errors import ConfigError, ListInvalid
+from messagebus.tls import TlsFiles, certificate_fault
 from ops import checkup, shell
 from ops.carrying import inventory_option
 from ops.checkup import Finding
@@ -45,7 +47,7 @@ def check(file: Path) -> None:
     """Compare the inventory with reality, and print what differs; changes nothing. Exit code 1 then.
 
     Hosts: SSH, packages, settings, units, clock, disks. Brokers: ports, versions, names, alarms.
-    Agents: health, list. Balancers: whether they serve what the inventory says. Topology.
+    Agents: health, list. Balancers: whether they serve what the inventory says. Topology. Certificates.
 
     \b
     Example:
@@ -60,6 +62,7 @@ def check(file: Path) -> None:
             *_list(inventory, view),
             *_balancers(inventory, file),
             *_topology(view),
+            *_certificates(inventory),
         }
     )
     for each in found:
@@ -148,3 +151,35 @@ def _topology(view: View) -> Iterator[Finding]:
             yield Finding(each.node, f"topology: {each.about} {each.what}")
     except (NoAnswer, ConfigError) as fault:
         yield Finding("topology", f"cannot be compared: {fault}")
+
+
+def _certificates(inventory: Inventory) -> Iterator[Finding]:
+    """Ours, as files; those of brokers and agents as they show them, which may be older than their files."""
+    if not inventory.tls:
+        return
+    checks = TlsFiles(cert_file=str(inventory.tls.check_cert_file))
+    for where, files in (("operators", inventory.tls.files), ("checks of balancers", checks)):
+        if end_s := files.good_until_s():
+            yield from checkup.of_certificate(where, end_s - time.time())
+    yield from _everywhere(inventory.brokers, lambda node: _shown(inventory, node))
+
+
+def _shown(inventory: Inventory, node: Node) -> Iterator[Finding]:
+    assert inventory.tls, "only called where there is TLS"
+    for name, where in (("address", node.name), ("agent", f"agent of {node.name}")):
+        try:
+            context = inventory.certificates()
+            with (
+                socket.create_connection(getattr(node, name), timeout=CONNECT_WITHIN_S) as plain,
+                context.wrap_socket(plain, server_hostname=inventory.tls.server_name) as secure,
+            ):
+                shown: dict[str, Any] = secure.getpeercert() or {}
+        except ConfigError as fault:
+            yield Finding("operators", str(fault))
+        except ssl.SSLError as fault:
+            yield Finding(where, certificate_fault(fault) or str(fault))
+        except OSError:
+            continue  # nobody listens there, which is told elsewhere
+        else:
+            end_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))
+            yield from checkup.of_certificate(where, end_s - time.time())

@@ -14,6 +14,7 @@ from ops.emptying import HELD_WITHIN_S, delayed
 from ops.errors import NoAnswer, OpsError
 from ops.journal import Journal
 from ops.local.cluster import LocalCluster
+from ops.mirror_cli import proof_options
 from ops.playbooks import add as add_playbook
 from ops.playbooks import found as found_playbook
 from ops.playbooks import remove as remove_playbook
@@ -22,7 +23,7 @@ from ops.playbooks import restart as restart_playbook
 from ops.playbooks import upgrade as upgrade_playbook
 from ops.playbooks.remove import Drain
 from ops.playbooks.target import Target
-from ops.runner import HostRunner
+from ops.storage_cli import failover
 from ops.view import View
 
 __all__ = ["add", "found", "remove", "replace", "restart", "upgrade"]
@@ -151,19 +152,27 @@ def upgrade(name: str, version: str, moves: bool, held_within_s: float, go: Go) 
 @click.option(
     "--lose-messages", is_flag=True, help="Yes, what lay on its disk is lost; where no mirror is."
 )
+@proof_options
 @go_options
-def replace(name: str, lose_messages: bool, go: Go) -> None:
+def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> None:
     """Replace the dead broker NAME: by its mirror where it has one, else by a new, empty one.
+
+    With a mirror this is `ops storage failover`, which wants a proof that the host is dead.
 
     \b
     Example:
       python -m ops replace mb2 --dry-run
-      python -m ops replace mb2 --lose-messages --yes
+      python -m ops replace mb2 --dead db2 --yes
+      python -m ops replace mb3 --lose-messages --yes
     """
     view, journal = View(go.file), journal_of(go.file, f"replace {name}")
     if any(mirror.name == name for mirror in view.inventory.mirrors):
-        _fail_over(name, go)
+        proof = {"dead": dead, "give_up": give_up}
+        how = {"dry_run": go.dry_run, "yes": go.yes, "undo": go.undo}
+        click.get_current_context().invoke(failover, name=name, file=go.file, **proof, **how)
         return
+    if dead or give_up:
+        raise ConfigError(f"{name} has no mirror that could take over: --lose-messages")
     target = _resumed(journal, name) or _known_target(view, name)
     if view.listed.names == {target.address}:
         raise ConfigError(f"{name} is the last broker: the list must name another one")
@@ -195,13 +204,6 @@ def found(go: Go) -> None:
         names, go.file, view, _systemd(_known_target(view, name) for name in names), balancers=hosts
     )
     carry(plan, journal, go, {"names": names})
-
-
-def _fail_over(name: str, go: Go) -> None:
-    command = replace_playbook.mirrored(name, go.file, yes=go.yes)
-    click.echo(" ".join(command.argv))
-    if not go.dry_run:
-        click.echo(HostRunner(lambda line: click.echo(line, err=True)).run(command))
 
 
 def _resumed(journal: Journal, name: str) -> Target | None:

@@ -89,9 +89,30 @@ def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None
         called = view.tells(host, ("uname", "-n")).strip()
         if called != host.name:
             raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
+    _see_one_node_name(view)
     erase = _to_be_erased(view, phrases, view.hosts)
-    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase)
+    agent = agents(view, view.hosts[0])
+    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase, agent=agent)
     run(plan, go)
+
+
+def _see_one_node_name(view: MirrorView) -> None:
+    """The broker must be the same node on both: RabbitMQ's data are a node's. Raises OpsError."""
+    home, standby = view.hosts
+    here, there = (_node_name(view, host) for host in (home, standby))
+    if here != there:
+        raise OpsError(
+            f"RabbitMQ would be node {here} on {home.name} and {there} on {standby.name}: it needs one"
+            " NODENAME in /etc/rabbitmq/rabbitmq-env.conf, which `ops provision` writes"
+        )
+
+
+def _node_name(view: MirrorView, host: Host) -> str:
+    try:
+        name = view.tells(host, hosts.node_name()).strip() or "rabbit"
+    except NoAnswer:  # it was asked something before, so that there are no settings
+        name = "rabbit"
+    return name if "@" in name else f"{name}@{host.name}"
 
 
 def _to_be_erased(

@@ -3,7 +3,8 @@
 OpsError
     LocalFault     the local cluster cannot do what was asked; one line says why
     CommandFailed  a command ended with another exit code than 0, or did not end in time
-        HostUnreachable  there is no SSH to a host: down, another address, another host key, no login
+        HostUnreachable  there is no SSH to a host: down, another address, no login
+            HostKeyWrong     it answers with another key than the known one, or with one that is not known
         SudoRefused      who logs in there may not become root without a password
     NoRoom         a host's disk has too little room to be changed
     PlanFailed     a step of a playbook failed; what was done before it is in the journal
@@ -19,6 +20,7 @@ from messagebus.errors import MessageBusError
 
 __all__ = [
     "CommandFailed",
+    "HostKeyWrong",
     "HostUnreachable",
     "LocalFault",
     "LockHeld",
@@ -63,6 +65,18 @@ class HostUnreachable(CommandFailed):
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(("ssh",), 255, reason, host)
         self.args = (f"{host}: no SSH: {tail(reason)}",)
+
+
+class HostKeyWrong(HostUnreachable):
+    """Raised when a host shows a key that known_hosts does not have of it; nothing was said to it."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(host, reason)
+        known = "is not the known one" if "does not match" in reason else "is not known"
+        self.args = (
+            f"{host}: its host key {known}: another machine may answer there; look whose it is,"
+            " and put it into known_hosts",
+        )
 
 
 class SudoRefused(CommandFailed):

@@ -10,12 +10,17 @@ from ops.shell import fabric_task
 
 __all__ = [
     "add",
+    "backup",
     "check",
+    "drbd",
+    "found",
     "local",
     "provision",
     "remove",
     "replace",
     "restart",
+    "restore",
+    "storage",
     "topology",
     "upgrade",
 ]
@@ -49,10 +54,15 @@ def restart(
 
 @fabric_task
 def upgrade(
-    _context: Any, name: str, dry_run: bool = False, yes: bool = False, move_remaining: bool = False
+    _context: Any,
+    name: str,
+    to: str = "",
+    dry_run: bool = False,
+    yes: bool = False,
+    move_remaining: bool = False,
 ) -> None:
-    """Drain the broker NAME to empty, install it anew in another version, and bring it back."""
-    _run("upgrade", name, dry_run=dry_run, yes=yes, move_remaining=move_remaining)
+    """Drain the broker NAME to empty, install it anew in the version TO, and bring it back."""
+    _run("upgrade", name, to=to, dry_run=dry_run, yes=yes, move_remaining=move_remaining)
 
 
 @fabric_task
@@ -61,6 +71,22 @@ def replace(
 ) -> None:
     """Replace the dead broker NAME: by its mirror where it has one, else by a new, empty one."""
     _run("replace", name, dry_run=dry_run, yes=yes, lose_messages=lose_messages)
+
+
+@fabric_task
+def storage(
+    _context: Any, what: str, name: str, dead: str = "", dry_run: bool = False, yes: bool = False
+) -> None:
+    """Move the broker NAME with its mirrored disk (failover, failback), start or stop it there."""
+    _run("storage", what, name, dead=dead, dry_run=dry_run, yes=yes)
+
+
+@fabric_task
+def drbd(
+    _context: Any, what: str, name: str = "", dry_run: bool = False, yes: bool = False
+) -> None:
+    """The mirror NAME: status of one or all, connect, create, verify, resolve."""
+    _run("drbd", what, *([name] if name else []), dry_run=dry_run, yes=yes)
 
 
 @fabric_task
@@ -82,11 +108,36 @@ def provision(_context: Any, name: str = "", dry_run: bool = False, yes: bool = 
 
 
 @fabric_task
+def found(_context: Any, dry_run: bool = False, yes: bool = False) -> None:
+    """Start a new cluster for the first time, on hosts that are provisioned."""
+    _run("found", dry_run=dry_run, yes=yes)
+
+
+@fabric_task
+def backup(_context: Any, archive: str, with_secrets: bool = False) -> None:
+    """Write inventory, list, topology and definitions to ARCHIVE; messages are not in it."""
+    _run("backup", archive, with_secrets=with_secrets)
+
+
+@fabric_task
+def restore(
+    _context: Any, archive: str, files: bool = False, dry_run: bool = False, yes: bool = False
+) -> None:
+    """Bring back what ARCHIVE holds and is missing now, or its files alone (--files)."""
+    _run("restore", archive, files=files, dry_run=dry_run, yes=yes)
+
+
+@fabric_task
 def local(_context: Any, what: str) -> None:
     """Bring the local cluster up or down, or show it: fab local up."""
     _run("local", what)
 
 
-def _run(*words: str, **options: bool) -> None:
-    said = [f"--{name.replace('_', '-')}" for name, is_on in options.items() if is_on]
+def _run(*words: str, **options: str | bool) -> None:
+    """options: a flag that is off, or a text that is empty, is not said."""
+    said: list[str] = []
+    for name, value in options.items():
+        if value:
+            said.append(f"--{name.replace('_', '-')}")
+            said += [value] if isinstance(value, str) else []
     sys.exit(main([*words, *said]))

@@ -28,7 +28,7 @@ PROGRAMS = "/usr/local/lib/messagebus"
 FENCE_KEY = "/etc/messagebus/fence/id_ed25519"
 KNOWN_PEERS = "/etc/messagebus/fence/known_hosts"
 _SOURCES = Path(__file__).with_name("on_host")
-_NAMES = ("check-disk", "fence-peer", "move-address", "outdate-mirror", "settle")
+_NAMES = ("check-disk", "fence-peer", "move-address", "outdate-mirror", "same-node", "settle")
 
 
 def _endpoint(address: str, port: int) -> str:

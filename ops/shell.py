@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import queue
 import shlex
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,27 @@ import sh
 
 from ops.errors import CommandFailed
 
-__all__ = ["ENV_SSH_CONFIG", "Remote", "fabric_task", "forwarded", "remote", "run", "run_over_ssh"]
+__all__ = [
+    "ENV_SSH_CONFIG",
+    "Remote",
+    "connections_kept",
+    "fabric_task",
+    "forwarded",
+    "remote",
+    "run",
+    "run_over_ssh",
+]
 
 ENV_SSH_CONFIG = "MESSAGEBUS_SSH_CONFIG"
 TIMED_OUT = -1
 NOT_FOUND = 127
 SSH_CONNECT_WITHIN_S = 10
+# A kernel answers at once, however busy its host is; for two packets that get lost. A dead host costs that.
+TCP_CONNECT_WITHIN_S = 5
+# A connection is asked for a sign of life so often, and is lost when none came for so long: its host may have
+# been switched off, which nobody else tells.
+ALIVE_EVERY_S = 3
+SILENT_WITHIN_S = 15
 # For a file to be written at the far end, synced and moved.
 WRITE_WITHIN_S = 30.0
 # From the order to a process of ours to end until it is killed.
@@ -73,11 +89,13 @@ def run(
 
 
 class Remote:
-    """One SSH connection to a host, for several commands."""
+    """One SSH connection to a host, for several commands; where it died the next one makes it anew."""
 
     def __init__(self, host: str, connection: Any) -> None:
+        """connection: Fabric's, or what acts like it."""
         self._host = host
         self._connection = connection
+        self._dialling = threading.Lock()
 
     def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str:
         """Run a command there, and return what it wrote. stdin: never shown, never kept.
@@ -98,8 +116,7 @@ class Remote:
         On the connection that Fabric made, but not by its `run`: that feeds a command one letter in
         10 ms.
         """
-        self._connection.open()
-        channel = self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
+        channel = self._session()
         deadline = threading.Timer(timeout_s, channel.close)
         deadline.start()
         try:
@@ -114,13 +131,26 @@ class Remote:
             deadline.cancel()
             channel.close()
 
-    def write(self, path: Path, text: str, *, mode: int = 0o644) -> None:
+    def _session(self) -> Any:
+        """A channel, on which nothing was sent yet: so it is safe to try again on a new connection."""
+        with self._dialling:
+            if self._connection.is_connected:
+                try:
+                    return self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
+                except _ssh_faults():
+                    self._connection.close()
+            self._connection.open()
+            _notice_silence(self._connection.transport)
+            return self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
+
+    def write(self, path: Path, text: str, *, mode: int = 0o644, sudo: bool = False) -> None:
         """Replace a file there: a reader sees the old or the new one, and a power-off loses neither.
 
-        Raises CommandFailed; the old file stands then.
+        sudo: as root, who logs in there is not. Raises CommandFailed; the old file stands then.
         """
         part = str(path.with_name(f".{path.name}.part"))
         folder = str(path.parent)
+        prefix = ("sudo", "-n", "--") if sudo else ()
         for argv, stdin in (
             (["mkdir", "-p", folder], ""),
             (["install", "-m", f"{mode:o}", "/dev/null", part], ""),
@@ -128,18 +158,57 @@ class Remote:
             (["mv", "-f", "-T", part, str(path)], ""),
             (["sync", folder], ""),
         ):
-            self.run(argv, timeout_s=WRITE_WITHIN_S, stdin=stdin)
+            self.run([*prefix, *argv], timeout_s=WRITE_WITHIN_S, stdin=stdin)
+
+
+class _Connections:
+    """One to each host that was asked for, made with its first command. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, Remote] = {}
+        self.open = ExitStack()
+
+    def to(self, host: str) -> Remote:
+        with self._lock:
+            if host not in self._made:
+                self._made[host] = self.open.enter_context(_connection(host))
+            return self._made[host]
+
+
+_kept: _Connections | None = None
+
+
+@contextmanager
+def connections_kept() -> Iterator[None]:
+    """Meanwhile `remote` leaves its connections open for whoever asks next: each costs a second or two."""
+    global _kept
+    before, _kept = _kept, _Connections()
+    try:
+        with _kept.open:
+            yield
+    finally:
+        _kept = before
 
 
 @contextmanager
 def remote(host: str) -> Iterator[Remote]:
-    """Connect to ``[user@]host[:port]`` with the first command."""
+    """Connect to ``[user@]host[:port]`` with the first command; see also `connections_kept`."""
+    if _kept:
+        yield _kept.to(host)
+        return
+    with _connection(host) as made:
+        yield made
+
+
+@contextmanager
+def _connection(host: str) -> Iterator[Remote]:
     # Fabric takes a moment to import, which the local cluster need not wait for.
     from fabric import Config, Connection
     from paramiko.client import RejectPolicy
 
     config = Config(runtime_ssh_path=os.environ.get(ENV_SSH_CONFIG))
-    with Connection(host, config=config, connect_timeout=SSH_CONNECT_WITHIN_S) as connection:
+    with Connection(host, config=config, connect_timeout=TCP_CONNECT_WITHIN_S) as connection:
         # Fabric would take any key of a host that it does not know yet.
         connection.client.set_missing_host_key_policy(RejectPolicy())
         for file in _known_hosts(connection.ssh_config):
@@ -239,6 +308,13 @@ def _known_hosts(settings: Any) -> list[str]:
     """Files of host keys; paramiko does not look for them in OpenSSH's settings."""
     named = settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
     return [str(Path(name).expanduser()) for name in (*named, "/etc/ssh/ssh_known_hosts")]
+
+
+def _notice_silence(transport: Any) -> None:
+    transport.set_keepalive(ALIVE_EVERY_S)
+    if isinstance(transport.sock, socket.socket):  # and not a channel of another host
+        limit_ms = SILENT_WITHIN_S * 1000
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
 
 def _ssh_faults() -> tuple[type[Exception], ...]:

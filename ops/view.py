@@ -24,6 +24,7 @@ from consumer_lists.nodes import Client, Served
 from lb.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
+from messagebus.tls import certificate_fault
 from ops.errors import NoAnswer
 
 __all__ = ["Connection", "Queue", "View"]
@@ -335,7 +336,8 @@ def _ask(
             headers=headers,
         )
     except httpx.HTTPError as fault:
-        raise NoAnswer(f"{who} does not answer ({type(fault).__name__})") from fault
+        reason = certificate_fault(fault) or str(fault) or type(fault).__name__
+        raise NoAnswer(f"{who} does not answer: {reason}") from fault
     if answer.status_code not in fine:
         raise NoAnswer(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")
     return answer

@@ -1,7 +1,8 @@
-"""Runs the whole suite, one half beside the other: most of its time is waiting for brokers.
+"""Runs the whole suite, in parts beside each other: most of its time is waiting for brokers.
 
-Each half is a pytest of its own, with clusters of its own. What fails is run once more, by itself, when
-both are done: brokers that are killed on a shared machine are not always in time. All runs are told.
+Each part is a pytest of its own, with clusters of its own: two halves of the suite, and the virtual hosts
+of tests/hosts, whose image is built meanwhile where there is none. What fails is run once more, by itself,
+when all are done: brokers that are killed on a shared machine are not always in time. All runs are told.
 
     python tests/run.py
 """
@@ -21,13 +22,13 @@ CHECKOUT = TESTS.parent
 # About equally long: one folder but for its longest files, and whatever else lies in tests/.
 FIRST = "integration"
 NOT_FIRST = ("integration/test_playbooks.py", "integration/test_playbooks_interrupted.py")
-# Two virtual hosts want the machine for themselves: `make hosts`.
-APART = ("hosts",)
+# A third part: minutes of waiting for hosts that boot, and go before all others then (tests/hosts/lab.py).
+HOSTS = "hosts"
 SOME_FAILED = 1  # pytest's exit code
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class Part:
     name: str
     paths: tuple[str, ...]
     scratch: Path
@@ -61,18 +62,18 @@ class Half:
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="messagebus-tests-") as scratch:
-        halves = [Half(name, paths, Path(scratch)) for name, paths in _paths().items()]
-        running = [half.start(to_file=number > 0) for number, half in enumerate(halves)]
+        parts = [Part(name, paths, Path(scratch)) for name, paths in _paths().items()]
+        running = [part.start(to_file=number > 0) for number, part in enumerate(parts)]
         codes = _wait(running)
-        for half in halves[1:]:
-            sys.stdout.write(half.output.read_text(errors="replace"))
-        counts = [half.counts() for half in halves]
-        for number, half in enumerate(halves):
+        for part in parts[1:]:
+            sys.stdout.write(part.output.read_text(errors="replace"))
+        counts = [part.counts() for part in parts]
+        for number, part in enumerate(parts):
             if codes[number] == SOME_FAILED:
-                print(f"what failed of the {half.name} half, once more:", flush=True)
+                print(f"what failed of the part {part.name}, once more:", flush=True)
                 only_failed = ("--last-failed", "--last-failed-no-failures=none")
-                codes[number : number + 1] = _wait([half.start(*only_failed, to_file=False)])
-                passed, failed = half.counts()
+                codes[number : number + 1] = _wait([part.start(*only_failed, to_file=False)])
+                passed, failed = part.counts()
                 counts[number] = (counts[number][0] + passed, failed)
     print(
         f"{sum(passed for passed, _ in counts)} passed, {sum(failed for _, failed in counts)} failed"
@@ -94,12 +95,13 @@ def _wait(running: list[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _paths() -> dict[str, tuple[str, ...]]:
-    """What pytest is given, by half."""
+    """What pytest is given, by part."""
     there = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    rest = sorted(there.difference((FIRST, *APART)))
+    rest = sorted(there.difference((FIRST, HOSTS)))
     return {
         "first": (f"tests/{FIRST}", *(f"--ignore=tests/{name}" for name in NOT_FIRST)),
         "rest": tuple(f"tests/{name}" for name in (*rest, *NOT_FIRST)),
+        HOSTS: (f"tests/{HOSTS}",),
     }
 
 

@@ -12,6 +12,8 @@ from bench.figures.comfort import memory as comfort_memory
 from bench.figures.kill import kill_figures
 from bench.figures.measure import audit as measure_audit
 from bench.figures.memory import memory_figures
+from bench.figures.ops import failover as ops_failover
+from bench.figures.ops import playbooks as ops_playbooks
 from bench.figures.publish import publish_figures
 from bench.figures.scene import Group
 
@@ -48,6 +50,8 @@ GROUPS = (
         lambda scene: kill_figures(scene.cluster, scene.folder / "crew", scene.say),
     ),
     gap.GROUP,
+    ops_playbooks.GROUP,
+    ops_failover.GROUP,
     measure_audit.GROUP,
 )
 

@@ -13,13 +13,16 @@ from aio_pika.exceptions import DeliveryError, PublishError
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
+from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = ["Receiver", "Sender", "durability"]
+__all__ = ["Receiver", "Sender", "durability", "started"]
+
+started = started_direct
 
 
 def durability(profile: Profile) -> str:
-    return "as the queue: messagebus declared it, fsynced by one broker before the confirm"
+    return DURABILITY
 
 
 class Sender:
@@ -35,6 +38,10 @@ class Sender:
         channel = await self._connection.channel(on_return_raises=True)
         name = Topic(self._where.topic).exchange
         self._exchange = await channel.get_exchange(name, ensure=False)
+
+    async def room(self) -> None:
+        async with self._room:
+            pass
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         await self._room.acquire()
@@ -68,6 +75,7 @@ class Sender:
 class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
         self._where, self._prefetch = where, profile.load.prefetch
+        self._needs_ack = profile.load.ack != "none"
         self._broker = BusConfig.from_env(where.env).broker
         self._had: list[Delivered] = []
         self._some = asyncio.Event()
@@ -78,11 +86,12 @@ class Receiver:
         await channel.set_qos(prefetch_count=self._prefetch)
         name = Subscription(Topic(self._where.topic), self._where.subscription).amqp_queue
         queue = await channel.get_queue(name, ensure=False)
-        await queue.consume(self._on_message)
+        await queue.consume(self._on_message, no_ack=not self._needs_ack)
 
     async def _on_message(self, message: AbstractIncomingMessage) -> None:
         self._had.append(Delivered(message.body, self._broker, time.monotonic_ns()))
-        await message.ack()
+        if self._needs_ack:
+            await message.ack()
         self._some.set()
 
     async def take(self, max_wait_s: float) -> list[Delivered]:

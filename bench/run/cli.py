@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,16 +13,22 @@ from bench.errors import BenchError, InputInvalid
 from bench.figures.cli import RESULTS, keep
 from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.figures.form import Figure, at_most
+from bench.manifest import write_atomically
 from bench.run import overhead as overheads
 from bench.run import report as reports
 from bench.run.compare import compare as compare_results
 from bench.run.compare import order, read_arm, told
-from bench.run.conduct import conduct, declare_all, probes
+from bench.run.conduct import conduct
+from bench.run.drivers import Running, started
 from bench.run.knee import Knee
-from bench.run.profile import Profile
+from bench.run.outside import conduct_outside, render_outside
+from bench.run.profile import Profile, System
 from bench.run.result import Result, gather, percentiles
 from bench.run.schedule import Constant
-from ops.local.cluster import LocalCluster
+from bench.run.series import carry_out
+from bench.run.summary import page
+from bench.run.systems import SYSTEMS
+from bench.run.workloads import WORKLOADS
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["COMMANDS", "measured"]
@@ -48,26 +51,80 @@ def profile_of(named: str) -> Profile:
 
 @click.command(epilog="Example: python -m bench run steady --dir out/steady")
 @click.argument("profile")
+@click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/NAME-time.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--part",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of a workload: 10 sends a tenth of its messages, or for a tenth of its time.",
+)
+@click.option("--name", help="Of a results file that keeps the figures of a workload.")
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
-def run(profile: str, folder: Path | None, repeat: int, network: str) -> None:
-    """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a cluster of its own.
+def run(
+    profile: str,
+    system: str | None,
+    folder: Path | None,
+    repeat: int,
+    part: int,
+    name: str | None,
+    network: str,
+) -> None:
+    """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
+
+    seed-s1, seed-s2, latency-matrix, fan-in and peers are workloads of several runs; with --dir they go on
+    where they were interrupted.
 
     Exit code 1: the numbers are not to be trusted, and why is on the first lines of the report.
     """
-    wanted = profile_of(profile)
-    place = folder or CHECKOUT / "out" / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with bus(wanted, network) as cluster:
-        found = [
-            measured(wanted, place / f"{number + 1:02}" if repeat > 1 else place, cluster)
-            for number in range(repeat)
-        ]
-    for result in found:
-        click.echo(reports.write(result))
-        click.echo(f"\n{result.folder / 'report.html'}")
-    if faults := [fault for result in found for fault in result.faults]:
+    place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if profile in WORKLOADS and system is None:
+        results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
+    else:
+        wanted = with_system(profile_of(profile), system)
+        with started(wanted, network, click.echo) as running:
+            results = [
+                reported(wanted, place / f"{number + 1:02}" if repeat > 1 else place, running)
+                for number in range(repeat)
+            ]
+    if faults := [fault for result in results for fault in result["faults"]]:
         raise BenchError("; ".join(faults))
+
+
+def work_through(
+    name: str, place: Path, network: str, *, repeat: int, part: int, name_of_file: str | None
+) -> list[dict[str, Any]]:
+    """A workload of several runs, with what it says in all."""
+    workload = WORKLOADS[name]
+    steps = workload.steps(profile_of, repeat, part)
+    results = carry_out(steps, place, network, reported, click.echo)
+    text = "\n".join(workload.told(results, repeat))
+    (place / "summary.txt").write_text(text + "\n")
+    write_atomically(place / "summary.html", page(name, text, place, list(results)))
+    click.echo(f"\n{text}\n\n{place / 'summary.html'}")
+    if name_of_file:
+        command = f"python -m bench run {name}"
+        command += f" --repeat {repeat}" if repeat > 1 else ""
+        command += f" --part {part}" if part > 1 else ""
+        # Of the runs, which may be older than this call.
+        first, *_, last = (each["environment"] for each in results.values())
+        after = {**first, "path": "its own", "part": part, "load_after": last["load_after"]}
+        figures = list(workload.figures(results, repeat, command))
+        keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
+    return list(results.values())
+
+
+def with_system(profile: Profile, name: str | None) -> Profile:
+    """The same load on another system, on as many of its brokers as that one has. Raises InputInvalid."""
+    if name is None:
+        return profile
+    brokers = min(profile.system.brokers, SYSTEMS[name].brokers_max)
+    made = dataclasses.replace(profile, system=System(name=name, brokers=brokers))
+    if faults := made.faults():
+        raise InputInvalid("; ".join(faults))
+    return made
 
 
 @click.command(epilog="Example: python -m bench report out/steady")
@@ -118,16 +175,15 @@ def compare(
 
 def _by_turns(
     profiles: list[Profile], repeat: int, place: Path, network: str
-) -> list[list[dict[str, object]]]:
-    arms: dict[str, list[dict[str, object]]] = {"a": [], "b": []}
+) -> list[list[dict[str, Any]]]:
+    arms: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
     wanted = dict(zip("ab", profiles, strict=True))
     for number, arm in enumerate(order(repeat)):
-        with bus(wanted[arm], network) as cluster:
-            result = measured(wanted[arm], place / arm / f"{number + 1:02}", cluster)
-        click.echo(
-            f"{arm}, run {number + 1} of {2 * repeat}: {result.per_s:,.0f} confirmed a second"
-        )
-        arms[arm].append(result.as_json())
+        with started(wanted[arm], network, click.echo) as running:
+            result = of_any_load(wanted[arm], place / arm / f"{number + 1:02}", running)
+        rate = result["confirmed_per_s"]
+        click.echo(f"{arm}, run {number + 1} of {2 * repeat}: {rate:,.0f} confirmed a second")
+        arms[arm].append(result)
     return [arms["a"], arms["b"]]
 
 
@@ -146,13 +202,15 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     wanted = profile_of(profile)
     if not isinstance(wanted.load.schedule, Constant):
         raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
+    if SYSTEMS[wanted.system.name].own_load:
+        raise InputInvalid(f"{wanted.system.name}: its load is its own, and has no intended times")
     place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
     search = Knee(first=wanted.load.schedule.rate_per_s, top=top)
-    with bus(wanted, network) as cluster:
+    with started(wanted, network, click.echo) as running:
         while (rate := search.next_rate()) is not None:
             load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
             one = dataclasses.replace(wanted, load=load)
-            result = measured(one, place / f"{rate:09.1f}", cluster)
+            result = measured(one, place / f"{rate:09.1f}", running)
             reports.write(result)
             p99 = percentiles(result.bins("confirm")).get("p99", float("inf"))
             holds = not result.faults and p99 <= p99_max_ms
@@ -210,29 +268,34 @@ def overhead(messages: int, name: str | None) -> None:
         raise BenchError(f"goals not met: {', '.join(missed)}")
 
 
-@contextmanager
-def bus(profile: Profile, network: str) -> Iterator[LocalCluster]:
-    """A cluster of the profile's brokers, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
-    cluster = LocalCluster(
-        folder / "cluster", profile.system.brokers, network=network, say=click.echo
-    )
-    try:
-        cluster.up()
-        yield cluster
-    finally:
-        cluster.down(wipe=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def measured(profile: Profile, folder: Path, cluster: LocalCluster) -> Result:
-    """One run on a cluster that is there."""
-    env = cluster.client_env()
-    declare_all(profile, env)
-    conduct(profile, folder, env, probes(cluster), click.echo)
+def measured(profile: Profile, folder: Path, running: Running) -> Result:
+    """One run on a system that is there."""
+    running.declare(profile)
+    conduct(profile, folder, running, click.echo)
     result = gather(folder)
     result.save()
     return result
+
+
+def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run, ours or of a load that is not: what its ``result.json`` has."""
+    if not SYSTEMS[profile.system.name].own_load:
+        return measured(profile, folder, running).as_json()
+    running.declare(profile)
+    return conduct_outside(profile, folder, running, click.echo)
+
+
+def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run with its report, printed and in its folder."""
+    found = of_any_load(profile, folder, running)
+    if found.get("outside"):
+        text = render_outside(found)
+        (folder / "report.txt").write_text(text + "\n")
+        click.echo(text)
+    else:
+        click.echo(reports.write(gather(folder)))
+        click.echo(f"\n{folder / 'report.html'}")
+    return found
 
 
 COMMANDS = (run, report, compare, knee, overhead)

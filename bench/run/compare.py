@@ -30,6 +30,7 @@ class Number:
 
 NUMBERS = (
     Number("confirmed a second", more_is_better=True),
+    Number("delivered a second", more_is_better=True),
     Number("confirm p50", more_is_better=False),
     Number("confirm p99", more_is_better=False),
     Number("delivery p50", more_is_better=False),
@@ -97,11 +98,13 @@ def compare(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> l
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
     """Of `Result.as_json`."""
     found = {"confirmed a second": float(result["confirmed_per_s"])}
+    if delivered := result.get("delivered_per_s"):
+        found["delivered a second"] = float(delivered)
     for measure in ("confirm", "delivery"):
         for name in ("p50", "p99"):
             if name in (percentiles := result["percentiles_ms"].get(measure, {})):
                 found[f"{measure} {name}"] = float(percentiles[name])
-    measured_s = float(result["profile"]["time"]["measured_s"])
+    measured_s = float(result.get("measured_s") or result["profile"]["time"]["measured_s"])
     messages = found["confirmed a second"] * measured_s
     if messages:
         cpu_s = sum(float(each["cpu_share"]) for each in result["clients"]) * measured_s

@@ -20,17 +20,16 @@ from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.manifest import write_atomically
 from bench.processes import Children
 from bench.run import sampling
-from bench.run.drivers import durability
+from bench.run.disturbing import Disturber
+from bench.run.drivers import Running, durability
 from bench.run.meeting import Start, missing, say_over, say_start
 from bench.run.profile import Profile
-from bench.run.sampling import Probe, Sampler
-from bench.run.worker import PROFILE, places
+from bench.run.sampling import Sampler
+from bench.run.schedule import Closed
+from bench.run.worker import PROFILE, members
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
-from messagebus import BusConfig, declare
-from messagebus.topology import with_options
-from ops.local.cluster import LocalCluster
 
-__all__ = ["RUN", "SAMPLES", "conduct", "declare_all", "probes"]
+__all__ = ["RUN", "SAMPLES", "conduct"]
 
 RUN, SAMPLES = "run.json", "brokers.parquet"
 READY_WITHIN_S = 120.0
@@ -41,16 +40,12 @@ PARTS_WITHIN_S = 60.0
 # Nothing came for that long: what has not arrived by then does not.
 QUIET_S = 3.0
 Say = Callable[[str], None]
+Names = Mapping[str, Sequence[str]]
+"""Kind -> names."""
 
 
-def conduct(
-    profile: Profile,
-    folder: Path,
-    env: Mapping[str, str],
-    probes: Sequence[Probe],
-    say: Say,
-) -> Path:
-    """Do one run into a new folder. env: of the load processes: where the bus is.
+def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
+    """Do one run into a new folder, on a system that runs and has its topics.
 
     Raises InputInvalid for a folder that is there already, BenchError when the load fails; what was
     recorded until then is in the folder, marked incomplete.
@@ -62,6 +57,7 @@ def conduct(
     write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe(),
+        "system": dict(running.about()),
         "durability": durability(profile),
         "complete": False,
         "faults": ["the run did not end in order"],
@@ -69,20 +65,24 @@ def conduct(
     _save(folder, about)
     children = Children(folder / "logs")
     sampler: Sampler | None = None
+    disturber: Disturber | None = None
     names = {
         PUBLISHER: [f"{PUBLISHER}-{n}" for n in range(profile.load.publishers)],
         CONSUMER: [f"{CONSUMER}-{n}" for n in range(profile.load.consumers)],
     }
     try:
-        _launch(children, folder, names, env)
-        start = _meet(children, folder, names, say)
-        sampler = Sampler(probes, start.at_wall_ns - start.wall_minus_monotonic_ns)
+        processes = _launch(children, profile, folder, running.env())
+        start = _meet(children, folder, processes, names, say)
+        start_ns = start.at_wall_ns - start.wall_minus_monotonic_ns
+        sampler = Sampler(running.probes(), start_ns)
         sampler.start()
-        _work(children, profile, start, names, say)
-        _drain(children, profile, folder, names)
+        disturber = Disturber(profile.disturbances, running, start_ns)
+        disturber.start()
+        _work(children, profile, processes, say)
+        _drain(children, profile, folder, start_ns, processes, names)
         say_over(folder)
         _finish(children, folder, names)
-        about |= {"complete": True, "faults": []}
+        about |= {"complete": True, "faults": disturber.faults}
     except BenchError as fault:
         about["faults"] = [str(fault)]
         raise
@@ -92,6 +92,8 @@ def conduct(
     finally:
         say_over(folder)
         children.stop_all()
+        if disturber:
+            about["disturbances"] = disturber.stop()
         if sampler:
             sampling.save(folder / SAMPLES, sampler.stop())
         about["environment"]["load_after"] = load_average()
@@ -100,102 +102,75 @@ def conduct(
     return folder
 
 
-def declare_all(profile: Profile, env: Mapping[str, str]) -> None:
-    """Topics and subscriptions of the run, on every broker, with its durability."""
-    level = profile.system.durability
-    options = {} if level == "fsync" else {"durability": level}
-    names = [f"{topic}/{subscription}" for topic, subscription in places(profile)]
-    topics = {topic for topic, _ in places(profile)}
-    wanted = [with_options(name, options) for name in (*sorted(topics), *names)]
-    declare(BusConfig.from_env(env), wanted)
-
-
-def probes(cluster: LocalCluster) -> list[Probe]:
-    """Of the brokers of a local cluster."""
-    found = []
-    for name in cluster.names:
-        process = cluster.process_of(name)
-        if process is not None:
-            found.append(Probe(cluster.node(name).broker, process.pid, _counts(cluster, name)))
-    return found
-
-
-def _counts(cluster: LocalCluster, name: str) -> Callable[[], Mapping[str, int]]:
-    def ask() -> Mapping[str, int]:
-        with cluster.management(name) as management:
-            queues = management.get("/api/queues", params={"columns": COLUMNS}).raise_for_status()
-            (node,) = management.get("/api/nodes").raise_for_status().json()
-        rows = queues.json()
-        # It counts none of those of the log of quorum queues: then it has nothing to say.
-        syncs = int(node.get("io_sync_count", 0))
-        return ({"syncs": syncs} if syncs else {}) | {
-            "ready": sum(int(row.get("messages_ready", 0)) for row in rows),
-            "unacked": sum(int(row.get("messages_unacknowledged", 0)) for row in rows),
-        }
-
-    return ask
-
-
-# With its name, a queue that has no statistics yet is an object too.
-COLUMNS = "name,messages_ready,messages_unacknowledged"
-
-
 def _launch(
-    children: Children, folder: Path, names: Mapping[str, Sequence[str]], env: Mapping[str, str]
-) -> None:
-    for kind, each in names.items():
-        for number, name in enumerate(each):
+    children: Children, profile: Profile, folder: Path, env: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Kind -> names of its processes; the first one's number is 0."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
+    started: dict[str, list[str]] = {PUBLISHER: [], CONSUMER: []}
+    for kind, names in started.items():
+        while members(profile, kind, len(names)):
             argv = [sys.executable, "-m", "bench", "worker", "--run", str(folder.resolve())]
-            argv += ["--kind", kind, "--number", str(number)]
-            plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
-            children.start(name, argv, plain | dict(env), CHECKOUT)
+            argv += ["--kind", kind, "--number", str(len(names))]
+            names.append(f"{kind}-{len(names)}")
+            children.start(names[-1], argv, plain | dict(env), CHECKOUT)
+    return started
 
 
-def _meet(children: Children, folder: Path, names: Mapping[str, Sequence[str]], say: Say) -> Start:
-    every = [name for each in names.values() for name in each]
+def _meet(
+    children: Children, folder: Path, processes: Names, names: Names, say: Callable[[str], None]
+) -> Start:
+    every, running = _all(names), _all(processes)
     _wait(
         lambda: not missing(folder, every),
         READY_WITHIN_S,
         lambda: f"not ready: {', '.join(missing(folder, every))}",
-        lambda: children.check(every),
+        lambda: children.check(running),
     )
     start = Start.soon(HEAD_START_S)
     say_start(folder, start)
-    say(f"{len(every)} load processes start")
+    say(f"{len(running)} load processes start")
     return start
 
 
-def _work(
-    children: Children,
-    profile: Profile,
-    start: Start,
-    names: Mapping[str, Sequence[str]],
-    say: Say,
-) -> None:
+def _work(children: Children, profile: Profile, processes: Names, say: Say) -> None:
     """Until the publishers have ended by themselves."""
 
     def check() -> None:
-        children.check(names[PUBLISHER], may_end=True)
-        children.check(names[CONSUMER])
+        children.check(processes[PUBLISHER], may_end=True)
+        children.check(processes[CONSUMER])
 
     time_s = profile.time.warm_up_s + profile.time.measured_s
-    say(f"{profile.time.warm_up_s:g} s warm-up, {profile.time.measured_s:g} s measured")
+    say(_plan(profile))
     _wait(
-        lambda: not children.running(names[PUBLISHER]),
+        lambda: not children.running(processes[PUBLISHER]),
         HEAD_START_S + time_s + profile.time.drain_s + PARTS_WITHIN_S,
-        lambda: f"publishers that did not end: {', '.join(children.running(names[PUBLISHER]))}",
+        lambda: f"publishers that did not end: {', '.join(children.running(processes[PUBLISHER]))}",
         check,
     )
 
 
+def _plan(profile: Profile) -> str:
+    """What comes now, for who waits."""
+    if isinstance(profile.load.schedule, Closed):
+        return f"{profile.load.publishers} publishers send {profile.load.schedule.count:,} each"
+    return f"{profile.time.warm_up_s:g} s warm-up, {profile.time.measured_s:g} s measured"
+
+
 def _drain(
-    children: Children, profile: Profile, folder: Path, names: Mapping[str, Sequence[str]]
+    children: Children,
+    profile: Profile,
+    folder: Path,
+    start_ns: int,
+    processes: Names,
+    names: Names,
 ) -> None:
     """Until nothing more has come for a while, or the time for it is over."""
-    had, since_s = -1, time.monotonic()
+    had = -1
+    since_s = max(time.monotonic(), start_ns / 1e9 + profile.load.consume_from_s)
     until_s = since_s + profile.time.drain_s
     while time.monotonic() < until_s and names[CONSUMER]:
-        children.check(names[CONSUMER])
+        children.check(processes[CONSUMER])
         progress = read_progress(folder)
         now = sum(progress[name].done for name in names[CONSUMER] if name in progress)
         if now != had:
@@ -205,17 +180,20 @@ def _drain(
         time.sleep(POLL_S)
 
 
-def _finish(children: Children, folder: Path, names: Mapping[str, Sequence[str]]) -> None:
-    every = [name for each in names.values() for name in each]
+def _finish(children: Children, folder: Path, names: Names) -> None:
     _wait(
-        lambda: not children.running(every),
+        lambda: not children.running(),
         PARTS_WITHIN_S,
-        lambda: f"did not end: {', '.join(children.running(every))}",
-        lambda: children.check(every, may_end=True),
+        lambda: f"did not end: {', '.join(children.running())}",
+        lambda: children.check(children.names, may_end=True),
     )
     there = {part.name for part in read_parts(folder)}
-    if lacking := [name for name in every if name not in there]:
+    if lacking := [name for name in _all(names) if name not in there]:
         raise BenchError(f"wrote nothing: {', '.join(lacking)}")
+
+
+def _all(names: Names) -> list[str]:
+    return [name for each in names.values() for name in each]
 
 
 def _wait(

@@ -21,7 +21,8 @@ TICK_NS = 50_000_000
 
 @dataclass(slots=True)
 class Had:
-    """What one consumer had, in order. altered: bodies that are not as any was sent.
+    """What one consumer had, in order. altered: bodies that are not as any was sent. earlier: of a run
+    before this one on the same system, which is no business of this one.
 
     brokers: their names, by the number in broker_of.
     """
@@ -34,6 +35,7 @@ class Had:
     intended_ns: array[int] = field(default_factory=lambda: array("q"))
     brokers: list[str] = field(default_factory=list)
     altered: int = 0
+    earlier: int = 0
     delivery: Latencies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,9 @@ class Consuming:
                     had.altered += 1
                     continue
                 publisher, sequence, intended_ns = stamp
+                if intended_ns < had.start_ns:
+                    had.earlier += 1
+                    continue
                 number = numbers.get(broker)
                 if number is None:
                     number = numbers[broker] = len(numbers)

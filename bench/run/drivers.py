@@ -1,35 +1,41 @@
-"""What a system must be able to do to be measured: send, say how it ended, receive, answer.
+"""What a system must be able to do to be measured: run, send, say how it ended, receive, answer.
 
-One system more is a module with `Sender` and `Receiver`, an entry in `MODULES`, and, where it is not
-RabbitMQ, something that starts it. Each says what its confirm means, which stands beside its numbers.
+One system more is an entry in `bench.run.systems` and a module with
+
+    durability(profile) -> str          what its confirm means; stands beside its numbers
+    started(profile, network, say)      a context manager that starts the system and stops it: `Running`
+    Sender, Receiver                    its client, in the load processes; see below
+    measure(profile, running, folder)   instead of these two, where it brings its own load: `Outside`
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+from bench.faults import Fault
 from bench.run.profile import Profile
+from bench.run.sampling import Probe
+from bench.run.systems import SYSTEMS
 
 __all__ = [
-    "MODULES",
     "Delivered",
     "End",
+    "Outside",
     "Receiver",
+    "Running",
     "Sender",
     "Where",
     "durability",
+    "measure_outside",
     "receiver",
     "sender",
+    "started",
 ]
-
-MODULES = {
-    "messagebus": "bench.run.ours",
-    "pika": "bench.run.pika_driver",
-    "aio-pika": "bench.run.aio_pika_driver",
-}
 
 
 class End(NamedTuple):
@@ -52,17 +58,21 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What a load process is told of its place: by name and environment."""
+    """What a load process is told of its place: by name and environment. number: among its kind."""
 
     name: str
     topic: str
     subscription: str
     env: Mapping[str, str]
     folder: str
+    number: int = 0
 
 
 class Sender(Protocol):
     async def open(self) -> None: ...
+
+    async def room(self) -> None:
+        """Wait until fewer publishes are open than `load.window`; a closed loop asks before each."""
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         """Hand over one message; waits only where there is no room."""
@@ -83,18 +93,69 @@ class Receiver(Protocol):
     async def close(self) -> None: ...
 
 
+class Running(Protocol):
+    """A system that runs. Its nodes have numbers from 1."""
+
+    def env(self) -> Mapping[str, str]:
+        """What the load processes need in their environment; files hold the secrets."""
+
+    def declare(self, profile: Profile) -> None:
+        """Make the topics and subscriptions of the run (`bench.run.places`); again does no harm."""
+
+    def probes(self) -> Sequence[Probe]:
+        """Of its processes: what they cost. Their brokers are named as in `End` and `Delivered`."""
+
+    def about(self) -> Mapping[str, Any]:
+        """Versions and the settings that decide its speed; stands in the results."""
+
+    def fault(self, name: str, number: int) -> Fault:
+        """What is done to node `number`, and undone. Raises BenchError for what this system cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What a load that is not ours said of itself. percentiles_ms: measure -> name -> value, as in
+    `result.json`, where its meaning is the same. client_cpu_s: of its process; argv: how it was
+    called, without secrets; lacks: what of an own run it does not measure, in words.
+    """
+
+    confirmed_per_s: float
+    delivered_per_s: float | None = None
+    percentiles_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    client_cpu_s: float | None = None
+    argv: Sequence[str] = ()
+    lacks: Sequence[str] = ()
+
+
 def durability(profile: Profile) -> str:
     """What a confirm of that system promises, in words."""
-    module = importlib.import_module(MODULES[profile.system.name])
-    said: Callable[[Profile], str] = module.durability
+    said: Callable[[Profile], str] = _module(profile).durability
     return said(profile)
 
 
+def started(
+    profile: Profile, network: str, say: Callable[[str], None]
+) -> AbstractContextManager[Running]:
+    """The system of a profile, from its start to its end. network: of all its addresses."""
+    made: AbstractContextManager[Running] = _module(profile).started(profile, network, say)
+    return made
+
+
 def sender(profile: Profile, where: Where) -> Sender:
-    made: Sender = importlib.import_module(MODULES[profile.system.name]).Sender(profile, where)
+    made: Sender = _module(profile).Sender(profile, where)
     return made
 
 
 def receiver(profile: Profile, where: Where) -> Receiver:
-    made: Receiver = importlib.import_module(MODULES[profile.system.name]).Receiver(profile, where)
+    made: Receiver = _module(profile).Receiver(profile, where)
     return made
+
+
+def measure_outside(profile: Profile, running: Running, folder: Path) -> Outside:
+    """Of a system that brings its own load."""
+    found: Outside = _module(profile).measure(profile, running, folder)
+    return found
+
+
+def _module(profile: Profile) -> Any:
+    return importlib.import_module(SYSTEMS[profile.system.name].module)

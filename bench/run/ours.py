@@ -10,6 +10,8 @@ from pathlib import Path
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
+from bench.run.schedule import Closed
+from bench.run.standalone import started
 from messagebus import (
     AsyncConsumer,
     AsyncPublisher,
@@ -23,7 +25,7 @@ from messagebus import (
 )
 from messagebus.telemetry.recorder import Recorder
 
-__all__ = ["Receiver", "Sender", "durability"]
+__all__ = ["Receiver", "Sender", "durability", "started"]
 
 START_S = 60.0
 # A publish may outlive the restart of a broker.
@@ -57,7 +59,12 @@ class Sender:
         self._recorder = _recorder(profile, where)
         self._open: deque[tuple[int, asyncio.Future[Published]]] = deque()
         load = profile.load
+        # Of a closed loop alone: what else is open waits in the client's own backlog.
+        self._is_closed, self._window = isinstance(load.schedule, Closed), load.window * load.batch
+        self._in_flight: deque[asyncio.Future[Published]] = deque()
         config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
+        if load.lifetime_s:
+            config = dataclasses.replace(config, connection_lifetime_s=load.lifetime_s)
         if load.batch > 1:
             batching = Batching(count_max=load.batch, bytes_max=BATCH_BYTES_MAX)
             config = dataclasses.replace(
@@ -73,9 +80,17 @@ class Sender:
             self._recorder.start()
         await self._publisher.start(require="one", timeout_s=START_S)
 
+    async def room(self) -> None:
+        waiting = self._in_flight
+        while len(waiting) >= self._window:
+            await waiting.popleft()
+
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         payload = Message(body=body, key=key) if key else body
-        self._open.append((sequence, await self._publisher.submit(self._topic, payload)))
+        future = await self._publisher.submit(self._topic, payload)
+        self._open.append((sequence, future))
+        if self._is_closed:
+            self._in_flight.append(future)
 
     def ends(self) -> list[End]:
         found, waiting = [], self._open
@@ -98,7 +113,9 @@ class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
         load = profile.load
         config = ConsumerConfig(
-            prefetch=max(1, load.prefetch // load.batch), handed_out_max=load.prefetch
+            prefetch=max(1, load.prefetch // load.batch),
+            handed_out_max=load.prefetch,
+            at_most_once=load.ack == "none",
         )
         self._recorder = _recorder(profile, where)
         self._consumer = AsyncConsumer(

@@ -50,6 +50,8 @@ class NullSender:
 
     async def open(self) -> None: ...
 
+    async def room(self) -> None: ...
+
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         now_ns = time.monotonic_ns()
         self._ends.append(End(sequence, CONFIRMED, "none", now_ns, now_ns))

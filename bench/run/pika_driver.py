@@ -14,20 +14,17 @@ from bench.errors import BenchError
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
+from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = ["Receiver", "Sender", "durability", "messages_per_ack"]
+__all__ = ["Receiver", "Sender", "durability", "started"]
 
 OPEN_WITHIN_S = 30.0
+started = started_direct
 
 
 def durability(profile: Profile) -> str:
-    return "as the queue: messagebus declared it, fsynced by one broker before the confirm"
-
-
-def messages_per_ack(prefetch: int) -> int:
-    """A quarter of the prefetch, so that deliveries never wait for acks."""
-    return max(1, prefetch // 4)
+    return DURABILITY
 
 
 class Sender:
@@ -47,10 +44,11 @@ class Sender:
         self._channel.confirm_delivery(self._on_confirm, callback=ready.set_result)
         await asyncio.wait_for(ready, OPEN_WITHIN_S)
 
+    async def room(self) -> None:
+        await self._fewer_than(self._window)
+
     async def send(self, sequence: int, body: bytes, key: str) -> None:
-        while len(self._open) >= self._window:
-            self._room.clear()
-            await self._room.wait()
+        await self._fewer_than(self._window)
         self._sent += 1
         properties = pika.BasicProperties(delivery_mode=2, message_id=str(sequence))
         self._open[self._sent] = (sequence, time.monotonic_ns())
@@ -62,14 +60,14 @@ class Sender:
 
     async def close(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_ended(), timeout_s)
+            await asyncio.wait_for(self._fewer_than(1), timeout_s)
         now_ns = time.monotonic_ns()
         for sequence, sent_ns in self._open.values():
             self._ends.append(End(sequence, UNKNOWN, self._broker, sent_ns, now_ns))
         self._connection.close()
 
-    async def _all_ended(self) -> None:
-        while self._open:
+    async def _fewer_than(self, open_: int) -> None:
+        while len(self._open) >= open_:
             self._room.clear()
             await self._room.wait()
 
@@ -93,7 +91,10 @@ class Sender:
 
 class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
-        self._where, self._prefetch = where, profile.load.prefetch
+        load = profile.load
+        self._where, self._prefetch, self._needs_ack = where, load.prefetch, load.ack != "none"
+        # A quarter of the prefetch, so that deliveries never wait for acks.
+        self._per_ack = max(1, load.prefetch // 4) if load.ack == "many" else 1
         self._queue = Subscription(Topic(where.topic), where.subscription).amqp_queue
         self._had: list[Delivered] = []
         self._last = self._acked = 0
@@ -102,15 +103,14 @@ class Receiver:
     async def open(self) -> None:
         self._connection, self._channel, self._broker = await _opened(self._where)
         self._channel.basic_qos(prefetch_count=self._prefetch)
-        self._channel.basic_consume(self._queue, self._on_message)
+        self._channel.basic_consume(self._queue, self._on_message, auto_ack=not self._needs_ack)
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
         if not self._had:
             self._some.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._some.wait(), max_wait_s)
-        if self._last > self._acked:
-            self._ack()
+        self._ack_from(1)
         had, self._had = self._had, []
         return had
 
@@ -120,13 +120,14 @@ class Receiver:
     def _on_message(self, _channel: Any, method: Any, _properties: Any, body: bytes) -> None:
         self._had.append(Delivered(body, self._broker, time.monotonic_ns()))
         self._last = method.delivery_tag
-        if self._last - self._acked >= messages_per_ack(self._prefetch):
-            self._ack()
+        self._ack_from(self._per_ack)
         self._some.set()
 
-    def _ack(self) -> None:
-        self._channel.basic_ack(self._last, multiple=True)
-        self._acked = self._last
+    def _ack_from(self, least: int) -> None:
+        """Answer what is open, when it is that many."""
+        if self._needs_ack and (open_ := self._last - self._acked) >= least:
+            self._channel.basic_ack(self._last, multiple=open_ > 1)
+            self._acked = self._last
 
 
 async def _opened(where: Where) -> tuple[Any, Any, str]:

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import InputInvalid
-from bench.run.schedule import Bursts, Constant, Poisson, Ramp, Replay, Schedule, Steps
+from bench.faults import FAULTS
+from bench.run.schedule import Bursts, Closed, Constant, Poisson, Ramp, Replay, Schedule, Steps
+from bench.run.systems import SYSTEMS
 
-__all__ = ["Load", "Messages", "Profile", "System", "Time", "unlike"]
+__all__ = ["Disturbance", "Load", "Messages", "Profile", "System", "Time", "unlike"]
 
-SYSTEMS = ("messagebus", "pika", "aio-pika")
-DURABILITIES = ("fsync", "page-cache", "none")
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
     "ramp": Ramp,
@@ -41,6 +41,7 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
     "poisson": Poisson,
     "bursts": Bursts,
     "replay": Replay,
+    "closed": Closed,
 }
 PROCESSES_MAX = 200
 STAMP_LEAST = 18
@@ -57,19 +58,28 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """publishers, consumers: processes. window: publishes without a confirm, of each publisher.
+    """per_process: how many publishers, or consumers, share a process. window: publishes without a
+    confirm, of each publisher.
 
-    batch: messages in one AMQP message. prefetch: deliveries without an ack, of each consumer. seed:
-    of everything that chance decides.
+    batch: messages in one AMQP message. prefetch: deliveries without an ack, of each consumer. ack: how
+    they are answered, of `systems.ACKS`. seed: of everything that chance decides.
     """
 
     schedule: Schedule
     publishers: int = 1
     consumers: int = 1
+    per_process: int = 1
     window: int = 1000
     batch: int = 1
     prefetch: int = 200
+    ack: str = "each"
+    lifetime_s: int = 0
+    consume_from_s: float = 0.0
     seed: int = 1
+
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self.schedule, Closed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +98,25 @@ class Messages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """warm_up_s: of the load, before what is measured. drain_s: at most, until all has arrived."""
+    """warm_up_s: of the load, before what is measured. drain_s: at most, until all has arrived.
+
+    A closed loop is measured from its first message to its last; measured_s is the most it may take.
+    """
 
     warm_up_s: float = 5.0
     measured_s: float = 30.0
     drain_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """what: is done to a broker, by its number from 1, of `bench.faults.FAULTS`. at_s: since the load
+    began, the warm-up included; it is undone after lasts_s."""
+
+    at_s: float = 10.0
+    what: str = "kill"
+    broker: int = 1
+    lasts_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +128,7 @@ class Profile:
     system: System = field(default_factory=System)
     messages: Messages = field(default_factory=Messages)
     time: Time = field(default_factory=Time)
+    disturbances: tuple[Disturbance, ...] = ()
     events: bool = False
 
     @classmethod
@@ -124,7 +149,8 @@ class Profile:
         parts = {name: _part(values, name, kind, faults) for name, kind in PARTS.items()}
         load = dict(parts["load"])
         load["schedule"] = _schedule(load.get("schedule"), faults)
-        _known(values, (*PARTS, "name", "events"), "", faults)
+        disturbances = _disturbances(values.get("disturbances", []), faults)
+        _known(values, (*PARTS, "name", "events", "disturbances"), "", faults)
         if not isinstance(values.get("name"), str) or not values["name"]:
             faults.append("name: a text wanted")
         if not isinstance(values.get("events", False), bool):
@@ -140,6 +166,7 @@ class Profile:
             load=Load(**load),
             messages=Messages(**messages),
             time=Time(**parts["time"]),
+            disturbances=disturbances,
             events=values.get("events", False),
         )
         if faults := made.faults():
@@ -148,21 +175,13 @@ class Profile:
 
     def faults(self) -> list[str]:
         """What makes no sense, in words."""
-        system, load, messages, time = self.system, self.load, self.messages, self.time
+        load, messages, time = self.load, self.messages, self.time
         sizes = [size for _, size in messages.sizes] or [messages.size]
         checks = {
-            f"system.name {system.name!r}: one of {', '.join(SYSTEMS)}": system.name in SYSTEMS,
-            f"system.durability: one of {', '.join(DURABILITIES)}": system.durability
-            in DURABILITIES,
-            "system.brokers: 1 to 99": 1 <= system.brokers <= 99,
-            f"system.brokers: 1 for {system.name}, which knows of no others": system.brokers == 1
-            or system.name == "messagebus",
-            f"load.batch, durability, events: {system.name} has none": system.name == "messagebus"
-            or (load.batch, system.durability, self.events) == (1, "fsync", False),
             f"load.publishers: 1 to {PROCESSES_MAX}": 1 <= load.publishers <= PROCESSES_MAX,
             f"load.consumers: 0 to {PROCESSES_MAX}": 0 <= load.consumers <= PROCESSES_MAX,
-            "load.window, load.batch, load.prefetch: 1 or more": min(
-                load.window, load.batch, load.prefetch
+            "load.per_process, load.window, load.batch, load.prefetch: 1 or more": min(
+                load.per_process, load.window, load.batch, load.prefetch
             )
             >= 1,
             f"messages.size: {STAMP_LEAST} bytes or more, for what the audit needs": min(sizes)
@@ -175,10 +194,48 @@ class Profile:
             >= 1,
             "messages.keys, messages.key_skew: 0 or more": min(messages.keys, messages.key_skew)
             >= 0,
+            "load.lifetime_s, load.consume_from_s: 0 or more": min(
+                load.lifetime_s, load.consume_from_s
+            )
+            >= 0,
+            f"disturbances: what is one of {', '.join(FAULTS)}": all(
+                each.what in FAULTS for each in self.disturbances
+            ),
+            "disturbances: at_s and lasts_s 0 or more, broker one of the system's": all(
+                min(each.at_s, each.lasts_s) >= 0 and 1 <= each.broker <= self.system.brokers
+                for each in self.disturbances
+            ),
+            "time.warm_up_s: 0 for a closed loop": not load.is_closed or time.warm_up_s == 0,
             "time: measured_s above 0, the others 0 or more": time.measured_s > 0
             and min(time.warm_up_s, time.drain_s) >= 0,
         }
-        return [fault for fault, holds in checks.items() if not holds]
+        return [fault for fault, holds in checks.items() if not holds] + self._not_had()
+
+    def _not_had(self) -> list[str]:
+        """What of it the system cannot."""
+        system, load = self.system, self.load
+        about = SYSTEMS.get(system.name)
+        if about is None:
+            return [f"system.name {system.name!r}: one of {', '.join(SYSTEMS)}"]
+        checks = {
+            f"system.durability: one of {', '.join(about.durabilities)}": system.durability
+            in about.durabilities,
+            f"system.brokers: 1 to {about.brokers_max}": 1 <= system.brokers <= about.brokers_max,
+            "load.batch: it has none": load.batch == 1 or about.batches,
+            "load.lifetime_s: it has none": load.lifetime_s == 0 or about.lifetimes,
+            f"load.ack: one of {', '.join(about.acks)}": load.ack in about.acks,
+            "events: it has none": not self.events or about.events,
+            "a load of its own: a constant rate, one size, no keys": not about.own_load
+            or self._is_plain,
+        }
+        return [f"{system.name}: {fault}" for fault, holds in checks.items() if not holds]
+
+    @property
+    def _is_plain(self) -> bool:
+        messages = self.messages
+        return isinstance(self.load.schedule, Constant) and not (
+            messages.sizes or messages.file or messages.keys
+        )
 
     def as_json(self) -> dict[str, Any]:
         kind = next(k for k, v in SCHEDULES.items() if isinstance(self.load.schedule, v))
@@ -219,6 +276,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = value
     return found
+
+
+def _disturbances(values: object, faults: list[str]) -> tuple[Disturbance, ...]:
+    """In the order of the file; an array of tables."""
+    if not isinstance(values, list | tuple):
+        faults.append("disturbances: an array of tables wanted")
+        return ()
+    name = "disturbances"
+    parts = [_part({name: each}, name, Disturbance, faults) for each in values]
+    return () if faults else tuple(Disturbance(**part) for part in parts)
 
 
 def _part(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,12 +33,16 @@ CLOSE_S = 60.0
 
 @dataclass(slots=True)
 class Sent:
-    """What one publisher has done. Times: the run's wall clock; outcomes: one byte per message."""
+    """What one publisher has done. Times: the run's wall clock; outcomes: one byte per message.
+
+    ended_ns: of its last end so far.
+    """
 
     start_ns: int
     intended_ns: array[int] = field(default_factory=lambda: array("q"))
     outcomes: bytearray = field(default_factory=bytearray)
     waits: int = 0
+    ended_ns: int = 0
     confirm: Latencies = field(init=False)
     service: Latencies = field(init=False)
     pacing: Latencies = field(init=False)
@@ -48,7 +52,7 @@ class Sent:
 
 
 class Publishing:
-    """times: intended, in ns since the start. offset_ns: from the monotonic clock to the run's."""
+    """offset_ns: from the monotonic clock to the run's. sleep: what waits for the next message."""
 
     def __init__(
         self,
@@ -60,12 +64,13 @@ class Publishing:
         fillers: Iterator[Filler],
         keys: Iterator[str],
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._sender = sender
         self._publisher = publisher
         self._offset_ns = offset_ns
         self._fillers, self._keys = fillers, keys
-        self._clock_ns = clock_ns
+        self._clock_ns, self._sleep = clock_ns, sleep
         # Of the last messages, in their order: how late each was looked at.
         self._late: list[int] = []
         self._next_tick_ns = 0
@@ -109,10 +114,28 @@ class Publishing:
         self._tick(clock() + offset)
         return sent
 
+    async def run_closed(self, count: int, until_ns: int) -> Sent:
+        """Send so many, each when the window has room for it, then wait for all ends."""
+        sent, sender, clock, offset = self.sent, self._sender, self._clock_ns, self._offset_ns
+        now_ns = await self._until(sent.start_ns, clock() + offset)
+        for sequence in range(count):
+            await sender.room()
+            if (now_ns := clock() + offset) >= until_ns or self.stopping:
+                break
+            sent.intended_ns.append(now_ns)
+            sent.outcomes.append(UNKNOWN)
+            body = stamped(next(self._fillers), self._publisher, sequence, now_ns)
+            await sender.send(sequence, body, next(self._keys))
+            if now_ns >= self._next_tick_ns:
+                self._tick(now_ns)
+        await sender.close(CLOSE_S)
+        self._tick(clock() + offset)
+        return sent
+
     async def _until(self, intended_ns: int, now_ns: int) -> int:
         """Sleep until it is due; returns the time then. What is late is not slept for."""
         while now_ns < intended_ns and not self.stopping:
-            await asyncio.sleep(min((intended_ns - now_ns) / 1e9, SLEEP_MAX_S))
+            await self._sleep(min((intended_ns - now_ns) / 1e9, SLEEP_MAX_S))
             now_ns = self._clock_ns() + self._offset_ns
             if now_ns >= self._next_tick_ns:
                 self._tick(now_ns)
@@ -140,6 +163,7 @@ class Publishing:
         intended = np.frombuffer(sent.intended_ns, dtype=np.int64)[which]
         times = np.array(sent_ns, dtype=np.int64)
         took = np.array(settled_ns, dtype=np.int64)
+        sent.ended_ns = max(sent.ended_ns, int(took.max()) + self._offset_ns)
         names = np.array(brokers)
         for broker in set(brokers):
             own = (ended == CONFIRMED) & (names == broker)

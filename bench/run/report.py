@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bench.run.result import CURVE, MEASURES, Result, percentiles
-from bench.run.svg import Line, by_percentile, over_time
+from bench.run.charts import (
+    ANY,
+    latency_chart,
+    milliseconds,
+    percentile_chart,
+    rates_chart,
+    waiting_chart,
+)
+from bench.run.result import MEASURES, Result, percentiles
+from bench.run.verdict import Client
+from bench.run.written import CONSUMER, PUBLISHER
 
-__all__ = ["render_html", "render_text", "write"]
+__all__ = ["STYLE", "render_html", "render_text", "write"]
 
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 NONE = "\N{EN DASH}"
@@ -51,6 +60,8 @@ def render_text(result: Result) -> str:
             "",
             *_text_table(BROKER_HEAD, _broker_rows(result)),
             "",
+            *_text_table(DISTURBANCE_HEAD, _disturbance_rows(result)),
+            "",
             *_text_table(CLIENT_HEAD, _client_rows(result)),
         ]
     )
@@ -60,7 +71,10 @@ def render_html(result: Result) -> str:
     faults = "".join(f"<li>{escape(fault)}</li>" for fault in result.faults)
     kind = "fails" if result.faults else "holds"
     name = f"{result.profile.name}, {result.profile.system.name}"
-    machine = result.about["environment"]
+    machine = [
+        *result.about.get("system", {}).items(),
+        *sorted(result.about["environment"].items()),
+    ]
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -71,22 +85,26 @@ def render_html(result: Result) -> str:
             f"{escape(result.about['durability'])}.</p>",
             f'<section class="verdict {kind}"><strong>{escape(_verdict(result))}</strong>'
             f"<ul>{faults}</ul></section>",
+            _tiles(result),
             "<h2>By percentile</h2>",
-            by_percentile(_curves(result), label="Latency by percentile", unit=_ms),
+            percentile_chart(result),
             _html_table(("latency", "samples", *SHOWN), _latency_rows(result)),
             "<h2>Over time</h2>",
-            _rates_chart(result),
-            _latency_chart(result),
+            rates_chart(result),
+            latency_chart(result),
+            waiting_chart(result),
             "<h2>Fates</h2>",
             _html_table(("", ""), _fate_rows(result)),
             "<h2>Brokers</h2>",
             _html_table(BROKER_HEAD, _broker_rows(result)),
+            *_disturbances_html(result),
             "<h2>Load processes</h2>",
             _html_table(CLIENT_HEAD, _client_rows(result)),
-            "<h2>On what it was measured</h2>",
-            _html_table(("", ""), [(key, str(value)) for key, value in sorted(machine.items())]),
-            "<h2>What it did</h2>",
+            '<div class="beside"><div><h2>What it did</h2>',
             _html_table(("", ""), _profile_rows(result)),
+            "</div><div><h2>On what it was measured</h2>",
+            _html_table(("", ""), [(key, str(value)) for key, value in machine]),
+            "</div></div>",
             "<h2>What the words mean</h2><dl>",
             *[f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in WORDS.items()],
             "</dl><footer>Numbers: result.json beside this page; histograms: *.hlog; a row per message: "
@@ -99,11 +117,29 @@ def render_html(result: Result) -> str:
 def _verdict(result: Result) -> str:
     if result.faults:
         return "not to be trusted as it stands."
+    told = [f"{result.per_s:,.0f} confirmed a second"]
+    if result.delivered_per_s:
+        told.append(f"{result.delivered_per_s:,.0f} delivered a second")
     found = percentiles(result.bins("confirm"))
+    return ", ".join([*told, *([f"p99 {milliseconds(found['p99'])}"] if "p99" in found else [])])
+
+
+def _tiles(result: Result) -> str:
+    """What is looked for first."""
+    found, fates = percentiles(result.bins("confirm")), result.fates
+    tiles = (
+        (f"{result.per_s:,.0f}", "confirmed a second", f"{fates.confirmed:,} in all"),
+        (f"{result.delivered_per_s:,.0f}", "delivered a second", f"{fates.delivered:,} in all"),
+        (_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
+        (f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"),
+    )
     return (
-        f"{result.per_s:,.0f} confirmed a second, p99 {_ms(found['p99'])}"
-        if "p99" in found
-        else f"{result.per_s:,.0f} confirmed a second"
+        '<div class="figures">'
+        + "".join(
+            f"<div><b>{escape(value)}</b><span>{escape(what)}</span><small>{escape(more)}</small></div>"
+            for value, what, more in tiles
+        )
+        + "</div>"
     )
 
 
@@ -111,8 +147,8 @@ def _about(result: Result) -> str:
     profile, machine = result.profile, result.about["environment"]
     load = profile.load
     return (
-        f"{profile.system.brokers} brokers, {load.publishers} publishers, {load.consumers} consumers, "
-        f"window {load.window}, {profile.messages.size} bytes; {profile.time.measured_s:g} s measured after "
+        f"brokers: {profile.system.brokers}, publishers: {load.publishers}, consumers: {load.consumers}, "
+        f"window {load.window}, {profile.messages.size} bytes; {result.measured_s:.3g} s measured after "
         f"{profile.time.warm_up_s:g} s; {machine['at']}, commit {machine['commit']}, "
         f"{machine['cores']} cores, "
         f"load before {machine['load_before'][0]:g}, after {machine.get('load_after', [0])[0]:g}"
@@ -131,7 +167,7 @@ def _latency_rows(result: Result) -> list[tuple[str, ...]]:
         found = percentiles(result.bins("confirm", broker))
         if found:
             cells = [_shown(found, each) for each in SHOWN]
-            rows.append((f"  confirm, {broker}", f"{found['samples']:,.0f}", *cells))
+            rows.append((f"  confirm, {broker or ANY}", f"{found['samples']:,.0f}", *cells))
     return rows
 
 
@@ -140,6 +176,8 @@ def _fate_rows(result: Result) -> list[tuple[str, ...]]:
     named = ("published", "confirmed", "unknown", "expected", "delivered", "lost", "doubled")
     rows: list[tuple[str, ...]]
     rows = [(name, f"{getattr(fates, name):,}") for name in (*named, "altered", "late", "strange")]
+    if result.earlier:
+        rows.append(("of an earlier run", f"{result.earlier:,}"))
     return rows + [
         (f"  {fault}, for example", ", ".join(names[:5])) for fault, names in fates.examples.items()
     ]
@@ -152,6 +190,29 @@ BROKER_HEAD = (
 
 
 def _broker_rows(result: Result) -> list[tuple[str, ...]]:
+    return [
+        *_each_broker(result),
+        *([_all_brokers(result)] if len(result.brokers) > 1 else []),
+    ]
+
+
+def _all_brokers(result: Result) -> tuple[str, ...]:
+    every = list(result.brokers.values())
+    confirmed = sum(result.bins("confirm").values())
+    cpu_s = sum(each["cpu_s"] for each in every)
+    return (
+        "all",
+        f"{confirmed:,}",
+        f"{cpu_s / confirmed * 1e6:.1f}" if confirmed else NONE,
+        f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
+        f"{sum(each['memory_mib'] for each in every):,.0f}",
+        f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",
+        NONE,
+        NONE,
+    )
+
+
+def _each_broker(result: Result) -> list[tuple[str, ...]]:
     return [
         (
             broker,
@@ -167,19 +228,73 @@ def _broker_rows(result: Result) -> list[tuple[str, ...]]:
     ]
 
 
+DISTURBANCE_HEAD = ("disturbance", "from", "to", "p99 before", "longest from then on")
+# What it held up may have been intended a little before, and is caught up a little after.
+AROUND_S = 5
+
+
+def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
+    """Of confirms: what was usual before, and the worst that it made."""
+    confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
+    rows: list[tuple[str, ...]] = []
+    for each in result.about.get("disturbances", []):
+        began, ended = each["began_s"], each["ended_s"]
+        until = ended if ended is not None else began
+        before = percentiles(confirm.whole(range(warm_s, int(began))))
+        within = percentiles(confirm.whole(range(int(began), int(until) + AROUND_S)))
+        rows.append(
+            (
+                each["what"],
+                f"{began:.1f} s",
+                NONE if ended is None else f"{ended:.1f} s",
+                _shown(before, "p99"),
+                _shown(within, "p100"),
+            )
+        )
+    return rows
+
+
+def _disturbances_html(result: Result) -> list[str]:
+    rows = _disturbance_rows(result)
+    return ["<h2>Disturbances</h2>", _html_table(DISTURBANCE_HEAD, rows)] if rows else []
+
+
 CLIENT_HEAD = ("load process", "CPU share", "pacing p99", "intended", "not sent")
 
 
+# Of one kind; more are told together.
+CLIENTS_MAX = 12
+
+
 def _client_rows(result: Result) -> list[tuple[str, ...]]:
+    rows = []
+    for kind in (CONSUMER, PUBLISHER):
+        own = [each for each in result.clients if each.name.startswith(kind)]
+        rows += _each_client(own) if len(own) <= CLIENTS_MAX else [_all_clients(kind, own)]
+    return rows
+
+
+def _all_clients(kind: str, clients: Sequence[Client]) -> tuple[str, ...]:
+    intended = sum(each.intended for each in clients)
+    return (
+        f"{len(clients)} x {kind}",
+        f"{sum(each.cpu_share for each in clients):.0%}",
+        milliseconds(max(each.pacing_p99_ms for each in clients)) if intended else NONE,
+        f"{intended:,}" if intended else NONE,
+        f"{sum(each.unsent for each in clients):,}" if intended else NONE,
+    )
+
+
+def _each_client(clients: Sequence[Client]) -> list[tuple[str, ...]]:
     return [
         (
             each.name,
             f"{each.cpu_share:.0%}",
-            _ms(each.pacing_p99_ms) if each.intended else NONE,
+            milliseconds(each.pacing_p99_ms) if each.intended else NONE,
             f"{each.intended:,}" if each.intended else NONE,
             f"{each.unsent:,}" if each.intended else NONE,
         )
-        for each in result.clients
+        for each in clients
     ]
 
 
@@ -192,65 +307,8 @@ def _profile_rows(result: Result) -> list[tuple[str, ...]]:
     ]
 
 
-def _curves(result: Result) -> list[Line]:
-    lines = []
-    for number, (measure, dashed) in enumerate(
-        (("confirm", False), ("service", True), ("delivery", False), ("pacing", True))
-    ):
-        found = percentiles(result.bins(measure))
-        kept = [each for each in CURVE if f"p{each:g}" in found]
-        if kept:
-            values = [found[f"p{each:g}"] for each in kept]
-            lines.append(
-                Line(MEASURES[measure].split(":")[0] + TAILS[measure], kept, values, dashed, number)
-            )
-    return lines
-
-
-TAILS = {"confirm": ", intended", "service": ", sent", "delivery": "", "pacing": ""}
-
-
-def _rates_chart(result: Result) -> str:
-    lines = [
-        Line(f"confirmed, {broker}", list(range(len(rates))), rates, False, number)
-        for number, (broker, rates) in enumerate(result.rates("confirm").items())
-    ]
-    measured = result.measured
-    return over_time(
-        lines[:8],
-        label="Confirmed messages a second",
-        unit=lambda value: f"{value:,.0f}/s",
-        shaded=(measured.start, measured.stop),
-    )
-
-
-def _latency_chart(result: Result) -> str:
-    lines = []
-    for number, measure in enumerate(("confirm", "delivery")):
-        latencies = result.latencies[measure]
-        seconds = sorted({second for second, _ in latencies.bins if second >= 0})
-        each = [percentiles(latencies.whole(range(second, second + 1))) for second in seconds]
-        for name, dashed in (("p50", False), ("p99", True)):
-            points = [
-                (s, found[name]) for s, found in zip(seconds, each, strict=True) if name in found
-            ]
-            if points:
-                x, y = zip(*points, strict=True)
-                lines.append(Line(f"{measure}, {name}", x, y, dashed, number))
-    measured = result.measured
-    return over_time(
-        lines, label="Latency over time", unit=_ms, shaded=(measured.start, measured.stop)
-    )
-
-
 def _shown(found: dict[str, float], name: str) -> str:
-    return _ms(found[name]) if name in found else NONE
-
-
-def _ms(value: float) -> str:
-    if value < 0.9995:
-        return f"{value * 1000:.3g} us"
-    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"
+    return milliseconds(found[name]) if name in found else NONE
 
 
 def _text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

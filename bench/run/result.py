@@ -7,6 +7,7 @@ every number; the histograms are there as HdrHistogram's own logs, which its usu
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from bench.run.profile import Profile
 from bench.run.sampling import Sample
 from bench.run.verdict import Client, bottlenecks, steady_from
 from bench.run.worker import PROFILE
-from bench.run.written import PUBLISHER, Part, read_outcomes, read_parts, read_received
+from bench.run.written import CONSUMER, PUBLISHER, Part, read_outcomes, read_parts, read_received
 
 __all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]
 
@@ -58,8 +59,20 @@ class Result:
     @property
     def measured(self) -> range:
         """The seconds that count, by when a message was intended."""
+        if self.profile.load.is_closed:
+            return range(math.ceil(self.measured_s))
         begin = int(self.profile.time.warm_up_s)
         return range(begin, begin + max(1, int(self.profile.time.measured_s)))
+
+    @property
+    def measured_s(self) -> float:
+        """Of a closed loop from its first message to its last confirm."""
+        if self.profile.load.is_closed:
+            return self._busy_s(PUBLISHER)
+        return float(len(self.measured))
+
+    def _busy_s(self, kind: str) -> float:
+        return max((part.busy_s for part in self.parts if part.kind == kind), default=0.0)
 
     def bins(self, measure: str, broker: str | None = None) -> Bins:
         return self.latencies[measure].whole(self.measured, broker)
@@ -77,7 +90,19 @@ class Result:
     @property
     def per_s(self) -> float:
         """Confirmed messages of the measured part, a second."""
-        return sum(self.bins("confirm").values()) / len(self.measured)
+        return _rate(sum(self.bins("confirm").values()), self.measured_s)
+
+    @property
+    def delivered_per_s(self) -> float:
+        """The same of deliveries; of a closed loop until the last one."""
+        count = sum(self.bins("delivery").values())
+        closed = self.profile.load.is_closed
+        return _rate(count, self._busy_s(CONSUMER) if closed else self.measured_s)
+
+    @property
+    def earlier(self) -> int:
+        """Deliveries of messages that a run before this one had left."""
+        return sum(part.earlier for part in self.parts)
 
     @property
     def faults(self) -> list[str]:
@@ -118,7 +143,9 @@ class Result:
             "profile": self.profile.as_json(),
             **self.about,
             "faults": self.faults,
+            "measured_s": self.measured_s,
             "confirmed_per_s": self.per_s,
+            "delivered_per_s": self.delivered_per_s,
             "percentiles_ms": {
                 measure: percentiles(self.bins(measure)) for measure in self.latencies
             },
@@ -128,10 +155,12 @@ class Result:
             },
             "below_zero": {name: each.below_zero for name, each in self.latencies.items()},
             "fates": self.fates.as_json(),
+            "of_an_earlier_run": self.earlier,
             "clients": [
                 {
                     "name": each.name,
                     "cpu_share": each.cpu_share,
+                    "per_process": each.per_process,
                     "pacing_p99_ms": each.pacing_p99_ms,
                     "intended": each.intended,
                     "unsent": each.unsent,
@@ -196,6 +225,10 @@ def percentiles(bins: Mapping[int, int]) -> dict[str, float]:
     } | {"samples": total}
 
 
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
+
+
 def _client(part: Part) -> Client:
     pacing = summed(_bins(row) for row in part.latencies.get("pacing", []))
     p99 = histogram(pacing).get_value_at_percentile(99) / NS_PER_MS if pacing else 0.0
@@ -205,6 +238,7 @@ def _client(part: Part) -> Client:
         pacing_p99_ms=p99,
         intended=part.intended if part.kind == PUBLISHER else 0,
         unsent=max(0, part.intended - part.sent),
+        per_process=part.per_process,
         waited=part.waits > 0,
     )
 

@@ -1,4 +1,4 @@
-"""When messages are intended, known before the first is sent: open loops of every shape.
+"""When messages are intended, known before the first is sent: open loops of every shape, and a closed one.
 
 Pure: nanoseconds since the start of the load, in order, without end where the shape has none. All load
 processes draw the same schedule from the same seed and take every n-th message each, so together they
@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 __all__ = [
     "Bursts",
+    "Closed",
     "Constant",
     "Poisson",
     "Ramp",
@@ -75,7 +76,18 @@ class Replay:
     speed: float = 1.0
 
 
-Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """No times: each publisher sends its next message when its window has room, and so many in all.
+
+    A message is intended when it is handed over: what would have waited before that is not seen, so
+    latencies of a closed loop flatter. It is for counting how many, not how long.
+    """
+
+    count: int
+
+
+Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay | Closed
 
 
 def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
@@ -93,6 +105,8 @@ def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
             return (int(n // count * every_s * SECOND_NS) for n in itertools.count())
         case Replay(offsets_ns=offsets, speed=speed):
             return (int(each / speed) for each in offsets)
+        case Closed():
+            raise ValueError("a closed loop has no times")
 
 
 def striped(times: Iterator[int], *, number: int, of: int) -> Iterator[int]:

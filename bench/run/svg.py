@@ -9,7 +9,7 @@ from html import escape
 
 __all__ = ["Line", "by_percentile", "over_time"]
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 70, 190, 14, 34
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 70, 225, 14, 34
 HEIGHT = 260
 # Distinguishable in print and with common colour blindness.
 COLOURS = ("#3973ac", "#d9912b", "#4b9b7d", "#a4628f", "#7f8ea3", "#b9b04b", "#c4644f", "#5f6caf")
@@ -27,9 +27,15 @@ class Line:
 
 
 def over_time(
-    lines: Sequence[Line], *, label: str, unit: Callable[[float], str], shaded: tuple[float, float]
+    lines: Sequence[Line],
+    *,
+    label: str,
+    unit: Callable[[float], str],
+    shaded: tuple[float, float],
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """x: seconds since the start of the load. shaded: the part that is measured."""
+    """x: seconds since the start of the load. shaded: the part that is measured. marks: seconds in
+    which something was done, with its name."""
     right = max([x for line in lines for x in line.x] + [shaded[1], 1.0])
     high = max([y for line in lines for y in line.y] + [1e-9])
     frame = _Frame(0, right, 0, _nice(high))
@@ -42,6 +48,7 @@ def over_time(
         body.append(_tick_y(frame.y(value), unit(value)))
     step = max(1, round(right / 10))
     body += [_tick_x(frame.x(at), f"{at} s") for at in range(0, int(right) + 1, step)]
+    body += [_mark(frame.x(at), text) for at, text in marks if at <= right]
     return _svg(label, [*body, *_drawn(lines, frame)])
 
 
@@ -115,6 +122,13 @@ def _drawn(lines: Sequence[Line], frame: _Frame) -> list[str]:
             f'<text x="{WIDTH - RIGHT + 42}" y="{at}">{escape(line.label)}</text>',
         ]
     return body
+
+
+def _mark(x: float, text: str) -> str:
+    return (
+        f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        f'<text class="mark" x="{x + 4:.1f}" y="{TOP + 10}">{escape(text)}</text>'
+    )
 
 
 def _tick_y(y: float, text: str) -> str:

@@ -28,8 +28,9 @@ STEADY_WINDOW_S = 5
 class Client:
     """One load process in the measured part. pacing_p99_ms: how late it looked at what was due.
 
-    cpu_share: of one core. unsent: messages that were intended and that it never came to send;
-    waited: whether it was held back by a full window, so that the system was slower than the load.
+    cpu_share: of one core, of each of the per_process in it. unsent: messages that were intended and
+    that it never came to send; waited: whether it was held back by a full window, so that the system
+    was slower than the load.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Client:
     pacing_p99_ms: float
     intended: int
     unsent: int = 0
+    per_process: int = 1
     waited: bool = False
 
 
@@ -44,10 +46,9 @@ def bottlenecks(clients: Sequence[Client]) -> list[str]:
     """In words, what of the load was too slow to measure by; empty when nothing was."""
     found = []
     for each in clients:
-        if each.cpu_share > CPU_SHARE_MAX:
-            found.append(
-                f"{each.name} used {each.cpu_share:.0%} of a core: the client was the bottleneck"
-            )
+        share = each.cpu_share * each.per_process
+        if share > CPU_SHARE_MAX:
+            found.append(f"{each.name} used {share:.0%} of a core: the client was the bottleneck")
         elif each.pacing_p99_ms > PACING_P99_MAX_MS:
             found.append(
                 f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: "

@@ -9,23 +9,24 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from bench.control import Progress, write_progress
+from bench.run.alarm import Alarm
 from bench.run.bodies import Drawer
 from bench.run.consuming import Consuming
 from bench.run.drivers import Where, receiver, sender
 from bench.run.meeting import Start, is_over, say_ready, wait_for_start
+from bench.run.places import places, topic_of
 from bench.run.profile import Profile
-from bench.run.publishing import Publishing
-from bench.run.schedule import intended, striped
+from bench.run.publishing import Publishing, Sent
+from bench.run.schedule import Closed, intended, striped
 from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
 from bench.systems.turn import best_loop, event_loop
 
-__all__ = ["PROFILE", "topic_of", "worker"]
+__all__ = ["PROFILE", "members", "worker"]
 
 PROFILE = "profile.json"
 START_WITHIN_S = 120.0
@@ -40,27 +41,25 @@ NS = 1_000_000_000
 def worker(folder: Path, kind: str, number: int) -> None:
     """One load process: connects, says that it is ready, waits for the start, works, writes its part."""
     profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
-    work = _publish if kind == PUBLISHER else _consume
     with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-        runner.run(work(profile, folder, number))
+        runner.run(_work(profile, folder, kind, number))
 
 
-def topic_of(number: int) -> str:
-    return f"load{number}"
+def members(profile: Profile, kind: str, number: int) -> range:
+    """Which publishers, or consumers, are in that process."""
+    each, load = profile.load.per_process, profile.load
+    of = load.publishers if kind == PUBLISHER else load.consumers
+    return range(number * each, min((number + 1) * each, of))
 
 
-def subscription_of(number: int) -> str:
-    return f"sink{number}"
-
-
-def places(profile: Profile) -> list[tuple[str, str]]:
-    """(topic, subscription), all of a run."""
-    messages = profile.messages
-    return [
-        (topic_of(topic), subscription_of(subscription))
-        for topic in range(messages.topics)
-        for subscription in range(messages.subscriptions)
-    ]
+async def _work(profile: Profile, folder: Path, kind: str, number: int) -> None:
+    told = asyncio.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        # Asked to end: what is there is still written.
+        asyncio.get_running_loop().add_signal_handler(each, told.set)
+    work = _publish if kind == PUBLISHER else _consume
+    each_of = members(profile, kind, number)
+    await asyncio.gather(*(work(profile, folder, member, told) for member in each_of))
 
 
 def _where(profile: Profile, folder: Path, kind: str, number: int) -> Where:
@@ -69,10 +68,11 @@ def _where(profile: Profile, folder: Path, kind: str, number: int) -> Where:
     else:
         every = places(profile)
         topic, subscription = every[number % len(every)]
-    return Where(f"{kind}-{number}", topic, subscription, dict(os.environ), str(folder))
+    name = f"{kind}-{number}"
+    return Where(name, topic, subscription, dict(os.environ), str(folder), number)
 
 
-async def _publish(profile: Profile, folder: Path, number: int) -> None:
+async def _publish(profile: Profile, folder: Path, number: int, told: asyncio.Event) -> None:
     where = _where(profile, folder, PUBLISHER, number)
     load = profile.load
     drawer = Drawer(profile.messages, seed=load.seed * 1000 + number)
@@ -80,6 +80,7 @@ async def _publish(profile: Profile, folder: Path, number: int) -> None:
     client = sender(profile, where)
     await client.open()
     start = await _start(folder, where.name)
+    alarm = Alarm()
     publishing = Publishing(
         client,
         publisher=number,
@@ -87,20 +88,23 @@ async def _publish(profile: Profile, folder: Path, number: int) -> None:
         offset_ns=start.offset_ns(),
         fillers=fillers,
         keys=keys,
+        sleep=alarm.sleep,
     )
-    _on_end(publishing.stop)
     until_ns = start.at_wall_ns + int((profile.time.warm_up_s + profile.time.measured_s) * NS)
     meter = asyncio.create_task(_meter(profile, start))
-    shown = asyncio.create_task(_show(folder, publishing, where.name))
-    times = intended(load.schedule, seed=load.seed)
-    sent = await publishing.run(striped(times, number=number, of=load.publishers), until_ns)
+    shown = asyncio.create_task(_show(folder, publishing, where.name, told))
+    with alarm:
+        sent = await _sent(publishing, profile, number, until_ns)
     shown.cancel()
+    busy_s = max(0.0, (sent.ended_ns - start.at_wall_ns) / NS)
     part = Part(
         name=where.name,
         kind=PUBLISHER,
         number=number,
-        cpu_s=await _metered(meter, was_stopped=publishing.stopping),
-        measured_s=profile.time.measured_s,
+        cpu_s=await _metered(meter, ended=publishing.stopping or load.is_closed) / load.per_process,
+        per_process=load.per_process,
+        measured_s=busy_s if load.is_closed else profile.time.measured_s,
+        busy_s=busy_s,
         intended=_due(profile, number, until_ns - start.at_wall_ns),
         sent=len(sent.outcomes),
         waits=sent.waits,
@@ -108,19 +112,29 @@ async def _publish(profile: Profile, folder: Path, number: int) -> None:
     write_sent(folder, part, sent)
 
 
-async def _consume(profile: Profile, folder: Path, number: int) -> None:
+async def _sent(publishing: Publishing, profile: Profile, number: int, until_ns: int) -> Sent:
+    load = profile.load
+    if isinstance(load.schedule, Closed):
+        return await publishing.run_closed(load.schedule.count, until_ns)
+    times = intended(load.schedule, seed=load.seed)
+    return await publishing.run(striped(times, number=number, of=load.publishers), until_ns)
+
+
+async def _consume(profile: Profile, folder: Path, number: int, told: asyncio.Event) -> None:
     where = _where(profile, folder, CONSUMER, number)
+    load = profile.load
     client = receiver(profile, where)
-    await client.open()
+    if not load.consume_from_s:
+        await client.open()
     start = await _start(folder, where.name)
+    if load.consume_from_s:
+        await asyncio.sleep(_left_s(start, load.consume_from_s))
+        await client.open()
     meter = asyncio.create_task(_meter(profile, start))
     consuming = Consuming(client, start_ns=start.at_wall_ns, offset_ns=start.offset_ns())
     progress = Progress(where.name, state="running")
     parent = os.getppid()
     shown_s = 0.0
-
-    told = asyncio.Event()
-    _on_end(told.set)
 
     def over() -> bool:
         # A coordinator that died would never say so.
@@ -135,14 +149,19 @@ async def _consume(profile: Profile, folder: Path, number: int) -> None:
     had = await consuming.run(over, on_tick)
     progress.state, progress.done = "ended", len(had.sequences)
     write_progress(folder, progress)
+    began_ns = start.at_wall_ns + int(load.consume_from_s * NS)
+    busy_s = (had.received_ns[-1] - began_ns) / NS if had.received_ns else 0.0
     part = Part(
         name=where.name,
         kind=CONSUMER,
         number=number,
         subscription=f"{where.topic}/{where.subscription}",
-        cpu_s=await _metered(meter, was_stopped=True),
-        measured_s=profile.time.measured_s,
+        cpu_s=await _metered(meter, ended=True) / load.per_process,
+        per_process=load.per_process,
+        measured_s=busy_s if load.is_closed else profile.time.measured_s,
+        busy_s=busy_s,
         altered=had.altered,
+        earlier=had.earlier,
         brokers=tuple(had.brokers),
     )
     write_had(folder, part, had)
@@ -151,6 +170,8 @@ async def _consume(profile: Profile, folder: Path, number: int) -> None:
 def _due(profile: Profile, number: int, until_ns: int) -> int:
     """How many the schedule has for this process before the end."""
     load = profile.load
+    if isinstance(load.schedule, Closed):
+        return load.schedule.count
     times = striped(intended(load.schedule, seed=load.seed), number=number, of=load.publishers)
     return sum(1 for _ in itertools.takewhile(lambda each: each < until_ns, times))
 
@@ -161,25 +182,32 @@ async def _start(folder: Path, name: str) -> Start:
 
 
 async def _meter(profile: Profile, start: Start) -> float:
-    """CPU seconds of this process in the measured part."""
-    began_ns = start.at_wall_ns + int(profile.time.warm_up_s * NS)
-    offset = start.offset_ns()
-
-    def left_s(at_ns: int) -> float:
-        return max(0.0, (at_ns - offset - time.monotonic_ns()) / NS)
-
-    await asyncio.sleep(left_s(began_ns))
+    """CPU seconds of this process in the measured part; of a closed loop until it is cancelled."""
+    begin_s = profile.time.warm_up_s
+    await asyncio.sleep(_left_s(start, begin_s))
     before = _cpu_s()
-    await asyncio.sleep(left_s(began_ns + int(profile.time.measured_s * NS)))
+    try:
+        await asyncio.sleep(_left_s(start, begin_s + profile.time.measured_s))
+    except asyncio.CancelledError:
+        if not profile.load.is_closed:
+            return 0.0
     return _cpu_s() - before
 
 
-async def _metered(meter: asyncio.Task[float], *, was_stopped: bool) -> float:
+def _left_s(start: Start, at_s: float) -> float:
+    """Until that second of the load."""
+    at_ns = start.at_wall_ns + int(at_s * NS) - start.offset_ns()
+    return max(0.0, (at_ns - time.monotonic_ns()) / NS)
+
+
+async def _metered(meter: asyncio.Task[float], *, ended: bool) -> float:
     """What `_meter` found; 0 when the measured part was not lived to see."""
-    if was_stopped and not meter.done():
+    if ended and not meter.done():
         meter.cancel()
+    try:
+        return await meter
+    except asyncio.CancelledError:
         return 0.0
-    return await meter
 
 
 def _cpu_s() -> float:
@@ -187,17 +215,11 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def _show(folder: Path, publishing: Publishing, name: str) -> None:
+async def _show(folder: Path, publishing: Publishing, name: str, told: asyncio.Event) -> None:
     progress, parent = Progress(name, state="running"), os.getppid()
     while True:
         progress.done = len(publishing.sent.outcomes)
         write_progress(folder, progress)
-        if is_over(folder) or os.getppid() != parent:
+        if told.is_set() or is_over(folder) or os.getppid() != parent:
             publishing.stopping = True
         await asyncio.sleep(PROGRESS_S)
-
-
-def _on_end(stop: Callable[[], None]) -> None:
-    """Asked to end: what is there is still written."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -33,7 +33,9 @@ class Part:
     """What a load process says of itself. number: of a publisher in the run.
 
     latencies: measure -> of `Latencies.as_json`. cpu_s: used in the measured part, which lasted
-    measured_s for it. intended: messages of its schedule; sent: of these.
+    measured_s for it; its share, where per_process of them ran in one. busy_s: from the start of the
+    load to its last confirm, or from when it was to consume to its last delivery. intended: messages of
+    its schedule; sent: of these.
     """
 
     name: str
@@ -43,11 +45,14 @@ class Part:
     latencies: Mapping[str, list[dict[str, object]]] = field(default_factory=dict)
     below_zero: Mapping[str, int] = field(default_factory=dict)
     cpu_s: float = 0.0
+    per_process: int = 1
     measured_s: float = 0.0
+    busy_s: float = 0.0
     intended: int = 0
     sent: int = 0
     waits: int = 0
     altered: int = 0
+    earlier: int = 0
     brokers: tuple[str, ...] = ()
 
 

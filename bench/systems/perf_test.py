@@ -9,26 +9,20 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from bench.errors import BenchError
+from bench.maven import PERF_TEST
 from bench.systems.turn import TURN_WITHIN_S, Task, Turn
 
-__all__ = ["VERSION", "Line", "missing", "parse", "run", "turn_of"]
+__all__ = ["Line", "is_ready", "parse", "run", "turn_of"]
 
-VERSION = "2.22.1"
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / f"perf-test-{VERSION}"
-POM = Path(__file__).with_name("perf_test_pom.xml")
-PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-FETCH_WITHIN_S = 600.0
 # Seconds that are not measured: the JVM starts, connects and compiles.
 WARM_UP_S = 3.0
 ACK_EVERY = 100
@@ -48,40 +42,18 @@ class Line:
     system_s: float = 0.0
 
 
-def missing() -> str:
-    """Why it cannot be run here, "" when it can."""
-    if not shutil.which("java"):
-        return "java is not installed"
-    if not any(CACHE.glob("perf-test-*.jar")) and not shutil.which("mvn"):
-        return "maven is not installed: apt-get install maven"
-    return ""
-
-
 def is_ready(say: Callable[[str], None]) -> bool:
     """Whether it can be run, once its jars are here; otherwise it is said why not. Raises BenchError."""
-    if reason := missing():
+    if reason := PERF_TEST.missing():
         say(f"PerfTest is not run: {reason}")
     else:
-        fetch()
+        PERF_TEST.fetch()
     return not reason
 
 
-def fetch() -> Path:
-    """The folder with its jars, filled on the first call. Raises BenchError."""
-    if any(CACHE.glob("perf-test-*.jar")):
-        return CACHE
-    if reason := missing():
-        raise BenchError(f"PerfTest: {reason}")
-    argv = ["mvn", "-q", "-B", "-f", str(POM), PLUGIN, f"-DoutputDirectory={CACHE}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=FETCH_WITHIN_S, check=False)
-    if done.returncode:
-        shutil.rmtree(CACHE, ignore_errors=True)
-        raise BenchError(f"PerfTest cannot be fetched: {_last(done.stdout + done.stderr)}")
-    return CACHE
-
-
 def run(task: Task) -> Turn:
-    command = ["java", "-cp", f"{fetch()}/*", "com.rabbitmq.perf.PerfTest", *options(task)]
+    PERF_TEST.fetch()
+    command = ["java", "-cp", PERF_TEST.classpath, "com.rabbitmq.perf.PerfTest", *options(task)]
     address = f"amqp://{task.user}:{task.password}@{task.broker}"
     # The address, which holds a password, goes through the environment.
     with subprocess.Popen(
@@ -155,8 +127,3 @@ def _timed(process: subprocess.Popen[str]) -> Iterator[Line]:
             yield Line(line.at_s, line.rate_per_s, used.user, used.system)
         elif "exception" in text.lower():
             print(text.rstrip(), file=sys.stderr)
-
-
-def _last(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

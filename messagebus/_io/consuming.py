@@ -152,6 +152,8 @@ class ConsumeDriver:
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             else:
                 complete = self.registration.complete
+                if isinstance(self.fatal, TopologyMismatch):
+                    self.fatal = None
             self._tell_changed()
 
     def _login_refused(self, fault: LoginRefused) -> None:
@@ -206,13 +208,13 @@ class ConsumeDriver:
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for something that a change of links, registration or answers may bring about."""
-        if condition():
-            return True
-        done = self._loop.create_future()
-        self._changed.append((condition, done))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await done
+                # Told of it, it may be over before we are awake.
+                while not condition():
+                    done = self._loop.create_future()
+                    self._changed.append((condition, done))
+                    await done
         return condition()
 
     def _tell_changed(self) -> None:
@@ -376,7 +378,8 @@ class ConsumeDriver:
             raise LinkLost(broker, "ended while attaching")
         self._members.opened(broker)
         self._tags[broker] = tag
-        self.fatal = None
+        if isinstance(self.fatal, LoginRefused):
+            self.fatal = None
         log.info("attached broker=%s epoch=%d", broker, epoch)
         self._tell_changed()
 

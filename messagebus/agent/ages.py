@@ -4,8 +4,9 @@ What has arrived is what is there and what has left. A queue is first in, first 
 arrived when the count of arrivals first passed today's count of departures. Pure; time comes in as whole
 milliseconds.
 
-Departures other than by acks (parked, expired) are not counted by a broker, so that a queue that has them
-and is never empty looks older than it is, until it is empty once.
+A broker does not count departures other than by acks: rejected into the parking queue, expired. So a queue
+that has them and is never empty looks older than it is, until it is empty once. What was published to it
+is no way out: a queue at its bound refuses, and that is counted as published too.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Loads:
         for load, _ in self._known:
             yield Figure("queue_consumers", "Of this queue.", load.consumers, queue=load.queue)
         for load, age_s in self._known:
-            text = "Of the oldest message, at least."
+            text = "Of the oldest message; too high where many are rejected or expire."
             yield Figure("queue_oldest_age_seconds", text, age_s, queue=load.queue)
         if room := self._room:
             yield Figure("disk_free_bytes", "As the broker sees it.", room.disk_free_bytes)

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -321,7 +321,14 @@ class Service:
             Figure("pulls_failed", "Of them.", self._peers.pulls_failed, True),
             *self._loads.figures(),
             *figures_of_mirror(self._config.mirror_device),
+            *self._figures_of_certificates(),
         ]
+
+    def _figures_of_certificates(self) -> Iterator[Figure]:
+        """None without TLS, and for a file that cannot be read just now."""
+        if self._tls and (end_s := self._tls.good_until_s()):
+            text = "Until the certificate, or the authority that it trusts, has ended."
+            yield Figure("certificate_seconds_left", text, round(end_s - time.time()))
 
 
 # The access log would be a line per client and minute; h11 alone keeps the agent small.

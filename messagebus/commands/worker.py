@@ -73,7 +73,9 @@ def worker(
     address = None if health is None else parse_address(health)
     if processes == 1:
         return _work(target, address, grace_s, parent_fd)
-    command = child_command(target, grace_s=grace_s, verbose=verbose, form=form)
+    command = child_command(
+        target, grace_s=grace_s, verbose=verbose, form=form, shows_metrics=address is not None
+    )
     return asyncio.run(_supervise(command, processes, address, grace_s))
 
 

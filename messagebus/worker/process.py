@@ -39,10 +39,11 @@ class Parent:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
 
-    def tell(self, look: Look) -> None:
-        """Never waits: a parent that does not read misses a beat."""
+    def tell(self, look: Look, port: int | None) -> None:
+        """port: of our own health server. Never waits: a parent that does not read misses a beat."""
+        told = json.dumps({"look": look, "port": port}, default=str)
         try:
-            self._line.send(json.dumps(look, default=str).encode() + b"\n", socket.MSG_DONTWAIT)
+            self._line.send(told.encode() + b"\n", socket.MSG_DONTWAIT)
         except OSError:
             return
 
@@ -80,7 +81,7 @@ async def _work(
     def tell(look: Look) -> None:
         pulse.tell(look)
         if parent is not None:
-            parent.tell(look)
+            parent.tell(look, None if server is None else server.port)
 
     server = None if health is None else HealthServer(health, answer_of(pulse, metrics_of(app)))
     watchdog = Watchdog(pulse, threading.get_ident())

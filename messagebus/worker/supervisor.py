@@ -14,11 +14,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+import httpx
 
 from messagebus.core.backoff import backoff_ms
 from messagebus.worker.health import TEXT, Answer, Ask, respond
+from messagebus.worker.metrics import scraped
 from messagebus.worker.pulse import LIVE_S, Look
 
 __all__ = ["PARENT_OPTION", "Supervisor", "how_it_ended", "together"]
@@ -40,6 +44,7 @@ class _Child:
     number: int
     process: asyncio.subprocess.Process | None = None
     look: Look = field(default_factory=lambda: {"ready": False, "status": "starting"})
+    port: int | None = None  # where it shows its own metrics
     heard: bool = False
     heard_s: float = 0.0
     failures: int = 0
@@ -114,7 +119,7 @@ class Supervisor:
         try:
             return await self._ended(child, process)
         finally:
-            child.process = None
+            child.process = child.port = None
             child.look = {"ready": False, "status": "ended"}
             reading.cancel()
             ours.close()
@@ -136,7 +141,8 @@ class Supervisor:
         reader, writer = await asyncio.open_connection(sock=line, limit=LINE_BYTES_MAX)
         with contextlib.suppress(OSError, ValueError):
             while told := await reader.readline():
-                child.look, child.heard_s = json.loads(told), time.monotonic()
+                said = json.loads(told)
+                child.look, child.port, child.heard_s = said["look"], said["port"], time.monotonic()
                 child.heard = True
                 self._loaded.set()
         writer.close()
@@ -154,14 +160,15 @@ class Supervisor:
         """Answers for all children; on any thread."""
 
         def ask(path: str) -> Answer:
+            if path == "/metrics":
+                ports = {child.name: child.port for child in self._children}
+                return _metrics({name: port for name, port in ports.items() if port is not None})
             now_s = time.monotonic()
             late = [
                 f"{child.name}: no turn for {now_s - child.heard_s:.1f} s"
                 for child in self._children
                 if child.process is not None and now_s - child.heard_s > LIVE_S
             ]
-            if path == "/metrics":
-                return Answer(404, TEXT, b"each process has its own metrics\n")
             looks = {child.name: child.look for child in self._children}
             stopping = self._stopping.is_set()
             return respond(path, together(looks, stopping), "; ".join(late) or None)
@@ -176,6 +183,15 @@ def together(looks: dict[str, Look], stopping: bool) -> Look:
         "status": "stopping" if stopping else "running",
         "workers": looks,
     }
+
+
+def _metrics(ports: Mapping[str, int]) -> Answer:
+    if find_spec("prometheus_client") is None:
+        return Answer(404, TEXT, b"prometheus-client is not installed\n")
+    try:
+        return Answer(200, *scraped(ports))
+    except httpx.HTTPError as fault:
+        return Answer(503, TEXT, f"a process does not show its metrics: {fault}\n".encode())
 
 
 def is_polite(code: int, *, heard: bool) -> bool:
@@ -199,8 +215,14 @@ def _send(child: _Child, number: signal.Signals) -> None:
 
 
 def child_command(
-    target: str, *, grace_s: float, verbose: bool = False, form: str = "text"
+    target: str,
+    *,
+    grace_s: float,
+    verbose: bool = False,
+    form: str = "text",
+    shows_metrics: bool = False,
 ) -> list[str]:
     """How this command runs itself again, for one process."""
     command = [sys.executable, "-m", "messagebus", "worker", target, "--grace-s", f"{grace_s:g}"]
-    return [*command, "--log", form, *(["--verbose"] if verbose else [])]
+    health = ["--health", "127.0.0.1:0"] if shows_metrics else []
+    return [*command, "--log", form, *health, *(["--verbose"] if verbose else [])]

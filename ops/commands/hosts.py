@@ -7,12 +7,15 @@ from pathlib import Path
 
 from lb.inventory import Host
 from ops.mirror_files import PROGRAMS
+from ops.provision.changes import COOKIE_COPY
+from ops.provision.wanted import AGENT_USER, COOKIE, STATE
 from ops.step import Command
 
 __all__ = [
     "AGENT_UNIT",
     "BROKER_UNIT",
     "address",
+    "agent_folder",
     "as_root",
     "broker_folder",
     "check_disk",
@@ -20,21 +23,27 @@ __all__ = [
     "disable",
     "erase",
     "forget_death",
+    "hand_over_cookie",
     "has_file_system",
     "is_mounted",
     "make_file_system",
     "mount",
+    "mount_state",
+    "node_name",
     "on",
     "power",
+    "same_node",
     "say_dead",
     "service",
     "settle",
     "unmount",
+    "unmount_state",
     "write_out",
 ]
 
 BROKER_UNIT = "rabbitmq-server"
 AGENT_UNIT = "messagebus-agent"
+AGENT_FOLDER = "messagebus"
 
 Argv = tuple[str, ...]
 
@@ -89,6 +98,21 @@ def broker_folder(folder: Path) -> Argv:
     return ("install", "-d", "-o", "rabbitmq", "-g", "rabbitmq", "-m", "750", str(folder))
 
 
+def agent_folder(folder: Path) -> Argv:
+    """For the agent's state, on the disk that is mounted there."""
+    owner = ("-o", AGENT_USER, "-g", AGENT_USER)
+    return ("install", "-d", *owner, "-m", "750", str(folder / AGENT_FOLDER))
+
+
+def mount_state(folder: Path) -> Argv:
+    """What the agent knows goes where its broker goes: else it would have to ask a majority of the others."""
+    return ("mount", "--bind", str(folder / AGENT_FOLDER), str(STATE))
+
+
+def unmount_state() -> Argv:
+    return ("umount", str(STATE))
+
+
 def write_out(folder: Path) -> Argv:
     return ("sync", "-f", str(folder))
 
@@ -96,6 +120,22 @@ def write_out(folder: Path) -> Argv:
 def settle(folder: Path) -> Argv:
     """After topology, users, cookie or a first start: wait, write out, and see that it was all."""
     return (f"{PROGRAMS}/settle", str(folder))
+
+
+def node_name() -> Argv:
+    """Writes what RabbitMQ's settings call the node; nothing where they leave it to the host's name."""
+    return ("sed", "-n", "s/^NODENAME=//p", "/etc/rabbitmq/rabbitmq-env.conf")
+
+
+def same_node(folder: Path) -> Argv:
+    """Fails where the broker would not be the one whose data are there."""
+    return (f"{PROGRAMS}/same-node", str(folder))
+
+
+def hand_over_cookie(folder: Path) -> Argv:
+    """The agent's own copy of the broker's cookie, with which it asks the node; as provisioning makes it."""
+    owner = ("-o", AGENT_USER, "-g", AGENT_USER)
+    return ("install", "-m", "400", *owner, str(folder / COOKIE.name), str(COOKIE_COPY))
 
 
 def address(word: str, address: str) -> Argv:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ops.commands import hosts
 from ops.commands.paths import kit
+from ops.provision.wanted import COOKIE
 from ops.step import Command
 from ops.unit_files import BALANCER_STATE_UNIT
 
@@ -93,7 +95,11 @@ class SystemdNodes:
         return self._systemctl("stop", BROKER_UNIT, name)
 
     def start_agent(self, name: str) -> tuple[Command, ...]:
-        return self._systemctl("start", AGENT_UNIT, name)
+        """With the cookie that the broker has by now: on a mirrored disk it is another one than before."""
+        cookie = Command(
+            (*self._root(name), *hosts.hand_over_cookie(COOKIE.parent)), self.hosts[name]
+        )
+        return (cookie, *self._systemctl("start", AGENT_UNIT, name))
 
     def stop_agent(self, name: str) -> tuple[Command, ...]:
         return self._systemctl("stop", AGENT_UNIT, name)

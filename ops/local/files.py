@@ -9,7 +9,7 @@ from pathlib import Path
 from messagebus.secret import Secret
 from ops.local.certificates import CA
 from ops.local.layout import SERVER_NAME, Layout, NodeLayout
-from ops.local.secrets import ADMIN, PROBE, TOKEN, password_hash
+from ops.local.secrets import ADMIN, BUS, PROBE, TOKEN, password_hash
 
 __all__ = [
     "CHECK_PEM",
@@ -201,6 +201,8 @@ def inventory_toml(layout: Layout) -> str:
             "check_cert_file": here(layout.tls_file(CHECK_PEM)),
         }
         parts.append("[tls]\n" + _toml(certificates))
+    user = {"name": "bus", "role": "application", "password_file": here(layout.secret(BUS))}
+    parts.append("[[users]]\n" + _toml(user))
     for node in layout.nodes:
         entry = {
             "name": node.name,

@@ -10,7 +10,18 @@ from pathlib import Path
 
 from messagebus.secret import Secret
 
-__all__ = ["ADMIN", "BUS", "COOKIE", "PROBE", "TOKEN", "ensure", "password_hash", "read", "write"]
+__all__ = [
+    "ADMIN",
+    "BUS",
+    "COOKIE",
+    "PROBE",
+    "TOKEN",
+    "ensure",
+    "is_hash_of",
+    "password_hash",
+    "read",
+    "write",
+]
 
 ADMIN, BUS, PROBE = "admin.password", "bus.password", "probe.password"
 TOKEN, COOKIE = "token", "cookie"
@@ -49,3 +60,12 @@ def password_hash(password: Secret, salt: bytes = b"") -> str:
     salt = salt or os.urandom(SALT_BYTES)
     digest = hashlib.sha256(salt + password.reveal().encode()).digest()
     return base64.b64encode(salt + digest).decode()
+
+
+def is_hash_of(stored: str, password: Secret) -> bool:
+    """Whether a broker's stored hash is of this password, whatever its salt."""
+    try:
+        salt = base64.b64decode(stored, validate=True)[:SALT_BYTES]
+    except ValueError:
+        return False
+    return bool(salt) and password_hash(password, salt) == stored

@@ -17,7 +17,7 @@ from ops.errors import NoAnswer
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
 from ops.plan import Plan
-from ops.playbooks.promotion import leaving
+from ops.playbooks.promotion import leaving, state_brought
 from ops.step import Blocked, Check, Command, Step
 
 __all__ = [
@@ -35,10 +35,15 @@ CONNECT_WITHIN_S = 60.0
 COPY_WITHIN_S = 48 * 3600.0
 
 
-def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host]) -> Plan:
+def create(
+    view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host], agent: bool
+) -> Plan:
     """Steps that make a new mirror on two disks, with a file system, mounted on the first host.
 
+    The broker's address comes there, too, so that `ops found` and `ops add` find a host like any other.
+
     erase: hosts whose disk holds something that the operator gave up by the exact phrase.
+    agent: the hosts have one.
     """
     mirror, (home, standby) = view.mirror, view.hosts
     both = (home, standby)
@@ -93,6 +98,11 @@ def create(view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Hos
                 *on([home], hosts.broker_folder(mirror.mount)),
             ),
             done=lambda: view.succeeds(home, hosts.is_mounted(mirror.mount)),
+        ),
+        *((state_brought(view, home),) if agent else ()),
+        Step(
+            name=f"bring {mirror.address or 'no address'} to {home.name}",
+            commands=on([home], hosts.address("take", mirror.address)) if mirror.address else (),
         ),
         Step(
             name="wait until both disks are alike",
@@ -149,13 +159,7 @@ def connect(view: MirrorView) -> Plan:
 
 def disconnect(view: MirrorView, host: Host) -> Plan:
     """The host that is not primary lets go, and knows from then on that its data are outdated."""
-    step = Step(
-        name=f"disconnect {host.name}",
-        commands=on([host], drbd.disconnect(view.name)),
-        until="it is alone",
-        check=_has_link(view, host, "StandAlone"),
-    )
-    return Plan(name=f"drbd disconnect {view.name}", steps=(step,))
+    return Plan(name=f"drbd disconnect {view.name}", steps=(_disconnected(view, host),))
 
 
 def verify(view: MirrorView, host: Host) -> Plan:
@@ -220,13 +224,10 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
         name=f"drbd resolve {view.name}",
         steps=(
             *(leaving(view, victim, agent=agent) if is_primary else ()),
+            _disconnected(view, victim),
             Step(
                 name=f"give up what only {victim.name} has",
-                commands=on(
-                    [victim],
-                    drbd.disconnect(view.name),
-                    drbd.connect(view.name, discard_my_data=True),
-                ),
+                commands=on([victim], drbd.connect(view.name, discard_my_data=True)),
                 done=lambda: view.status(victim).is_connected,
                 is_final=True,
             ),
@@ -241,7 +242,18 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
     )
 
 
-# --------------------------------------------------------------------------- commands, checks
+# --------------------------------------------------------------------------- steps, commands, checks
+def _disconnected(view: MirrorView, host: Host) -> Step:
+    """Of a host that is alone already the kernel does not know the connection, and refuses."""
+    return Step(
+        name=f"disconnect {host.name}",
+        commands=on([host], drbd.disconnect(view.name)),
+        done=lambda: view.status(host).link == "StandAlone",
+        until="it is alone",
+        check=_has_link(view, host, "StandAlone"),
+    )
+
+
 def _kit(file: Path, *words: str) -> tuple[Command, ...]:
     return (kit("ops", "drbd", *words, "--inventory", str(file)),)
 

@@ -14,9 +14,10 @@ from ops.errors import NoAnswer
 from ops.mirror_files import partner, proof_of_death
 from ops.mirrors import MirrorView
 from ops.plan import Plan
+from ops.provision.wanted import STATE
 from ops.step import Blocked, Check, Command, Step
 
-__all__ = ["demote", "leaving", "promote", "promotion", "thaw"]
+__all__ = ["demote", "leaving", "promote", "promotion", "state_brought", "thaw"]
 
 PROMOTE_WITHIN_S = 60.0
 POWER_WITHIN_S = 120.0
@@ -142,6 +143,7 @@ def leaving(view: MirrorView, host: Host, *, agent: bool) -> tuple[Step, ...]:
             commands=on([host], hosts.address("drop", moved)) if moved else (),
             undo=on([host], hosts.address("take", moved)) if moved else (),
         ),
+        *((_state_left(view, host),) if agent else ()),
         Step(
             name=f"unmount the disk on {host.name}",
             commands=on([host], hosts.unmount(mirror.mount)),
@@ -155,6 +157,27 @@ def leaving(view: MirrorView, host: Host, *, agent: bool) -> tuple[Step, ...]:
             check=view.has_role(host, "Secondary"),
             undo=on([host], drbd.promote(mirror.name)),
         ),
+    )
+
+
+def _state_left(view: MirrorView, host: Host) -> Step:
+    folder = view.mirror.mount
+    return Step(
+        name=f"take the agent's state from {host.name}",
+        commands=on([host], hosts.unmount_state()),
+        done=lambda: not view.succeeds(host, hosts.is_mounted(STATE)),
+        undo=on([host], hosts.mount_state(folder)),
+    )
+
+
+def state_brought(view: MirrorView, host: Host) -> Step:
+    """The agent's state is on the mirrored disk, which is mounted there."""
+    folder = view.mirror.mount
+    return Step(
+        name=f"bring the agent's state to {host.name}",
+        commands=on([host], hosts.agent_folder(folder), hosts.mount_state(folder)),
+        done=lambda: view.succeeds(host, hosts.is_mounted(STATE)),
+        undo=on([host], hosts.unmount_state()),
     )
 
 

@@ -1,6 +1,6 @@
 """Put a new, empty broker in the place of one that is dead for good.
 
-What lay on its disk is lost: where a mirror of the disk exists, `mirrored` promotes that instead. The order:
+What lay on its disk is lost; where it has a mirror, `storage.failover` promotes that instead. The order:
 
 1. Nothing answers there, and whatever may be left of it is stopped: an old broker that came back beside
    the new one would have its address.
@@ -20,13 +20,10 @@ from ops.commands.supervise import Supervisor
 from ops.plan import Plan
 from ops.playbooks import add
 from ops.playbooks.target import Target
-from ops.step import COMMAND_WITHIN_S, Command, Step
+from ops.step import Step
 from ops.view import View
 
-__all__ = ["mirrored", "plan"]
-
-# Proof of death, promotion, a check of the file system, the start of a full broker.
-FAILOVER_WITHIN_S = 3600.0
+__all__ = ["plan"]
 
 
 def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept: Path) -> Plan:
@@ -72,16 +69,3 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept
             *add.ready(name, inventory, view),
         ),
     )
-
-
-def mirrored(name: str, inventory: Path, *, yes: bool) -> Command:
-    """The storage's own playbook, for a broker whose disk has a mirror."""
-    words = (
-        "storage",
-        "failover",
-        name,
-        "--inventory",
-        str(inventory),
-        *(["--yes"] if yes else []),
-    )
-    return Command(kit("ops", *words).argv, within_s=max(FAILOVER_WITHIN_S, COMMAND_WITHIN_S))

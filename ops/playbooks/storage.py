@@ -9,8 +9,8 @@ The order is part of the correctness:
    a host whose data are outdated.
 3. The file system is checked before it is mounted, and mounted before the broker starts: a broker
    that found an empty folder would start as a new one.
-4. The broker starts under the same node name, at the same address. With consumers only: its agent
-   holds publishers back until somebody says `lb ready`.
+4. The broker starts under the same node name, or not at all, and at the same address. With consumers
+   only: its agent holds publishers back until somebody says `lb ready`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from ops.commands.paths import kit
 from ops.mirror_files import partner, proof_of_death
 from ops.mirrors import MirrorView, amqp_answers
 from ops.plan import Plan
-from ops.playbooks.promotion import leaving, promotion
+from ops.playbooks import add
+from ops.playbooks.promotion import leaving, promotion, state_brought
 from ops.step import Step
+from ops.view import View
 
 __all__ = ["failback", "failover", "start", "stop"]
 
@@ -115,6 +117,7 @@ def _arriving(
             done=lambda: view.succeeds(host, mounted),
             undo=on([host], hosts.unmount(mirror.mount)),
         ),
+        *((state_brought(view, host),) if agent else ()),
         Step(
             name=f"bring {mirror.address or 'no address'} to {host.name}",
             commands=on([host], hosts.address("take", mirror.address)) if mirror.address else (),
@@ -122,7 +125,9 @@ def _arriving(
         ),
         Step(
             name=f"start broker {name} on {host.name}",
-            commands=on([host], hosts.service("start", hosts.BROKER_UNIT)),
+            commands=on(
+                [host], hosts.same_node(mirror.mount), hosts.service("start", hosts.BROKER_UNIT)
+            ),
             until="it speaks AMQP",
             check=amqp_answers(view),
             within_s=BROKER_WITHIN_S,
@@ -138,7 +143,12 @@ def _arriving(
         steps.append(
             Step(
                 name=f"start the agent of {name} on {host.name}",
-                commands=on([host], hosts.service("start", hosts.AGENT_UNIT)),
+                commands=on(
+                    [host],
+                    # The cookie is the disk's: what was there before on this host is another one.
+                    hosts.hand_over_cookie(mirror.mount),
+                    hosts.service("start", hosts.AGENT_UNIT),
+                ),
             )
         )
         order = balancer.hold if consume_only else balancer.ready
@@ -148,4 +158,6 @@ def _arriving(
                 commands=(order(file, name),),
             )
         )
+        # Last: it ends well only when every agent serves the list, those of other brokers too.
+        steps.append(add.list_brought("bring the list to every agent", file, View(file)))
     return tuple(steps)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -15,9 +16,9 @@ from messagebus.secret import Secret
 from ops import lock, shell
 from ops.carrying import LOCK, inventory_option
 from ops.errors import OpsError
-from ops.provision.changes import changes, restart_wanted
+from ops.provision.changes import Change, changes, restart_wanted
 from ops.provision.hosts import Root, look, make, see_room
-from ops.provision.program import pack
+from ops.provision.program import Program, pack
 from ops.provision.wanted import secret_files, wanted_host
 
 __all__ = ["provision", "read_secrets", "root_of"]
@@ -45,28 +46,48 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
     if not hosts:
         raise ConfigError("the inventory has no [[hosts]]")
     secrets, program = read_secrets(inventory), pack()
-    for host in hosts:
-        wanted = wanted_host(inventory, host.name, secrets, program.digest)
-        with root_of(inventory, host.name) as root:
-            observed = look(wanted, root)
-            wants = changes(wanted, observed)
-            if not wants:
-                click.echo(f"{host.name}: nothing to change")
-                continue
-            for change in wants:
-                click.echo(f"{host.name}: {change.what}")
-            if dry_run:
-                continue
-            if not (yes or click.confirm(f"change {host.name}?", err=True)):
+    looked = [_look(inventory, host.name, secrets, program) for host in hosts]
+    for one in looked:
+        for what in [change.what for change in one.changes] or ["nothing to change"]:
+            click.echo(f"{one.host}: {what}")
+    if dry_run:
+        return
+    for one in looked:
+        if one.changes:
+            if not (yes or click.confirm(f"change {one.host}?", err=True)):
                 raise OpsError("not confirmed; --yes does not ask")
-            see_room(root, host=host.name)
-            with lock.held(file.parent / LOCK, f"provision {host.name}"):
-                make(wants, root, program, say=lambda what: click.echo(f"  {what}", err=True))
-            click.echo(f"{host.name}: {len(wants)} changes made")
-            if restart_wanted(wants, observed):
-                click.echo(
-                    f"{host.name}: its broker reads some of this when it starts: ops restart"
-                )
+            with lock.held(file.parent / LOCK, f"provision {one.host}"):
+                _change(inventory, one, program)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """One host before it is changed. restart: its broker will have to be restarted."""
+
+    host: str
+    changes: list[Change]
+    restart: bool
+
+
+def _look(
+    inventory: Inventory, name: str, secrets: Mapping[Path, Secret], program: Program
+) -> _Looked:
+    """Raises whatever stands in the way: all hosts are looked at before the first is changed."""
+    wanted = wanted_host(inventory, name, secrets, program.digest)
+    with root_of(inventory, name) as root:
+        observed = look(wanted, root)
+        wants = changes(wanted, observed)
+        if wants:
+            see_room(root, host=name)
+    return _Looked(host=name, changes=wants, restart=restart_wanted(wants, observed))
+
+
+def _change(inventory: Inventory, one: _Looked, program: Program) -> None:
+    with root_of(inventory, one.host) as root:
+        make(one.changes, root, program, say=lambda what: click.echo(f"  {what}", err=True))
+    click.echo(f"{one.host}: {len(one.changes)} changes made")
+    if one.restart:
+        click.echo(f"{one.host}: its broker reads some of this when it starts: ops restart")
 
 
 @contextmanager

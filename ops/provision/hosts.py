@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ops import shell
-from ops.errors import CommandFailed, HostUnreachable, NoRoom, SudoRefused
+from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
 from ops.provision.changes import COOKIE_COPY, Change
 from ops.provision.observed import Observed, observe
 from ops.provision.program import Program, unpack_command
@@ -35,7 +35,7 @@ class Root:
             return self._remote.run([*self._prefix, *argv], timeout_s=within_s, stdin=stdin)
         except CommandFailed as fault:
             if fault.exit_code == shell.NOT_FOUND and fault.output.startswith("SSH: "):
-                raise HostUnreachable(self._host, fault.output.removeprefix("SSH: ")) from fault
+                raise _no_ssh(self._host, fault.output.removeprefix("SSH: ")) from fault
             if self._prefix and fault.output.lstrip().startswith("sudo: "):
                 raise SudoRefused(self._host, fault.output.strip()) from fault
             raise
@@ -58,6 +58,12 @@ class Root:
         self.run(("install", "-m", mode, "-o", user, "-g", group, "/dev/null", new))
         self.run(("dd", "status=none", "conv=fsync,notrunc", f"of={new}"), stdin=file.text)
         self.run(("mv", "-f", "-T", new, str(file.path)))
+
+
+def _no_ssh(host: str, reason: str) -> HostUnreachable:
+    """reason: in the words of paramiko, which has no error of its own for a key that is not known."""
+    strange = "Host key for server" in reason or "not found in known_hosts" in reason
+    return HostKeyWrong(host, reason) if strange else HostUnreachable(host, reason)
 
 
 def look(wanted: WantedHost, root: Root) -> Observed:

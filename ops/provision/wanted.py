@@ -22,9 +22,11 @@ from ops.unit_files import BALANCER_STATE_UNIT, balancer_files
 
 __all__ = [
     "AGENT_UNIT",
+    "AGENT_USER",
     "BROKER_UNIT",
     "COOKIE",
     "PROGRAMS",
+    "STATE",
     "Secrets",
     "WantedFile",
     "WantedHost",

@@ -43,6 +43,7 @@ BUILD_WITHIN_S = 550.0
 BOOT_WITHIN_S = 60.0
 RUN_WITHIN_S = 60.0
 DIE_WITHIN_S = 10.0
+NICE = -10
 # It answers after a second on a busy machine; who asks more often waits longer.
 SSH_WITHIN_S = 10.0
 
@@ -143,6 +144,7 @@ class Host:
                 stderr=console,
                 start_new_session=True,
             )
+        _prefer(self._process.pid)
 
     def boot(self) -> float:
         """Start it and wait until it answers SSH. Returns the seconds that took."""
@@ -399,6 +401,17 @@ def _session(leader: int) -> list[int]:
             if int(words[3]) == leader and words[0] != "Z":
                 found.append(int(entry.name))
     return found
+
+
+def _prefer(pid: int) -> None:
+    """A host's processes go before others here: each of its system calls waits for its turn twice.
+
+    Beside three clusters RabbitMQ took 140 s to start, and so it takes 25. Linux shares time out among
+    sessions first, where it groups them; a process's own nice value counts in its session alone then.
+    """
+    with suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(NICE))
+    os.setpriority(os.PRIO_PROCESS, pid, NICE)
 
 
 def _memory_folder() -> str:

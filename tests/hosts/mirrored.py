@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 
+import lb.inventory
 from messagebus import BusConfig
 from tests.hosts.lab import DATA_DISK, ROOT, Host, Lab
 from tests.support.eventually import FACTOR, eventually
@@ -35,7 +37,15 @@ class Mirrored:
                 service_network="24",
             )
         )
-        self.primary, self.standby = lab.hosts
+
+    @property
+    def primary(self) -> Host:
+        """Where the broker runs, as the playbooks wrote it down."""
+        return self.lab[lb.inventory.load(self.inventory).find(NAME).host]
+
+    @property
+    def standby(self) -> Host:
+        return next(host for host in self.lab.hosts if host is not self.primary)
 
     # -------------------------------------------------------------- operating
     def ops(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +75,6 @@ class Mirrored:
     def failover(self) -> dict[str, float]:
         """The primary is off: the broker goes to the standby. Returns seconds by step."""
         self.done("storage", "failover", NAME, "--dead", self.primary.name, "--yes")
-        self.primary, self.standby = self.standby, self.primary
         return self.steps("storage failover")
 
     def steps(self, plan: str) -> dict[str, float]:
@@ -81,6 +90,36 @@ class Mirrored:
         began = time.monotonic()
         self.done("drbd", "connect", NAME, "--yes")
         return time.monotonic() - began
+
+    def make_whole(self) -> None:
+        """After a test that failed half-way: cables, power, connection and broker, whatever they are.
+
+        AssertionError says what could not be brought back.
+        """
+        for host in self.lab.hosts:
+            for network in ("management", "replication"):
+                host.mend(network)
+            if not host.is_running:
+                host.boot()
+        if self.is_whole:
+            return
+        for host in self.lab.hosts:
+            host.run("rm -rf /run/messagebus/dead")
+        if "ro:Primary" in self.state(self.standby):
+            self.standby.attempt(
+                f"systemctl stop rabbitmq-server; umount {MOUNT}; drbdadm secondary {NAME}"
+            )
+        shutil.rmtree(self.lab.folder / "journal", ignore_errors=True)
+        if "SPLIT BRAIN" in self.ops("drbd", "status").stdout:
+            self.done("drbd", "resolve", NAME, "--victim", self.standby.name, "--yes")
+        self.done("drbd", "connect", NAME, "--yes")
+        self.done("storage", "start", NAME, "--yes")
+
+    @property
+    def is_whole(self) -> bool:
+        """Two good copies, and writes go to both."""
+        state = self.state(self.primary)
+        return "cs:Connected ro:Primary/Secondary ds:UpToDate/UpToDate C r-----" in state
 
     def settle(self) -> None:
         """What a playbook does after topology, users, cookie or a first start."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
+from ops import shell
+from ops.errors import CommandFailed
 from tests.hosts.lab import DATA_DISK, Lab
 
 
@@ -22,12 +26,12 @@ def test_a_unit_of_a_package_is_started_and_stopped_by_systemctl(bare_lab: Lab) 
     )
     assert host.attempt("systemctl is-active rest")[0] == 3
     host.run("systemctl daemon-reload; systemctl enable --now rest")
-    assert host.run("systemctl is-active rest; ps -o user= -C sleep").split() == [
+    assert host.run("systemctl is-active rest; pgrep -u nobody -l").split()[::2] == [
         "active",
-        "nobody",
+        "sleep",
     ]
     host.run("systemctl restart rest; systemctl stop rest")
-    assert host.attempt("pgrep sleep")[0] == 1
+    assert host.attempt("pgrep -u nobody")[0] == 1
     assert host.run("systemctl is-enabled rest") == "enabled\n"
     assert host.attempt("systemctl start nothing")[0] == 4
 
@@ -47,6 +51,20 @@ def test_a_power_off_keeps_what_was_written_out_and_nothing_else(bare_lab: Lab) 
     assert not host.is_running
     host.boot()
     assert host.run(f"mount {DATA_DISK} /mnt && ls /mnt").split() == ["kept", "lost+found"]
+
+
+def test_a_connection_of_a_playbook_ends_with_its_host_and_comes_back_with_it(
+    bare_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(shell.ENV_SSH_CONFIG, str(bare_lab.home / ".ssh" / "config"))
+    host = bare_lab["mbB"]
+    with shell.connections_kept():
+        assert shell.run_over_ssh("mbB", ["uname", "-n"], timeout_s=60) == "mbB\n"
+        host.power_off()
+        with pytest.raises(CommandFailed, match="uname on mbB: exit code 127: SSH:"):
+            shell.run_over_ssh("mbB", ["uname", "-n"], timeout_s=60)
+        host.boot()
+        assert shell.run_over_ssh("mbB", ["uname", "-n"], timeout_s=60) == "mbB\n"
 
 
 def test_a_cable_that_is_cut_is_silence_on_one_network_alone(bare_lab: Lab) -> None:

@@ -12,12 +12,24 @@ import pytest
 
 from messagebus import BusConfig, Consumer, Publisher
 from tests.hosts.lab import Host, Lab
-from tests.support.eventually import FACTOR
+from tests.support.eventually import FACTOR, eventually
+from tests.support.playbooks import AuditedLoad
 
 OPS_WITHIN_S = 900.0
 DEADLINE_S = 60.0
-USERS = {"admin": "", "probe": "", "mb-agent": "agent", "pub": "publisher", "con": "consumer"}
+USERS = {
+    "admin": "",
+    "probe": "",
+    "mb-agent": "agent",
+    "pub": "publisher",
+    "con": "consumer",
+    "app": "application",
+}
 AMQP, LIST = 5670, 8080
+BOTH = {"mb1": "mbA", "mb2": "mbB"}
+# In the inventory, in place of a host's name for SSH.
+BY_SUDO = '"op@mbB"\nsudo = "yes"'
+SUDOERS = "/etc/sudoers.d/op"
 
 TOP = """\
 cluster = "lab"
@@ -118,21 +130,35 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(bare_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """Of one broker: a bare host was set up, and the cluster founded."""
     made = Cluster(bare_lab, tmp_path_factory.mktemp("cluster"))
     made.of({"mb1": "mbA"})
+    dry = made.well("provision", "mbA", "--dry-run")
+    assert "mbA: install chrony, haproxy, rabbitmq-server" in dry
+    assert made.lab["mbA"].attempt("dpkg -s rabbitmq-server")[0] != 0
+    assert "changes made" in made.well("provision", "mbA", "--yes")
+    assert made.well("provision", "mbA", "--yes").strip() == "mbA: nothing to change"
+    assert "queues of mb1 are settled" in made.well("found", "--yes")
     return made
+
+
+@pytest.fixture(scope="module")
+def both(cluster: Cluster) -> Cluster:
+    """The second host was set up by a user who is not root, and its broker added."""
+    host = cluster.lab["mbB"]
+    host.run("useradd -m -p '*' op; cp -r /root/.ssh /home/op/; chown -R op /home/op/.ssh")
+    host.run(f"echo 'op ALL=(ALL) NOPASSWD: ALL' > {SUDOERS}")
+    cluster.of(BOTH, mbB=BY_SUDO)
+    assert "changes made" in cluster.well("provision", "mbB", "--yes")
+    assert cluster.well("provision", "mbB", "--yes").strip() == "mbB: nothing to change"
+    told = cluster.well("add", "mb2", "--yes")
+    assert re.search(r"(\d+) of \1 clients work by generation 2", told)
+    return cluster
 
 
 def test_a_bare_host_becomes_a_running_cluster_and_a_second_run_changes_nothing(
     cluster: Cluster,
 ) -> None:
-    dry = cluster.well("provision", "mbA", "--dry-run")
-    assert "mbA: install chrony, haproxy, rabbitmq-server" in dry
-    assert cluster.lab["mbA"].attempt("dpkg -s rabbitmq-server")[0] != 0
-    assert "changes made" in cluster.well("provision", "mbA", "--yes")
-    assert cluster.well("provision", "mbA", "--yes").strip() == "mbA: nothing to change"
-
-    assert "queues of mb1 are settled" in cluster.well("found", "--yes")
     passes_messages(cluster, 50, "first")
     nobody_sees_a_secret(cluster, cluster.lab["mbA"])
 
@@ -174,38 +200,47 @@ def test_what_somebody_changed_by_hand_is_found_and_put_right(cluster: Cluster) 
     assert "nothing to change" in cluster.well("provision", "mbA", "--yes")
 
 
-def test_a_second_host_is_set_up_and_its_broker_added_while_everything_runs(
-    cluster: Cluster,
-) -> None:
-    cluster.of({"mb1": "mbA", "mb2": "mbB"})
-    assert "changes made" in cluster.well("provision", "mbB", "--yes")
-    told = cluster.well("add", "mb2", "--yes")
-    assert re.search(r"(\d+) of \1 clients work by generation 2", told)
+def test_a_second_host_is_set_up_and_its_broker_added_while_everything_runs(both: Cluster) -> None:
     brokers = set[str]()
     for number in range(6):
-        brokers |= passes_messages(cluster, 5, f"second{number % 2}")
-    assert brokers == {f"{cluster.lab[name].address}:5672" for name in ("mbA", "mbB")}
+        brokers |= passes_messages(both, 5, f"second{number % 2}")
+    assert brokers == {f"{both.lab[name].address}:5672" for name in ("mbA", "mbB")}
     # Packages start nothing on these hosts, and their time is the machine's.
-    differences = cluster.ops("check").stdout.splitlines()
+    differences = both.ops("check").stdout.splitlines()
     assert [each for each in differences if "chrony does not run" not in each] == []
 
 
-def test_what_stands_in_the_way_is_told_before_anything_changes(cluster: Cluster) -> None:
-    host = cluster.lab["mbB"]
+def test_an_upgrade_over_ssh_under_load_loses_and_doubles_nothing(both: Cluster) -> None:
+    host = both.lab["mbB"]
+    born = host.run("stat -c %W /var/lib/rabbitmq/mnesia/mb2@localhost")
+    load = AuditedLoad(both.bus("app"), "upgraded")
+    with load.running(publishers=1, consumers=1):
+        told = both.well("upgrade", "mb2", "--yes")
+        eventually(
+            lambda: load.confirmed_by(f"{host.address}:5672"), within_s=DEADLINE_S, what="from mb2"
+        )
+    assert "0 messages are left" in told
+    assert load.lost == set()
+    assert load.doubled == []
+    assert host.run("stat -c %W /var/lib/rabbitmq/mnesia/mb2@localhost") != born
+
+
+def test_what_stands_in_the_way_is_told_before_anything_changes(both: Cluster) -> None:
+    cluster, host = both, both.lab["mbB"]
     before = host.run("sha256sum /etc/messagebus/* /etc/rabbitmq/*; dpkg-query -W | sha256sum")
 
-    host.run("useradd -m -p '*' op; cp -r /root/.ssh /home/op/; chown -R op /home/op/.ssh")
-    cluster.of({"mb1": "mbA", "mb2": "mbB"}, mbB='"op@mbB"\nsudo = "yes"')
+    host.run(f"mv {SUDOERS} /root/")
     refused = cluster.ops("provision", "mbB", "--yes")
+    host.run(f"mv /root/{Path(SUDOERS).name} {SUDOERS}")
     assert refused.returncode == 1
     assert "mbB: sudo refused:" in refused.stderr
 
-    cluster.of({"mb1": "mbA", "mb2": "mbB"}, mbB='"10.255.255.1:9"')
+    cluster.of(BOTH, mbB='"10.255.255.1:9"')
     away = cluster.ops("provision", "mbB", "--yes")
     assert away.returncode == 1
     assert "mbB: no SSH:" in away.stderr
 
-    cluster.of({"mb1": "mbA", "mb2": "mbB"})
+    cluster.of(BOTH, mbB=BY_SUDO)
     known = cluster.lab.home / ".ssh" / "known_hosts"
     right = known.read_text()
     other = cluster.folder / "other"
@@ -217,7 +252,7 @@ def test_what_stands_in_the_way_is_told_before_anything_changes(cluster: Cluster
     finally:
         known.write_text(right)
     assert strange.returncode == 1
-    assert "mbB: no SSH:" in strange.stderr
+    assert "mbB: its host key is not the known one" in strange.stderr
 
     host.run("fallocate -l $(df --output=avail -B1 / | tail -1) /filler || true")
     host.run("echo other > /etc/messagebus/password")

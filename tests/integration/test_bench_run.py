@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench.control import read_progress
 from bench.errors import BenchError, InputInvalid
+from bench.figures.environment import CHECKOUT
 from bench.processes import Children
 from bench.run import conduct as conducting
 from bench.run.cli import measured
-from bench.run.conduct import conduct, declare_all, probes
+from bench.run.conduct import conduct
+from bench.run.drivers import started
 from bench.run.profile import Profile
 from bench.run.report import render_text
 from bench.run.result import gather
+from bench.run.standalone import Standalone
+from bench.run.written import read_parts
 from ops.local.cluster import LocalCluster
+from tests.support.eventually import eventually
 
 
 def profile(name: str, **time: float) -> Profile:
@@ -40,7 +48,7 @@ def profile(name: str, **time: float) -> Profile:
 def test_every_message_of_a_run_has_its_fate_and_its_time(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    result = measured(profile("whole"), tmp_path / "run", cluster)
+    result = measured(profile("whole"), tmp_path / "run", Standalone(cluster))
     fates = result.fates
     assert fates.published == fates.confirmed == fates.delivered > 200
     assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
@@ -56,21 +64,15 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert rows == fates.published
 
 
-@pytest.mark.parametrize("system", ["pika", "aio-pika"])
+@pytest.mark.parametrize("system", ["pika", "aio-pika", "pika-blocking", "kombu"])
 def test_other_clients_are_measured_by_the_same_load(
     cluster: LocalCluster, tmp_path: Path, system: str
 ) -> None:
-    values = profile("peer").as_json() | {"events": False}
+    values = profile("peer", measured_s=2.0).as_json() | {"events": False}
     values["system"] = {"name": system, "brokers": 1}
     wanted = Profile.from_values(values, "test")
-    node = cluster.node(cluster.names[0])
-    env = cluster.client_env()
-    declare_all(wanted, env)
-    folder = tmp_path / "run"
-    alone = env | {"MESSAGEBUS_BROKER": node.broker}
-    conduct(wanted, folder, alone, [], lambda _line: None)
-    fates = gather(folder).fates
-    assert fates.published == fates.confirmed == fates.delivered > 200
+    fates = measured(wanted, tmp_path / "run", Standalone(cluster, direct=True)).fates
+    assert fates.published == fates.confirmed == fates.delivered > 100
     assert (fates.lost, fates.doubled, fates.altered, fates.late) == (0, 0, 0, 0)
 
 
@@ -85,13 +87,80 @@ def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
         work(children, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(conducting, "_work", kill_then_work)
-    declare_all(wanted, cluster.client_env())
+    running = Standalone(cluster)
+    running.declare(wanted)
     with pytest.raises(BenchError, match="publisher-1 ended by itself"):
-        conduct(wanted, folder, cluster.client_env(), probes(cluster), lambda _line: None)
+        conduct(wanted, folder, running, lambda _line: None)
     result = gather(folder)
     assert not result.about["complete"]
     assert result.faults[0].startswith("publisher-1 ended by itself")
     assert "publisher-0" in [part.name for part in result.parts]
+
+
+# What `python -m bench run` does, on a cluster that is there already.
+COORDINATOR = """
+import json, sys
+from pathlib import Path
+from bench.run.conduct import conduct
+from bench.run.drivers import started
+from bench.run.profile import Profile
+from bench.run.standalone import Standalone
+from ops.local.cluster import LocalCluster
+wanted = Profile.from_values(json.loads(sys.argv[1]), "test")
+conduct(wanted, Path(sys.argv[2]), Standalone(LocalCluster(sys.argv[3])), print)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGKILL, "the run did not end in order"),
+    ],
+)
+def test_a_coordinator_that_is_stopped_leaves_a_run_that_can_be_read(
+    cluster: LocalCluster, tmp_path: Path, number: signal.Signals, why: str
+) -> None:
+    wanted, folder = profile("stopped", measured_s=60.0), tmp_path / "run"
+    Standalone(cluster).declare(wanted)
+    argv = [sys.executable, "-c", COORDINATOR, json.dumps(wanted.as_json())]
+    with subprocess.Popen([*argv, str(folder), str(cluster.dir)], cwd=CHECKOUT) as coordinator:
+        eventually(lambda: _done(folder) > 0, within_s=60)
+        coordinator.send_signal(number)
+        coordinator.wait(60)
+    # Load processes notice by themselves that nobody is there any more, and write what they have.
+    eventually(lambda: len(read_parts(folder)) == 3, within_s=60)
+    result = gather(folder)
+    assert not result.about["complete"]
+    assert result.faults[0] == why
+    assert result.fates.published > 0
+    assert "not to be trusted" in render_text(result)
+
+
+def _done(folder: Path) -> int:
+    return sum(each.done for name, each in read_progress(folder).items() if "publisher" in name)
+
+
+def test_a_closed_loop_sends_so_many_however_long_it_takes(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    values = profile("closed", warm_up_s=0.0).as_json() | {"events": False}
+    values["load"] |= {"schedule": {"kind": "closed", "count": 200}, "window": 5, "per_process": 2}
+    result = measured(Profile.from_values(values, "test"), tmp_path / "run", Standalone(cluster))
+    assert result.fates.published == result.fates.confirmed == result.fates.delivered == 400
+    assert result.per_s == pytest.approx(400 / result.measured_s)
+    assert result.faults == []
+
+
+def test_a_native_cluster_has_a_member_of_every_queue_on_every_node(tmp_path: Path) -> None:
+    values = profile("native", measured_s=2.0).as_json() | {"events": False}
+    values["system"] = {"name": "native", "brokers": 2}
+    wanted = Profile.from_values(values, "test")
+    # Declaring raises unless both nodes are members.
+    with started(wanted, f"127.{1 + os.getpid() % 250}.77", print) as running:
+        fates = measured(wanted, tmp_path / "run", running).fates
+    assert fates.published == fates.confirmed == fates.delivered > 100
+    assert (fates.lost, fates.doubled, fates.altered) == (0, 0, 0)
 
 
 def test_a_folder_that_has_something_is_never_written_into(
@@ -99,4 +168,4 @@ def test_a_folder_that_has_something_is_never_written_into(
 ) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(InputInvalid, match="is not empty"):
-        conduct(profile("x"), tmp_path, {}, [], print)
+        conduct(profile("x"), tmp_path, Standalone(cluster), print)

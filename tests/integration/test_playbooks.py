@@ -9,20 +9,32 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import quote
 
 import pytest
 
-from messagebus import Broker, BusConfig, Consumer, Message, Publisher, count_parked, declare
+from messagebus import (
+    Broker,
+    BusConfig,
+    Consumer,
+    Message,
+    Publisher,
+    RegistrationIncomplete,
+    count_parked,
+    declare,
+)
 from messagebus._io.link import Credentials, Link, dial
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually, eventually_async
 from tests.support.faults import delete_queue, direct, operators_drain
-from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, ops
+from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, lb, ops
 
 RECEIVED_FIRST = 100
+RELOADS = 5
+DECLARED_WITHIN_S = 5.0
 SEEN_WITHIN_S = 30.0
 
 
@@ -69,6 +81,24 @@ def test_adding_and_removing_under_load_loses_and_doubles_nothing(
 
 def proofs(said: str) -> str:
     return "\n".join(line for line in said.splitlines() if line.strip().startswith("proved"))
+
+
+def has_received(load: AuditedLoad, count: int) -> bool:
+    return len(load.received) > count
+
+
+def test_reloads_of_the_balancer_under_load_lose_and_double_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    """While publishers renew their connections, so that some are made in each of its moments."""
+    with load.running(publishers=4, consumers=4):
+        for number in range(1, RELOADS + 1):
+            eventually(partial(has_received, load, number * RECEIVED_FIRST), within_s=60)
+            reloaded = lb(cluster, "apply", "--reload")
+            assert reloaded.returncode == 0, reloaded.stderr
+            assert "reloaded: process" in reloaded.stdout
+    assert load.lost == set()
+    assert load.doubled == []
 
 
 def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
@@ -328,3 +358,36 @@ def put_queue(
     with cluster.management(name) as management:
         path = f"/api/queues/%2F/{quote(queue, safe='')}"
         management.put(path, json=body).raise_for_status()
+
+
+def test_topology_sync_brings_about_what_a_broker_lacks(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    """Somebody wrote one node's copy of the list by hand, without the others: nobody tells it anything."""
+    node, wanted = cluster.node(cluster.names[-1]), f"{topic}/{SUBSCRIPTION}"
+    whole = node.list_file.read_text()
+    cluster.kill(node.name, agent=True)
+    with pytest.raises(RegistrationIncomplete, match=node.broker):
+        declare(bus, [wanted], timeout_s=DECLARED_WITHIN_S)
+    node.list_file.write_text(
+        f"# generation: {cluster.consumer_list().generation}\n{node.broker}\n"
+    )
+    try:
+        cluster.start(node.name, agent=True)
+        lacking = f"{node.name}: {wanted} is wanted: its agent does not know"
+        eventually(lambda: lacking in ops(cluster, "topology", "diff").stdout, within_s=20)
+        assert f"mb.sub/{wanted}" not in queues_of(cluster, node.name)
+        synced = ops(cluster, "topology", "sync")
+        assert synced.returncode == 0, synced.stderr
+        assert synced.stdout.startswith("2 entries were told to agents that did not know them")
+        assert f"mb.sub/{wanted}" in queues_of(cluster, node.name)
+        assert ops(cluster, "topology", "diff").returncode == 0
+    finally:
+        node.list_file.write_text(whole)
+        cluster.wait_ready()
+
+
+def queues_of(cluster: LocalCluster, name: str) -> set[str]:
+    with cluster.management(name) as management:
+        listed = management.get("/api/queues/%2F?columns=name").raise_for_status().json()
+        return {queue["name"] for queue in listed}

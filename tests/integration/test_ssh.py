@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ops import shell
-from ops.errors import CommandFailed
+from ops.errors import CommandFailed, HostKeyWrong
+from ops.provision.hosts import Root
 from tests.support.sshd import Sshd, ssh_server
 
 
@@ -28,6 +30,18 @@ def settings(server: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_words_reach_the_command_as_they_are(server: Sshd) -> None:
     argv = ["printf", "%s|", "a b", "$HOME", "*", "it's"]
     assert shell.run_over_ssh(server.address, argv, timeout_s=10) == "a b|$HOME|*|it's|"
+
+
+def test_a_connection_is_kept_and_made_anew_where_it_was_ended(server: Sshd) -> None:
+    def run(*argv: str) -> str:
+        return shell.run_over_ssh(server.address, argv, timeout_s=10)
+
+    with shell.connections_kept():
+        first = run("printenv", "SSH_CONNECTION")
+        assert run("printenv", "SSH_CONNECTION") == first
+        with suppress(CommandFailed):
+            run("sh", "-c", "kill $PPID")
+        assert run("printenv", "SSH_CONNECTION") != first
 
 
 def test_what_is_read_by_a_command_stands_in_no_argument(server: Sshd) -> None:
@@ -125,9 +139,19 @@ def test_a_host_with_a_strange_key_is_not_talked_to(
         strange.change_key()
         with pytest.raises(CommandFailed, match=r"SSH: .*[Hh]ost key"):
             shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
+        with (
+            shell.remote(strange.address) as far,
+            pytest.raises(HostKeyWrong, match="not the known"),
+        ):
+            Root(far, host="db1", sudo=False).run(("true",))
         (tmp_path / "sshd" / "known_hosts").write_text("")
         with pytest.raises(CommandFailed, match=r"SSH: .*not found in known_hosts"):
             shell.run_over_ssh(strange.address, ["true"], timeout_s=10)
+        with (
+            shell.remote(strange.address) as far,
+            pytest.raises(HostKeyWrong, match="is not known"),
+        ):
+            Root(far, host="db1", sudo=False).run(("true",))
 
 
 def _echo_once(listener: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ from tests.support.faults import (
     close_connections,
 )
 from tests.support.load import consuming, publishing
+from tests.support.playbooks import ops
 
 READY_WITHIN_S = 20.0
 LISTED_WITHIN_S = 10.0
@@ -224,6 +226,38 @@ def test_an_agent_shows_new_certificates_without_a_restart(
             return secure.getpeercert(binary_form=True)
 
     eventually(lambda: shown() == wanted, within_s=CHECKED_WITHIN_S)
+
+
+def test_the_end_of_certificates_is_told_before_it_comes(
+    secured: LocalCluster, bus: BusConfig
+) -> None:
+    """By the agent's metrics, and by `ops check`."""
+    days_left, ends_soon = 397, 20
+    node = secured.node("mb2")
+    metrics = f"https://{node.agent}/metrics"
+
+    def shown_days() -> float:
+        context = bus.tls_files.client_context()
+        text = httpx.get(metrics, verify=context, trust_env=False).text
+        found = re.search(r"^messagebus_agent_certificate_seconds_left{.*} (\S+)$", text, re.M)
+        return float(found[1]) / 86_400 if found else 0
+
+    assert shown_days() == pytest.approx(days_left, abs=1)
+    assert "certificate" not in ops(secured, "check").stdout
+    before = [secured.layout.tls_file(f"mb2.{kind}") for kind in ("key", "pem")]
+    kept = [file.read_text() for file in before]
+    certificate, key = Authority.load(secured.layout.tls_dir).issue(
+        "mb2", (node.host, SERVER_NAME, f"mb2.{SERVER_NAME}"), days=ends_soon
+    )
+    try:
+        for file, text in zip(before, (key, certificate), strict=True):
+            secrets.write(file, text)
+        assert shown_days() == pytest.approx(ends_soon, abs=1)
+        told = f"agent of mb2: its certificate ends in {ends_soon} days"
+        eventually(lambda: told in ops(secured, "check").stdout, within_s=CHECKED_WITHIN_S)
+    finally:
+        for file, text in zip(before, kept, strict=True):
+            secrets.write(file, text)
 
 
 @pytest.fixture

@@ -254,6 +254,9 @@ def test_children_are_stopped_together(shop: Shop, free_port: int) -> None:
     ready = is_answered(free_port, "/ready", 200).json()
     assert set(ready["workers"]) == {"worker 1", "worker 2"}
     is_answered(free_port, "/live", 200)
+    shown = is_answered(free_port, "/metrics", 200).text
+    for name in ("worker 1", "worker 2"):
+        assert re.search(rf'^messagebus_clients_running{{.*process="{name}".*}} 1', shown, re.M)
     assert end(worker) == (0, "")
     assert shop.told().count("ended slow") == 2
 

@@ -11,7 +11,7 @@ from lb.inventory import Inventory, parse
 from lb.runtime import ServerState
 from messagebus.secret import Secret
 
-__all__ = ["BASE", "PASSWORD", "UP", "inventory", "inventory_values"]
+__all__ = ["BASE", "PASSWORD", "UP", "inventory", "inventory_values", "mirrored_values"]
 
 BASE = Path("/somewhere")
 PASSWORD = "pr'o\"be e$x"
@@ -74,3 +74,43 @@ def inventory(
     return dataclasses.replace(
         read, balancer=dataclasses.replace(read.balancer, probe_password=Secret(PASSWORD))
     )
+
+
+def mirrored_values(**changes: Any) -> dict[str, Any]:
+    """The disk of mb1 is mirrored on a1 and a2; b1 to b3 lack something. changes: of the mirror."""
+    values = inventory_values()
+    values["hosts"] = [
+        {
+            "name": "a1",
+            "ssh": "root@10.77.0.1",
+            "replication": "10.78.0.1",
+            "management": "10.77.0.1",
+        },
+        {
+            "name": "a2",
+            "ssh": "10.77.0.2:2222",
+            "replication": "10.78.0.2",
+            "management": "10.77.0.2",
+        },
+        {"name": "b1", "ssh": "b1.example"},
+        {"name": "b2", "ssh": "b2.example", "replication": "10.78.0.4"},
+        {
+            "name": "b3",
+            "ssh": "b3.example",
+            "replication": "10.78.0.5",
+            "management": "10.78.0.5",
+        },
+    ]
+    values["brokers"][0]["host"] = "a1"
+    values["mirrors"] = [
+        {
+            "name": "mb1",
+            "hosts": ["a1", "a2"],
+            "device": "/dev/drbd0",
+            "disk": "/dev/vdb",
+            "mount": "/var/lib/rabbitmq",
+            "port": 7789,
+            **changes,
+        }
+    ]
+    return values

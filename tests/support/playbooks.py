@@ -13,7 +13,7 @@ from messagebus import BusConfig, Consumer, Message, Publisher, PublisherConfig
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR
 
-__all__ = ["SUBSCRIPTION", "AuditedLoad", "argv", "ops"]
+__all__ = ["SUBSCRIPTION", "AuditedLoad", "argv", "lb", "ops"]
 
 PLAYBOOK_WITHIN_S = 300
 SUBSCRIPTION = "audit"
@@ -30,8 +30,16 @@ def argv(cluster: LocalCluster, *words: str) -> list[str]:
 
 def ops(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
     """Run one command of the kit to its end."""
+    return _ended(argv(cluster, *words))
+
+
+def lb(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
+    return _ended([sys.executable, "-m", "lb", "--inventory", str(cluster.inventory), *words])
+
+
+def _ended(argv: list[str]) -> subprocess.CompletedProcess[str]:
     within_s = PLAYBOOK_WITHIN_S * FACTOR
-    return subprocess.run(argv(cluster, *words), capture_output=True, text=True, timeout=within_s)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=within_s)
 
 
 class AuditedLoad:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
+from messagebus._io.codec import Arrived
 from messagebus._io.link import Credentials, Link, dial
 from messagebus.broker import Broker
+from messagebus.errors import MessageBusError
 from messagebus.secret import Secret
 
-__all__ = ["declare_queue", "publish_to_young_queue"]
+__all__ = ["count_messages", "declare_queue", "publish_to_young_queue"]
+
+log = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_MS = 5_000
 CONFIRMED_WITHIN_S = 10.0
@@ -61,3 +66,40 @@ async def _confirmed(link: Link, queue: str, count: int) -> int:
         link.channel.basic_publish("", queue, b"young")
     await all_answered.wait()
     return confirmed
+
+
+def count_messages(
+    broker: str, user: str, password: Secret, *, queue: str, wanted: int, within_s: float
+) -> int:
+    """How many messages come out of a queue until these are there, or the time is over. All stay in it.
+
+    Of a queue that lost its name none do: it does not answer.
+    """
+    credentials = Credentials(user=user, password=password, client_id="count")
+    return asyncio.run(_count(Broker.parse(broker), credentials, queue, wanted, within_s))
+
+
+async def _count(
+    broker: Broker, credentials: Credentials, queue: str, wanted: int, within_s: float
+) -> int:
+    link = await dial(broker, credentials, timeout_ms=DIAL_TIMEOUT_MS)
+    count = 0
+    all_there = asyncio.Event()
+
+    def arrived(contents: list[Arrived]) -> None:
+        nonlocal count
+        count += len(contents)
+        if count >= wanted:
+            all_there.set()
+
+    link.pipe.on_contents = arrived
+    try:
+        async with asyncio.timeout(within_s):
+            handed = link.pipe.pika_content
+            await link.call("basic_consume", queue=queue, on_message_callback=handed)
+            await all_there.wait()
+    except (TimeoutError, MessageBusError) as fault:
+        log.info("%s: %d of %d: %r", queue, count, wanted, fault)
+    finally:
+        link.abort()
+    return count

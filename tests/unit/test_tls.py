@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -201,3 +202,28 @@ def shake_hands(client: TlsFiles, server: TlsFiles | ssl.SSLContext, name: str) 
     except ssl.SSLWantReadError:
         assert not raised
     return True
+
+
+def test_certificates_are_good_until_the_first_of_them_ends(folder: Path) -> None:
+    def days_left(tls: TlsFiles) -> float:
+        end_s = tls.good_until_s()
+        assert end_s is not None
+        return (end_s - time.time()) / 86_400
+
+    certificate, key = Authority.load(folder).issue("client", days=5)
+    (folder / "client.pem").write_text(certificate)
+    (folder / "client.key").write_text(key)
+    assert days_left(files(folder)) == pytest.approx(5, abs=0.1)
+    (folder / "short").mkdir()
+    Authority.make("short", days=2).save(folder / "short")
+    assert days_left(files(folder, ca="short/ca.pem")) == pytest.approx(2, abs=0.1)
+    both = (folder / "ca.pem").read_text() + (folder / "short" / "ca.pem").read_text()
+    (folder / "both.pem").write_text(both)
+    assert days_left(files(folder, ca="both.pem")) == pytest.approx(5, abs=0.1)
+
+
+def test_files_that_are_not_there_or_not_given_have_no_end(folder: Path) -> None:
+    assert TlsFiles().good_until_s() is None
+    assert files(folder, ca="missing.pem").good_until_s() is None
+    (folder / "client.pem").write_text("no certificate")
+    assert files(folder).good_until_s() is None

@@ -96,6 +96,13 @@ def test_where_a_node_s_list_is(
     assert load(path).nodes[0].hosts == hosts
 
 
+def test_who_logs_in_without_being_root_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    hosts = HOSTS.replace('ssh = "10.0.0.2"', 'ssh = "op@10.0.0.2"\nsudo = "yes"')
+    path.write_text(f'{GOOD}host = "one"{hosts}{MIRROR}')
+    assert load(path).nodes[0].sudo == {"op@10.0.0.2"}
+
+
 def test_a_host_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "inventory.toml"
     path.write_text(f'{GOOD}host = "none"\n')

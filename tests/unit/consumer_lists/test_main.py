@@ -104,7 +104,10 @@ def test_wrong_use_has_exit_code_2(words: tuple[str, ...]) -> None:
 
 
 def test_a_push_that_is_served(tmp_path: Path) -> None:
-    assert run("push").output == "generation 7: 1 of 1\nkeep prod.txt: prod: generation 7\n"
+    assert (
+        run("push").output
+        == "generation 7 is served by 1 of 1 nodes\nkeep prod.txt: prod: generation 7\n"
+    )
     assert (tmp_path / "a.txt").read_text() == TEXT
 
 
@@ -118,7 +121,7 @@ def test_recovering_raises_the_generation_and_tells_who_was_not_asked(http: Agen
     http.answers["a:8081/consumer-list"] = TEXT.replace("7", "30")
     del http.answers["a:8081/clients"]
     recovered = run("push", "--recover", "--within", "0")
-    assert "generation 31: 0 of 1" in recovered.output
+    assert "generation 31 is served by 0 of 1 nodes" in recovered.output
     assert "a may know a newer generation and was not asked: Connection" in recovered.stderr
 
 
@@ -135,7 +138,7 @@ class FakeRemote:
         self.host = host
         yield self
 
-    def write(self, path: Path, text: str) -> None:
+    def write(self, path: Path, text: str, *, sudo: bool) -> None:
         if self.host in self.down:
             raise CommandFailed(["dd"], 127, "SSH: no route", self.host)
         self.written[self.host, str(path)] = text
@@ -177,7 +180,8 @@ def test_a_client_that_is_behind_is_a_difference(http: AgentsHttp) -> None:
 
 
 def test_a_difference_has_exit_code_1(http: AgentsHttp) -> None:
-    assert run("diff").exit_code == 0
+    same = run("diff")
+    assert (same.exit_code, same.output) == (0, "all have generation 7: 1 nodes, 0 clients\n")
     http.answers["a:8081/consumer-list"] = TEXT + "mb3\n"
     differs = run("diff")
     assert (differs.exit_code, differs.output) == (1, "a: has mb3:5672 too\n")
@@ -187,6 +191,7 @@ def test_what_is_shown_to_people(http: AgentsHttp) -> None:
     shown = run("show")
     assert "# generation: 7" in shown.output
     assert "same" in shown.output
+    assert "no client has asked lately" in shown.output
     http.answers = {}
     assert "clients of a are not known: Connection refused" in run("show").stderr
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ops.archive import Archive
 from ops.backup import (
     definitions_of,
@@ -110,7 +112,30 @@ def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
         "permissions": [{"user": "shop", "vhost": "/", "configure": "^$"}],
     }
     assert missing.names == ["user shop", "permission of shop"]
-    assert missing.told == ("user bus is another one now", "policy limit is another one now")
+    assert missing.told == (
+        "user bus has another password now, or the same stored anew",
+        "policy limit is another one now",
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"password_hash": "right, other salt"}, ()),
+        ({"password_hash": "wrong"}, ("user bus has another password now",)),
+        ({"password_hash": "right", "tags": ["policymaker"]}, ("user bus is another one now",)),
+    ],
+)
+def test_a_password_that_is_known_may_be_stored_under_another_salt(
+    now: dict[str, Any], told: tuple[str, ...]
+) -> None:
+    user = {"name": "bus", "password_hash": "right", "tags": []}
+    missing = missing_definitions(
+        {"users": [user]},
+        {"users": [user | now]},
+        is_password=lambda user, stored: user == "bus" and stored.startswith("right"),
+    )
+    assert (missing.definitions, missing.told) == ({}, told)
 
 
 def test_what_agents_make_is_left_to_them() -> None:

@@ -31,7 +31,7 @@ class Cluster:
         self.layout.list_file.parent.mkdir()
         self.layout.list_file.write_text(LIST)
         self.layout.secrets_dir.mkdir()
-        for name in ("admin.password", "token", "probe.password"):
+        for name in ("admin.password", "token", "probe.password", "bus.password"):
             self.layout.secret(name).write_text(f"secret of {name}")
         entries = [{**ENTRY, "wanted": name, "number": 1} for name in ("orders", "orders/billing")]
         self.maps: dict[str, Any] = {name: {"entries": entries} for name in ("mb1", "mb2")}

@@ -124,3 +124,15 @@ def test_what_an_agent_says_is_told_with_its_reason() -> None:
     assert list(checkup.of_health("mb1", {"verdict": "ready"})) == []
     (found,) = checkup.of_health("mb1", {"verdict": "drain", "reason": "disk alarm"})
     assert found.what == "takes no new publishers: drain, disk alarm"
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [
+        (-1, ["mb1: its certificate has ended"]),
+        (12.2, ["mb1: its certificate ends in 12 days"]),
+        (31, []),
+    ],
+)
+def test_a_certificate_that_ends_soon_is_told(days: float, told: list[str]) -> None:
+    assert [str(each) for each in checkup.of_certificate("mb1", days * 86_400)] == told

@@ -44,6 +44,7 @@ def test_a_dry_run_leaves_no_trace(inventory: Path) -> None:
     [
         (("add", "mb1"), "mb1 is on the list already"),
         (("remove", "mb9"), "no broker 'mb9' in the inventory"),
+        (("replace", "mb1", "--dead", "db1"), "mb1 has no mirror that could take over"),
         (("add", "mb3", "--undo", "--yes"), "no unfinished run of 'add mb3' to take back"),
     ],
 )

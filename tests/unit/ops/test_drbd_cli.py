@@ -13,6 +13,7 @@ from tests.support.mirrors import FakeHosts, mirrored_inventory
 
 HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
 SIGNATURES = "wipefs --no-act --noheadings --output TYPE /dev/vdb"
+NODE_NAME = "sed -n s/^NODENAME=//p /etc/rabbitmq/rabbitmq-env.conf"
 
 
 @pytest.fixture
@@ -61,14 +62,19 @@ def answers(holds: str = "", name: str = "db1") -> dict[str, str | None]:
     return {SIGNATURES: holds, "uname -n": name}
 
 
+class Named(FakeHosts):
+    """Each of them knows its name."""
+
+    def run(self, host: str, argv: Sequence[str]) -> str:
+        return host if argv[0] == "uname" else super().run(host, argv)
+
+
 def test_a_disk_that_holds_something_is_named_and_nothing_is_done(
     drbd: Asked, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Named(FakeHosts):
-        def run(self, host: str, argv: Sequence[str]) -> str:
-            return host if argv[0] == "uname" else super().run(host, argv)
-
-    hosts = Named({"db1": "01 A", "db2": "01 A"}, {SIGNATURES: "ext4\n"})
+    hosts = Named(
+        {"db1": "01 A", "db2": "01 A"}, {SIGNATURES: "ext4\n", NODE_NAME: "mb1@localhost"}
+    )
     monkeypatch.setattr(shell, "remote", hosts.connect)
     words = ["drbd", "create", "mb1", "--inventory", str(file), "--yes", "--dry-run"]
     assert main(words) == 1
@@ -82,7 +88,7 @@ def test_a_disk_that_holds_something_is_named_and_nothing_is_done(
     assert capsys.readouterr().out.count("wipefs --all") == 2
     assert main([*words, "--overwrite", "destroy everything"]) == 1
     assert {typed.split()[0] for _, typed in hosts.ran} <= {
-        *("uname", "wipefs", "drbdsetup", "drbdadm"),
+        *("uname", "sed", "wipefs", "drbdsetup", "drbdadm", "systemctl"),
     }
     assert not any("--all" in typed for _, typed in hosts.ran)
 
@@ -92,6 +98,20 @@ def test_a_host_of_another_name_is_refused_because_drbd_would(
 ) -> None:
     assert drbd("01 A", "01 A", "create mb1 --dry-run", answers(name="localhost")) == 1
     assert "db1 calls itself 'localhost'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["", "rabbit\n", None])
+def test_two_hosts_on_which_rabbitmq_would_be_two_nodes_are_refused(
+    file: Path,
+    named: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hosts = Named({"db1": "01 A", "db2": "01 A"}, {SIGNATURES: "", NODE_NAME: named})
+    monkeypatch.setattr(shell, "remote", hosts.connect)
+    assert main(["drbd", "create", "mb1", "--inventory", str(file), "--dry-run"]) == 1
+    refused = capsys.readouterr().err
+    assert "RabbitMQ would be node rabbit@db1 on db1 and rabbit@db2 on db2" in refused
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,22 @@ from ops.commands.paths import CHECKOUT
         (lambda: fab.restart.body(None, "mb1", yes=True), ["restart", "mb1", "--yes"]),
         (lambda: fab.upgrade.body(None, "mb1"), ["upgrade", "mb1"]),
         (
+            lambda: fab.upgrade.body(None, "mb1", to="3.12.1-1", yes=True),
+            ["upgrade", "mb1", "--to", "3.12.1-1", "--yes"],
+        ),
+        (
+            lambda: fab.storage.body(None, "failover", "mb1", dead="db1"),
+            ["storage", "failover", "mb1", "--dead", "db1"],
+        ),
+        (lambda: fab.drbd.body(None, "status"), ["drbd", "status"]),
+        (
+            lambda: fab.drbd.body(None, "connect", "mb1", yes=True),
+            ["drbd", "connect", "mb1", "--yes"],
+        ),
+        (lambda: fab.found.body(None, dry_run=True), ["found", "--dry-run"]),
+        (lambda: fab.backup.body(None, "x", with_secrets=True), ["backup", "x", "--with-secrets"]),
+        (lambda: fab.restore.body(None, "x", files=True), ["restore", "x", "--files"]),
+        (
             lambda: fab.replace.body(None, "mb1", lose_messages=True),
             ["replace", "mb1", "--lose-messages"],
         ),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -83,6 +84,18 @@ def test_programs_are_there_and_may_be_run() -> None:
     }
     assert {each.mode for each in programs} == {0o755}
     assert all(each.text.startswith("#!/bin/sh\n") for each in programs)
+
+
+def test_a_broker_does_not_start_beside_the_data_of_another_node(tmp_path: Path) -> None:
+    def start() -> subprocess.CompletedProcess[str]:
+        program = Path(__file__).parents[3] / "ops" / "on_host" / "same-node"
+        return subprocess.run([program, tmp_path], capture_output=True, text=True)
+
+    assert start().returncode == 0  # a new disk
+    (tmp_path / "mnesia" / "mb1@localhost").mkdir(parents=True)
+    refused = start()
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("the disk is of node mb1@localhost, and here RabbitMQ would")
 
 
 def test_the_peers_key_opens_nothing_but_its_fencing() -> None:

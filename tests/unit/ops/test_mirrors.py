@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ops import mirrors
 from ops.drbd import Status
 from ops.errors import NoAnswer
 from ops.mirrors import MirrorView, amqp_answers
@@ -32,6 +33,20 @@ def test_both_hosts_are_asked_and_one_that_is_silent_is_told_as_such(file: Path)
     assert "db1" in str(sides["db1"])
     assert isinstance(sides["db2"], Status)
     assert list(sides) == ["db1", "db2"]
+
+
+def test_who_was_silent_a_moment_ago_is_not_asked_again_and_later_is(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = FakeHosts({"db1": "", "db2": "07 B"})
+    seen = MirrorView(file, "mb1", hosts.connect)
+    seen.sides()
+    asked = len([host for host, _ in hosts.ran if host == "db1"])
+    hosts.states["db1"] = "07 A"
+    assert isinstance(seen.sides()["db1"], NoAnswer)
+    assert len([host for host, _ in hosts.ran if host == "db1"]) == asked
+    monkeypatch.setattr(mirrors, "SILENT_FOR_S", 0.0)
+    assert isinstance(seen.sides()["db1"], Status)
 
 
 @pytest.mark.parametrize("state", ["00 A", "01 A", "20 B"])

@@ -42,6 +42,20 @@ def test_a_failover_without_a_proof_is_refused(
     assert "nothing is known of db1" in capsys.readouterr().err
 
 
+def test_replacing_a_mirrored_broker_is_a_failover_with_the_same_proof(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = FakeHosts({"db1": "", "db2": "07 B"}, NO_AGENT)
+    monkeypatch.setattr(shell, "remote", hosts.connect)
+    replace = ["replace", "mb1", "--inventory", str(file)]
+    assert main([*replace, "--yes"]) == 1
+    assert "nothing is known of db1" in capsys.readouterr().err
+    assert main([*replace, "--dead", "db1", "--dry-run"]) == 0
+    replaced = capsys.readouterr().out
+    assert main(["storage", "failover", *replace[1:], "--dead", "db1", "--dry-run"]) == 0
+    assert replaced == capsys.readouterr().out
+
+
 def test_a_failback_wants_a_whole_mirror(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,16 +1,16 @@
-"""Units as systemd itself reads them: `systemd-analyze` needs no running systemd."""
+"""Units as systemd itself reads them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from ops.unit_files import balancer_files, worker_files
 from tests.support.balancer import inventory
+from tests.support.systemd import exposure_fault, verify
 
 DEBIAN = Path("/lib/systemd/system/haproxy.service")
 # Of systemd-analyze security, 0 to 100: what each of ours gets here, and a little.
@@ -42,25 +42,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def analyze(*words: str) -> tuple[int, str]:
-    done = subprocess.run(
-        ["systemd-analyze", *words], capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 def test_systemd_has_nothing_against_them(folder: Path) -> None:
     names = ("messagebus-balancer-state.service", "haproxy.service", "messagebus-worker@x.service")
-    assert analyze("verify", "--man=no", *(str(folder / name) for name in names)) == (0, "")
+    assert verify(*(folder / name for name in names)) == ""
 
 
 @pytest.mark.parametrize("name", EXPOSURE_MAX)
 def test_what_a_unit_may_do_is_little(folder: Path, name: str) -> None:
-    limit = EXPOSURE_MAX[name]
-    code, said = analyze(
-        "security", "--offline=true", "--no-pager", f"--threshold={limit}", str(folder / name)
-    )
-    assert code == 0, said
+    assert exposure_fault(folder / name, EXPOSURE_MAX[name]) == ""
 
 
 def test_a_worker_is_given_longer_than_its_grace(folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from bench.cli import main
 from bench.errors import InputInvalid
-from bench.run.cli import profile_of
+from bench.run.cli import profile_of, with_system
 from tests.support.runs import write_run
 
 
@@ -54,3 +54,17 @@ def test_unlike_runs_are_refused_with_2(tmp_path: Path, capsys: pytest.CaptureFi
         main(["report", str(tmp_path / arm)])
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     assert "not alike: load.schedule.rate_per_s: 200 and 100" in capsys.readouterr().err
+
+
+def test_another_system_has_the_same_load_on_as_many_brokers_as_it_may_have() -> None:
+    steady = profile_of("steady")
+    other = with_system(steady, "pika")
+    assert (other.system.name, other.system.brokers) == ("pika", 1)
+    assert other.load == steady.load
+    assert with_system(steady, "native").system.brokers == steady.system.brokers
+    assert with_system(steady, None) is steady
+
+
+def test_a_system_that_cannot_do_it_is_refused_with_the_reason() -> None:
+    with pytest.raises(InputInvalid, match=r"pika: load\.lifetime_s: it has none"):
+        with_system(profile_of("rebalance"), "pika")

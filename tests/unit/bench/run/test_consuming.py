@@ -25,9 +25,9 @@ class Receiver:
     async def close(self) -> None: ...
 
 
-def consume(deliveries: list[Delivered]) -> Had:
+def consume(deliveries: list[Delivered], start_ns: int = 0) -> Had:
     receiver = Receiver(deliveries)
-    consuming = Consuming(receiver, start_ns=0, offset_ns=100 * MS)
+    consuming = Consuming(receiver, start_ns=start_ns, offset_ns=100 * MS)
     return asyncio.run(consuming.run(lambda: not receiver.left, lambda _count: None))
 
 
@@ -50,3 +50,10 @@ def test_an_altered_body_is_counted_and_is_nobodys() -> None:
     whole = stamped(FILLER, 1, 0, 0)
     had = consume([Delivered(whole[:-1] + b"x", "mb1", 0), Delivered(whole, "mb1", 0)])
     assert (had.altered, list(had.sequences)) == (1, [0])
+
+
+def test_what_an_earlier_run_left_is_counted_apart() -> None:
+    old, own = stamped(FILLER, 1, 0, 99 * MS), stamped(FILLER, 1, 0, 100 * MS)
+    had = consume([Delivered(old, "mb1", 2 * MS), Delivered(own, "mb1", 3 * MS)], 100 * MS)
+    assert had.earlier == 1
+    assert list(had.sequences) == [0]

@@ -84,3 +84,36 @@ def test_profiles_are_alike_whatever_their_system_and_name_are() -> None:
     assert unlike(one, other) == []
     slower = Profile.from_values(LEAST | {"messages": {"size": 200}}, "x")
     assert unlike(one, slower) == ["messages.size: 1024 and 200"]
+
+
+def test_disturbances_are_tables_with_a_broker_of_the_system() -> None:
+    values = LEAST | {"disturbances": [{"at_s": 3, "what": "freeze", "broker": 2}]}
+    (one,) = Profile.from_values(values, "x").disturbances
+    assert (one.at_s, one.what, one.broker, one.lasts_s) == (3, "freeze", 2, 5.0)
+    with pytest.raises(InputInvalid, match="broker one of the system's"):
+        Profile.from_values(LEAST | {"disturbances": [{"broker": 9}]}, "x")
+    with pytest.raises(InputInvalid, match="what is one of kill, freeze"):
+        Profile.from_values(LEAST | {"disturbances": [{"what": "burn"}]}, "x")
+    with pytest.raises(InputInvalid, match=r"disturbances\.wat is not known; meant is"):
+        Profile.from_values(LEAST | {"disturbances": [{"wat": "kill"}]}, "x")
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"system": {"name": "kombu", "brokers": 1}, "load": {"ack": "many"}}, "load.ack: one of"),
+        ({"system": {"name": "perf-test", "brokers": 1}, "messages": {"keys": 3}}, "of its own"),
+        ({"system": {"name": "native", "durability": "none"}}, "system.durability: one of"),
+        ({"system": {"name": "rabbit"}}, "one of messagebus"),
+    ],
+)
+def test_what_a_system_cannot_is_told(part: dict[str, dict[str, object]], said: str) -> None:
+    values = {**LEAST, **part, "load": {**LEAST["load"], **part.get("load", {})}}  # type: ignore[dict-item]
+    with pytest.raises(InputInvalid, match=said):
+        Profile.from_values(values, "x")
+
+
+def test_profiles_are_read_back_as_they_were_written() -> None:
+    for path in (ROOT / "bench" / "profiles").glob("*.toml"):
+        profile = Profile.load_file(path)
+        assert Profile.from_values(profile.as_json(), "x") == profile

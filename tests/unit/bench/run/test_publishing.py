@@ -36,8 +36,12 @@ class Steered:
         self._clock, self._stall, self._outcome = clock, stall, outcome
         self._ends: list[End] = []
         self.bodies: list[bytes] = []
+        self.asked = 0
 
     async def open(self) -> None: ...
+
+    async def room(self) -> None:
+        self.asked += 1
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         if sequence == self._stall:
@@ -54,6 +58,10 @@ class Steered:
 
 
 def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> Sent:
+    async def sleepless(seconds: float) -> None:
+        # Sleeping moves the clock of the test and no other.
+        clock.now_ns += int(seconds * 1e9)
+
     drawer = Drawer(Messages(size=30), seed=1)
     publishing = Publishing(
         sender,
@@ -63,21 +71,10 @@ def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> S
         fillers=drawer.fillers(),
         keys=drawer.keys(),
         clock_ns=clock,
+        sleep=sleepless,
     )
-
-    async def sleepless() -> Sent:
-        # Sleeping moves the clock of the test and no other.
-        async def sleep(seconds: float, result: object = None) -> None:
-            clock.now_ns += int(seconds * 1e9)
-
-        real, asyncio.sleep = asyncio.sleep, sleep  # type: ignore[assignment]
-        try:
-            times = itertools.islice(intended(Constant(rate_per_s=100)), count)
-            return await publishing.run(times, until_ns)
-        finally:
-            asyncio.sleep = real
-
-    return asyncio.run(sleepless())
+    times = itertools.islice(intended(Constant(rate_per_s=100)), count)
+    return asyncio.run(publishing.run(times, until_ns))
 
 
 def test_messages_carry_when_they_were_intended() -> None:
@@ -122,3 +119,21 @@ def test_outcomes_are_kept_and_only_confirms_are_timed() -> None:
     assert list(sent.outcomes) == [OTHERWISE] * 5
     assert sent.confirm.whole() == {}
     assert UNKNOWN not in sent.outcomes
+
+
+def test_a_closed_loop_asks_for_room_before_each_and_sends_so_many() -> None:
+    clock = Clock()
+    sender = Steered(clock)
+    publishing = Publishing(
+        sender,
+        publisher=7,
+        start_ns=0,
+        offset_ns=0,
+        fillers=Drawer(Messages(size=30), seed=1).fillers(),
+        keys=itertools.repeat(""),
+        clock_ns=clock,
+    )
+    sent = asyncio.run(publishing.run_closed(100, 1 << 62))
+    assert sender.asked == len(sender.bodies) == len(sent.outcomes) == 100
+    assert set(sent.outcomes) == {CONFIRMED}
+    assert sent.ended_ns > max(sent.intended_ns)

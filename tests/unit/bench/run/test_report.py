@@ -37,7 +37,9 @@ def test_the_page_needs_nothing_beside_it_and_is_well_formed(tmp_path: Path) -> 
 def test_the_text_has_verdict_latencies_fates_and_costs(tmp_path: Path) -> None:
     write_run(tmp_path)
     text = render_text(gather(tmp_path))
-    assert text.startswith("made-up, messagebus: 200 confirmed a second, p99 ")
+    assert text.startswith(
+        "made-up, messagebus: 200 confirmed a second, 200 delivered a second, p99 "
+    )
     for word in (
         "intended to confirmed",
         "sent to confirmed",

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.errors import BenchError
-from bench.systems.perf_test import VERSION, Line, options, parse, turn_of
+from bench.systems.perf_test import Line, options, parse, turn_of
 from tests.support.bench_task import bench_task
 
 SENT = (
@@ -52,9 +52,3 @@ def test_its_command_line_names_what_is_there_and_no_password() -> None:
     assert consuming[consuming.index("--qos") + 1] == "1000"
     assert "mb.sub/figures/sink" in consuming
     assert not [word for word in publishing if "amqp://" in word]
-
-
-def test_the_version_is_that_of_the_coordinates() -> None:
-    from bench.systems.perf_test import POM
-
-    assert f"<version>{VERSION}</version>" in POM.read_text()

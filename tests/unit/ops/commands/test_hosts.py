@@ -18,6 +18,22 @@ DEVICE = Path("/dev/drbd0")
         (hosts.make_file_system(DEVICE), "mkfs.ext4 -q /dev/drbd0"),
         (hosts.check_disk(DEVICE), "/usr/local/lib/messagebus/check-disk /dev/drbd0"),
         (hosts.is_mounted(FOLDER), "mountpoint -q /var/lib/rabbitmq"),
+        (hosts.node_name(), "sed -n s/^NODENAME=//p /etc/rabbitmq/rabbitmq-env.conf"),
+        (
+            hosts.hand_over_cookie(FOLDER),
+            "install -m 400 -o messagebus -g messagebus /var/lib/rabbitmq/.erlang.cookie"
+            " /etc/messagebus/cookie",
+        ),
+        (
+            hosts.agent_folder(FOLDER),
+            "install -d -o messagebus -g messagebus -m 750 /var/lib/rabbitmq/messagebus",
+        ),
+        (
+            hosts.mount_state(FOLDER),
+            "mount --bind /var/lib/rabbitmq/messagebus /var/lib/messagebus",
+        ),
+        (hosts.unmount_state(), "umount /var/lib/messagebus"),
+        (hosts.same_node(FOLDER), "/usr/local/lib/messagebus/same-node /var/lib/rabbitmq"),
         (hosts.mount(DEVICE, FOLDER), "mount /dev/drbd0 /var/lib/rabbitmq"),
         (hosts.unmount(FOLDER), "umount /var/lib/rabbitmq"),
         (hosts.close_mount_point(FOLDER), "install -d -o root -g root -m 555 /var/lib/rabbitmq"),

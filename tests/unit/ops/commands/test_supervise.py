@@ -25,6 +25,10 @@ def test_another_node_is_a_host_with_units() -> None:
     assert nodes.stop_agent("mb4") == (
         Command(("systemctl", "stop", "messagebus-agent"), "mb4.example"),
     )
+    cookie, start = SystemdNodes({"mb4": "mb4.example"}, frozenset({"mb4"})).start_agent("mb4")
+    assert cookie.argv[:4] == ("sudo", "-n", "--", "install")
+    assert cookie.argv[-2:] == ("/var/lib/rabbitmq/.erlang.cookie", "/etc/messagebus/cookie")
+    assert start.argv[-2:] == ("start", "messagebus-agent")
 
 
 def test_installing_anew_leaves_nothing_that_the_node_has_learned() -> None:

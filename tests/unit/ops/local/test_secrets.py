@@ -21,3 +21,12 @@ def test_a_password_is_hashed_as_rabbitmq_does_it() -> None:
     # The example of https://www.rabbitmq.com/docs/passwords.
     hashed = secrets.password_hash(Secret("test12"), bytes.fromhex("908DC60A"))
     assert hashed == "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
+
+
+def test_a_hash_is_known_by_its_password_and_not_by_its_salt() -> None:
+    first, second = (secrets.password_hash(Secret("test12")) for _ in range(2))
+    assert first != second
+    assert secrets.is_hash_of(first, Secret("test12"))
+    assert secrets.is_hash_of(second, Secret("test12"))
+    for stored, password in ((first, "test13"), ("no base64", "test12"), ("", "test12")):
+        assert not secrets.is_hash_of(stored, Secret(password))

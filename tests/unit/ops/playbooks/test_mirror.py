@@ -14,7 +14,7 @@ from tests.support.mirrors import mirror_view, ran
 
 def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
     seen = mirror_view(file)
-    plan = playbooks.create(seen, file, skip_sync=False, erase=[seen.hosts[1]])
+    plan = playbooks.create(seen, file, skip_sync=False, erase=[seen.hosts[1]], agent=True)
     assert ran(plan) == [
         f"here: {sys.executable} -m ops drbd install mb1 --inventory {file}",
         "db1: modprobe drbd",
@@ -32,12 +32,15 @@ def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
         "db1: mkfs.ext4 -q /dev/drbd0",
         "db1: mount /dev/drbd0 /var/lib/rabbitmq",
         "db1: install -d -o rabbitmq -g rabbitmq -m 750 /var/lib/rabbitmq",
+        "db1: install -d -o messagebus -g messagebus -m 750 /var/lib/rabbitmq/messagebus",
+        "db1: mount --bind /var/lib/rabbitmq/messagebus /var/lib/messagebus",
+        "db1: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
     ]
     assert plan.steps[-1].name == "wait until both disks are alike"
 
 
 def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
-    plan = playbooks.create(mirror_view(file), file, skip_sync=True, erase=[])
+    plan = playbooks.create(mirror_view(file), file, skip_sync=True, erase=[], agent=False)
     assert "db1: drbdadm new-current-uuid --clear-bitmap mb1/0" in ran(plan)
     assert "db1: drbdadm primary mb1" in ran(plan)
     assert not any("--force" in line and "primary" in line for line in ran(plan))
@@ -45,7 +48,7 @@ def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
 
 def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) -> None:
     """The journal may lack a step that was done: metadata and file systems are looked for first."""
-    plan = playbooks.create(mirror_view(file), file, skip_sync=False, erase=[])
+    plan = playbooks.create(mirror_view(file), file, skip_sync=False, erase=[], agent=False)
     destroys = [
         step
         for step in plan.steps
@@ -62,6 +65,7 @@ def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
         "db2: systemctl stop messagebus-agent",
         "db2: systemctl stop rabbitmq-server",
         "db2: /usr/local/lib/messagebus/move-address drop 10.0.0.9/24",
+        "db2: umount /var/lib/messagebus",
         "db2: umount /var/lib/rabbitmq",
         "db2: drbdadm secondary mb1",
         "db2: drbdadm disconnect mb1",
@@ -70,6 +74,17 @@ def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
     ]
     small = playbooks.resolve(seen, seen.hosts[1], is_primary=False, agent=False)
     assert ran(small) == ran(plan)[-3:]
+
+
+def test_a_host_that_is_alone_already_is_not_disconnected_again(file: Path) -> None:
+    def is_done(one: str, two: str) -> bool:
+        seen = mirror_view(file, one, two)
+        step = playbooks.resolve(seen, seen.hosts[1], is_primary=False, agent=False).steps[0]
+        assert step.done
+        return step.done()
+
+    assert is_done("12 A", "12 B")
+    assert not is_done("07 A", "07 B")
 
 
 def test_small_orders(file: Path) -> None:

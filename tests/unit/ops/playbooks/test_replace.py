@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from ops.commands.supervise import LocalNodes
@@ -37,11 +36,3 @@ def test_its_entry_of_the_inventory_is_kept_and_put_back() -> None:
     where = "/c/journal/replaced-mb2.toml"
     drop = ran.index(f"ops inventory drop mb2 --keep {where} --inventory /c/inventory.toml")
     assert drop < ran.index(f"ops inventory put {where} --inventory /c/inventory.toml")
-
-
-def test_a_mirror_is_promoted_by_the_playbook_of_the_storage() -> None:
-    command = replace.mirrored("mb2", FILE, yes=True)
-    assert command.argv == (
-        *(sys.executable, "-m", "ops", "storage", "failover", "mb2"),
-        *("--inventory", "/c/inventory.toml", "--yes"),
-    )

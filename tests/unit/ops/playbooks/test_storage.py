@@ -56,6 +56,7 @@ def test_what_a_failover_runs(view: MirrorView, file: Path) -> None:
         "db2: /usr/local/lib/messagebus/check-disk /dev/drbd0",
         "db2: mount /dev/drbd0 /var/lib/rabbitmq",
         "db2: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
+        "db2: /usr/local/lib/messagebus/same-node /var/lib/rabbitmq",
         "db2: systemctl start rabbitmq-server",
         f"here: {sys.executable} -m ops inventory move mb1 db2 --inventory {file}",
         "db2: rm -f /run/messagebus/dead/mb1.db1",
@@ -64,7 +65,11 @@ def test_what_a_failover_runs(view: MirrorView, file: Path) -> None:
 
 def test_the_agent_holds_publishers_back_or_lets_them_in(view: MirrorView, file: Path) -> None:
     full = ran(failover(view, file, agent=True))
-    assert "db2: systemctl start messagebus-agent" in full
+    started = full.index("db2: systemctl start messagebus-agent")
+    assert full[started - 1].endswith("/var/lib/rabbitmq/.erlang.cookie /etc/messagebus/cookie")
+    bound = full.index("db2: mount --bind /var/lib/rabbitmq/messagebus /var/lib/messagebus")
+    assert full.index("db2: mount /dev/drbd0 /var/lib/rabbitmq") < bound < started
+    assert full[-2].endswith(f"-m consumer_lists --inventory {file} push")
     assert f"here: {sys.executable} -m lb --inventory {file} ready mb1" in full
     held = ran(failover(view, file, agent=True, consume_only=True))
     assert f"here: {sys.executable} -m ops hold mb1 --inventory {file}" in held
@@ -75,7 +80,8 @@ def test_nothing_is_mounted_before_it_is_promoted_nor_started_before_it_is_mount
     view: MirrorView, file: Path
 ) -> None:
     lines = ran(failover(view, file, agent=True))
-    words = ["dead", "primary", "check-disk", " mount ", "take", "rabbitmq-server", "agent"]
+    words = ["dead", "primary", "check-disk", " mount ", "take", "same-node", "rabbitmq-server"]
+    words.append("agent")
     places = [next(n for n, line in enumerate(lines) if word in line) for word in words]
     assert places == sorted(places)
 
@@ -97,6 +103,7 @@ def test_a_failback_leaves_in_good_order_and_then_arrives(file: Path) -> None:
         "db1: /usr/local/lib/messagebus/check-disk /dev/drbd0",
         "db1: mount /dev/drbd0 /var/lib/rabbitmq",
         "db1: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
+        "db1: /usr/local/lib/messagebus/same-node /var/lib/rabbitmq",
         "db1: systemctl start rabbitmq-server",
         f"here: {sys.executable} -m ops inventory move mb1 db1 --inventory {file}",
     ]

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from ops.errors import CommandFailed, HostUnreachable, NoRoom, SudoRefused
+from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
 from ops.provision.changes import Change
 from ops.provision.hosts import Root, look, make, see_room
 from ops.provision.program import Program
@@ -68,6 +68,16 @@ def test_who_is_not_root_becomes_it_without_a_password() -> None:
     ("said", "kind", "told"),
     [
         ((127, "SSH: [Errno 113] No route to host"), HostUnreachable, "h1: no SSH: .*No route"),
+        (
+            (127, "SSH: Host key for server 'h1' does not match: got 'AAAA', expected 'AAAB'"),
+            HostKeyWrong,
+            "h1: its host key is not the known one: another machine may answer",
+        ),
+        (
+            (127, "SSH: Server 'h1' not found in known_hosts"),
+            HostKeyWrong,
+            "h1: its host key is not known: another machine may answer",
+        ),
         ((1, "sudo: a password is required\n"), SudoRefused, "h1: sudo refused: .*password is req"),
         (
             (1, "dd: error writing: No space left on device\n"),

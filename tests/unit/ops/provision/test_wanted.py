@@ -15,6 +15,10 @@ from messagebus.agent.config import AgentConfig
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.provision.wanted import RIGHTS, Secrets, WantedHost, secret_files, wanted_host
+from tests.support.systemd import exposure_fault, verify
+
+# Of systemd-analyze security, 0 to 100: what the agent's unit gets here, and a little.
+EXPOSURE_MAX = 20
 
 VALUES: dict[str, Any] = {
     "cluster": "prod",
@@ -130,6 +134,7 @@ def test_hosts_without_a_part_or_with_two_brokers_are_refused() -> None:
         "address": "x:1",
         "agent": "x:2",
         "check": "x:3",
+        "management": "x:4",
     }
     with pytest.raises(OpsError, match="host h1 has several brokers: mb1, mb2"):
         host(inventory(brokers=[VALUES["brokers"][0], second]))
@@ -208,3 +213,11 @@ def test_no_password_stands_in_a_file_that_anybody_may_read() -> None:
 
 def test_a_second_rendering_is_the_same() -> None:
     assert host(inventory()) == host(inventory())
+
+
+def test_systemd_runs_the_agents_unit_as_it_is_and_lets_it_do_little(tmp_path: Path) -> None:
+    path = "/etc/systemd/system/messagebus-agent.service"
+    unit = tmp_path / "messagebus-agent.service"
+    unit.write_text(text_of(host(inventory()), path))
+    assert verify(unit) == ""
+    assert exposure_fault(unit, EXPOSURE_MAX) == ""

@@ -1,0 +1,1 @@
+"""Figures of operating: playbooks on the local cluster, and power-offs of virtual hosts."""

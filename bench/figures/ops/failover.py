@@ -1,0 +1,94 @@
+"""From the power-off of a mirrored broker's host to its serving again, by the steps of the playbook.
+
+Measured where virtual hosts run: `python -m pytest tests/hosts` leaves a file for each power-off. This
+group makes figures of them, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BenchError, InputInvalid
+from bench.figures.crew import CHECKOUT
+from bench.figures.form import Figure, median_of
+from bench.figures.scene import Group, Scene, repeat_command
+
+__all__ = ["GROUP", "Failover", "failovers", "figures_of"]
+
+NAME = "ops.failover"
+FOLDER = CHECKOUT / "out" / "hosts"
+MEASURE = "python -m pytest tests/hosts"
+REPEAT = f"{MEASURE}; {repeat_command(NAME)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """One power-off. steps_s: the playbook's, in order. serving_s: until a publish was confirmed again."""
+
+    steps_s: tuple[tuple[str, float], ...]
+    serving_s: float
+    resync_s: float
+
+
+def failover_figures(_scene: Scene) -> Iterator[Figure]:
+    yield from figures_of(failovers(FOLDER))
+
+
+def failovers(folder: Path) -> list[Failover]:
+    """Those that were measured. Raises BenchError when there are none, InputInvalid for a broken file."""
+    files = sorted(folder.glob("failover-*.json"))
+    if not files:
+        raise BenchError(f"no power-off was measured: {MEASURE} leaves them in {folder}")
+    return [_read(file) for file in files]
+
+
+def _read(file: Path) -> Failover:
+    try:
+        found = json.loads(file.read_text())
+        steps = tuple((str(step), float(s)) for step, s in found["steps_s"].items())
+        return Failover(steps, float(found["serving_s"]), float(found["resync_s"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise InputInvalid(f"{file}: not the times of a failover: {fault}") from fault
+
+
+def figures_of(found: Sequence[Failover]) -> Iterator[Figure]:
+    """Medians. Hosts change sides from one time to the next: a step has the words of the first."""
+    yield median_of(
+        [each.serving_s for each in found],
+        id=f"{NAME}.serving_s",
+        what="Power-off of a mirrored broker's host: until a publish is confirmed again",
+        unit="s",
+        repeat=REPEAT,
+    )
+    steps = [step for step, _ in found[0].steps_s]
+    if any(len(each.steps_s) != len(steps) for each in found):
+        raise InputInvalid(f"the failovers in {FOLDER} are of different playbooks: measure again")
+    playbook = [sum(s for _, s in each.steps_s) for each in found]
+    yield median_of(
+        [each.serving_s - took_s for each, took_s in zip(found, playbook, strict=True)],
+        id=f"{NAME}.rest_s",
+        what="of it beside the steps: the command's start, and the first publish afterwards",
+        unit="s",
+        repeat=REPEAT,
+    )
+    for number, step in enumerate(steps):
+        yield median_of(
+            [each.steps_s[number][1] for each in found],
+            id=f"{NAME}.step{number + 1:02}_s",
+            what=f"of it in step {number + 1}: {step}",
+            unit="s",
+            repeat=REPEAT,
+        )
+    yield median_of(
+        [each.resync_s for each in found],
+        id=f"{NAME}.resync_s",
+        what="The host is back: until both disks are alike again",
+        unit="s",
+        repeat=REPEAT,
+    )
+
+
+GROUP = Group(NAME, 0, "two virtual hosts with a mirrored disk, without HAProxy", failover_figures)

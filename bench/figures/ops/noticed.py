@@ -1,0 +1,208 @@
+"""What recorded events say of an operator's acts: gaps of publishers, messages lost and doubled. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.audit import longest_gap
+from bench.errors import BenchError
+from bench.figures.form import Figure, at_most
+from bench.figures.ops.spread import unevenness
+from bench.manifest import Incident
+from bench.rows import Events, Row
+
+__all__ = ["Act", "Run", "Took", "attach_s", "doubled", "excess_s", "figures_of", "gaps_s", "lost"]
+
+GOAL_GAP_S, GOAL_ATTACH_S, GOAL_SPREAD = 0.25, 2.0, 20.0
+S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that an operator does. name: in the ids of figures. words: after ``python -m``."""
+
+    name: str
+    what: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """When the command began, when it ended, and until when its effect was watched. Monotonic."""
+
+    from_ns: int
+    done_ns: int
+    until_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.done_ns - self.from_ns) / S
+
+
+@dataclass(slots=True)
+class Run:
+    """What was measured while it lasted; the rest is in the recorded events."""
+
+    consumers: int
+    quiet: Took
+    acts: list[tuple[Act, list[Took]]]
+    attached_s: float
+    sessions: Mapping[str, int]
+    killed: Incident
+
+
+def attach_s(attached: Mapping[str, Mapping[str, int]], broker: str, from_ns: int) -> float:
+    """Until the last consumer had a link to this broker. Raises BenchError when one has none.
+
+    attached: consumer -> broker -> since when.
+    """
+    if missing := [name for name, links in attached.items() if broker not in links]:
+        raise BenchError(f"not attached to {broker}: {', '.join(missing)}")
+    return (max(links[broker] for links in attached.values()) - from_ns) / S
+
+
+def figures_of(run: Run, events: Events, repeat: str) -> Iterator[Figure]:
+    quiet_s = max(gaps_s(events, run.quiet).values())
+    yield Figure(
+        id="ops.quiet.gap_s",
+        what=f"Nothing is done for {run.quiet.seconds:.0f} s: longest time of a publisher without "
+        "a confirm",
+        value=quiet_s,
+        unit="s",
+        repeat=repeat,
+    )
+    for act, times in run.acts:
+        yield from _figures_of_act(act, times, events, quiet_s, repeat)
+    yield Figure(
+        id="ops.add.attach_s",
+        what=f"Broker added: from the push of the list until all {run.consumers} consumers "
+        "are attached to it",
+        value=run.attached_s,
+        unit="s",
+        repeat=repeat,
+        **at_most(GOAL_ATTACH_S, run.attached_s, "s"),
+    )
+    uneven = unevenness(run.sessions)
+    yield Figure(
+        id="ops.add.spread",
+        what="Broker added, one lifetime of a connection later: farthest broker from an even share "
+        f"of {sum(run.sessions.values())} publishers",
+        value=uneven,
+        unit="%",
+        repeat=repeat,
+        **at_most(GOAL_SPREAD, uneven, "%"),
+    )
+    yield from _fates(run, events, repeat)
+
+
+def _figures_of_act(
+    act: Act, times: Sequence[Took], events: Events, quiet_s: float, repeat: str
+) -> Iterator[Figure]:
+    excess = excess_s([gaps_s(events, took) for took in times], quiet_s)
+    yield Figure(
+        id=f"ops.{act.name}.gap_s",
+        what=f"{act.what}: longest time of a publisher without a confirm, above that of the quiet "
+        f"period, worst of {len(excess)}",
+        value=max(excess),
+        unit="s",
+        repeat=repeat,
+        samples=tuple(excess),
+        **at_most(GOAL_GAP_S, max(excess), "s"),
+    )
+    seconds = [took.seconds for took in times]
+    yield Figure(
+        id=f"ops.{act.name}.s",
+        what=f"{act.what}: the whole command",
+        value=max(seconds),
+        unit="s",
+        repeat=repeat,
+        samples=tuple(round(each, 3) for each in seconds),
+    )
+
+
+def _fates(run: Run, events: Events, repeat: str) -> Iterator[Figure]:
+    missing = lost(events)
+    on_disk = [row for row in missing if _lay_on_its_disk(row, run.killed)]
+    total = len(missing) - len(on_disk)
+    yield Figure(
+        id="ops.lost",
+        what="Confirmed messages lost in all of these, but for what lay on the disk of the broker "
+        "that died",
+        value=total,
+        unit="messages",
+        repeat=repeat,
+        **at_most(0, total, "messages"),
+    )
+    twice = doubled(events.delivered, until_ns=run.killed.at_ns)
+    yield Figure(
+        id="ops.doubled",
+        what="Messages delivered twice while nobody is killed",
+        value=twice,
+        unit="messages",
+        repeat=repeat,
+        **at_most(0, twice, "messages"),
+    )
+    yield Figure(
+        id="ops.replace.on_disk",
+        what="Dead broker replaced: confirmed messages that lay on its disk, of "
+        f"{sum(row['outcome'] == 'confirmed' for row in events.published):,} in the run",
+        value=len(on_disk),
+        unit="messages",
+        repeat=repeat,
+    )
+
+
+def gaps_s(events: Events, took: Took) -> dict[str, float]:
+    """publisher -> its longest time without a confirm, while it waited for one, in that time.
+
+    A silence that began in it counts whole. Raises BenchError when one never ended.
+    """
+    return {
+        name: longest_gap(
+            _confirmed_in(took, (row for row in events.published if row["publisher"] == name))
+        ).length_ns
+        / S
+        for name in sorted({row["publisher"] for row in events.published})
+    }
+
+
+def _confirmed_in(took: Took, rows: Iterable[Row]) -> list[Row]:
+    """What was confirmed in that time, and the next one; waiting counts from its beginning on."""
+    later = sorted(
+        (row for row in rows if row.get("confirmed_ns", 0) >= took.from_ns),
+        key=lambda row: int(row["confirmed_ns"]),
+    )
+    inside = sum(row["confirmed_ns"] <= took.until_ns for row in later)
+    if inside == len(later):
+        raise BenchError("a publisher had no confirm any more")
+    return [
+        {**row, "intended_ns": max(row["intended_ns"], took.from_ns)} for row in later[: inside + 1]
+    ]
+
+
+def excess_s(gaps: Sequence[Mapping[str, float]], quiet_s: float) -> list[float]:
+    """Above quiet: the worst publisher of each time, or every publisher of the only time."""
+    found = gaps[0].values() if len(gaps) == 1 else [max(each.values()) for each in gaps]
+    return [round(gap_s - quiet_s, 4) for gap_s in found]
+
+
+def lost(events: Events) -> list[Row]:
+    """Publishes that were confirmed and reached nobody."""
+    reached = {row["message_id"] for row in events.delivered}
+    return [
+        row
+        for row in events.published
+        if row["outcome"] == "confirmed" and row["message_id"] not in reached
+    ]
+
+
+def _lay_on_its_disk(row: Row, killed: Incident) -> bool:
+    """It was confirmed by the broker that died; the new one in its place confirms later."""
+    return bool(row["broker"] == killed.broker and row["confirmed_ns"] <= (killed.done_ns or 0))
+
+
+def doubled(delivered: Iterable[Row], *, until_ns: int) -> int:
+    """Deliveries beyond the first of a message, before that time."""
+    before = [row["message_id"] for row in delivered if row["received_ns"] < until_ns]
+    return len(before) - len(set(before))

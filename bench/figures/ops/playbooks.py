@@ -1,0 +1,193 @@
+"""What clients feel while brokers are removed, added, restarted and replaced, and the balancer reloaded.
+
+Four publishers and four consumers, each a process of its own, behind HAProxy; operators' commands as
+an operator types them. First nothing is done for a while: a publisher's longest gap in that time is the
+machine's own, and is taken off every other one. Connections live for ten minutes, so nobody moves
+but for a playbook.
+
+Nobody is killed but by the last act, where a broker dies before it is replaced: what lay on its disk
+then, and nothing else, may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from bench.audit import audit
+from bench.control import read_progress
+from bench.errors import BenchError
+from bench.figures.crew import CHECKOUT, Crew, crew, wait_until
+from bench.figures.form import Figure
+from bench.figures.ops.noticed import Act, Run, Took, attach_s, figures_of
+from bench.figures.ops.spread import a_lifetime_passes, resting, sessions
+from bench.figures.scene import Group, Scene, repeat_command
+from bench.manifest import ConsumerEntry, Incident, Manifest
+from bench.rows import Events, read_events
+from messagebus import BusConfig, declare
+from messagebus.telemetry.eventfile import anchor_now
+from ops.local.cluster import LocalCluster
+
+__all__ = ["GROUP", "acts_on"]
+
+NAME = "ops.playbooks"
+TOPIC, SUBSCRIPTION = "playbooks", "sink"
+PUBLISHERS = ("p1", "p2", "p3", "p4")
+CONSUMERS = ("c1", "c2", "c3", "c4")
+RATE_PER_S = 300.0
+BODY_BYTES = 1024
+QUIET_S, RELOADS = 20, 3
+# What a command has set going may be felt a moment after it has ended.
+AFTER_S = 2.0
+COMMAND_WITHIN_S = 300.0
+FOUND_WITHIN_S = 30.0
+
+
+def playbook_figures(scene: Scene) -> Iterator[Figure]:
+    cluster = scene.cluster
+    declare(BusConfig.from_env(cluster.client_env()), [f"{TOPIC}/{SUBSCRIPTION}"])
+    clients = Crew(
+        cluster,
+        scene.folder / "crew",
+        run_id=TOPIC,
+        topic=TOPIC,
+        publishers=PUBLISHERS,
+        consumers=dict.fromkeys(CONSUMERS, SUBSCRIPTION),
+        size=BODY_BYTES,
+    )
+    with crew(clients):
+        start_ns = time.monotonic_ns()
+        clients.set_rate(RATE_PER_S)
+        run = _perform(scene, clients)
+        clients.finish()
+    yield from figures_of(run, _judged(clients, cluster, start_ns, run), repeat_command(NAME))
+
+
+def acts_on(moved: str, dead: str) -> tuple[Act, ...]:
+    """Everything that is done, in its order. moved: leaves and comes back. dead: is replaced."""
+    return (
+        Act("reload", "Balancer reloaded", ("lb", "apply", "--reload")),
+        Act("remove", "Broker removed", ("ops", "remove", moved, "--yes")),
+        Act("add", "Broker added", ("ops", "add", moved, "--yes")),
+        Act("restart", "Brokers restarted in turn", ("ops", "restart", "--rolling", "--yes")),
+        Act(
+            "replace",
+            "Dead broker replaced, from the command on",
+            ("ops", "replace", dead, "--lose-messages", "--yes"),
+        ),
+    )
+
+
+def _perform(scene: Scene, clients: Crew) -> Run:
+    """All acts, one after the other; three brokers are there before and afterwards."""
+    cluster = scene.cluster
+    moved, dead = cluster.names[-1], cluster.names[-2]
+    broker = cluster.node(moved).broker
+    reload, remove, add, restart, replace = acts_on(moved, dead)
+    _wait_all_confirm(clients)
+    quiet = _quiet(scene.part(QUIET_S))
+    acts = [(reload, [_do(scene, clients, reload) for _ in range(RELOADS)])]
+    acts.append((remove, [_do(scene, clients, remove)]))
+    with resting(cluster):
+        acts.append((add, [_do(scene, clients, add)]))
+        attached = _attached_s(clients, broker, cluster)
+        scene.say(
+            f"all attached {attached:.2f} s after the push; now a connection's lifetime passes"
+        )
+        a_lifetime_passes()
+        held = sessions(cluster)
+    acts.append((restart, [_do(scene, clients, restart)]))
+    killed = _kill(cluster, dead)
+    acts.append((replace, [_do(scene, clients, replace)]))
+    _quiet(AFTER_S)  # so that the last silence has an end
+    return Run(len(CONSUMERS), quiet, acts, attached, held, killed)
+
+
+def _wait_all_confirm(clients: Crew) -> None:
+    def all_confirm() -> bool:
+        progress = read_progress(clients.folder)
+        return all(progress[name].done for name in clients.names)
+
+    wait_until(all_confirm, within_s=FOUND_WITHIN_S, what="everybody is at work")
+
+
+def _quiet(seconds: float) -> Took:
+    from_ns = time.monotonic_ns()
+    time.sleep(seconds)
+    until_ns = time.monotonic_ns()
+    return Took(from_ns, until_ns, until_ns)
+
+
+def _do(scene: Scene, clients: Crew, act: Act) -> Took:
+    """Raises BenchError with the last line that the command said, when it fails."""
+    env = {**os.environ, "MESSAGEBUS_INVENTORY": str(scene.cluster.inventory)}
+    from_ns = time.monotonic_ns()
+    ended = subprocess.run(
+        [sys.executable, "-m", *act.words],
+        cwd=CHECKOUT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_WITHIN_S,
+        check=False,
+    )
+    done_ns = time.monotonic_ns()
+    if ended.returncode:
+        said = ended.stderr.strip().splitlines() or ["it said nothing"]
+        raise BenchError(f"{' '.join(act.words)}: {said[-1]}")
+    clients.check()
+    time.sleep(AFTER_S)
+    took = Took(from_ns, done_ns, time.monotonic_ns())
+    scene.say(f"{act.what}: {took.seconds:.1f} s")
+    return took
+
+
+def _kill(cluster: LocalCluster, name: str) -> Incident:
+    """Broker and agent die; publishers have found other brokers when it returns."""
+    at_ns = time.monotonic_ns()
+    cluster.kill(name)
+    cluster.kill(name, agent=True)
+    time.sleep(AFTER_S)
+    broker = cluster.node(name).broker
+    return Incident(kind="kill", broker=broker, at_ns=at_ns, done_ns=time.monotonic_ns())
+
+
+def _attached_s(clients: Crew, broker: str, cluster: LocalCluster) -> float:
+    progress = read_progress(clients.folder)
+    attached = {name: progress[name].attached for name in CONSUMERS}
+    return attach_s(attached, broker, _pushed_ns(cluster))
+
+
+def _pushed_ns(cluster: LocalCluster) -> int:
+    """When the first node got the list that stands; the monotonic time of a file's own time."""
+    files = (cluster.node(name).list_file for name in cluster.names)
+    monotonic = time.monotonic_ns() - time.time_ns()
+    return min(file.stat().st_mtime_ns for file in files) + monotonic
+
+
+def _judged(clients: Crew, cluster: LocalCluster, start_ns: int, run: Run) -> Events:
+    """Raises BenchError when the audit does not hold for another reason than a loss."""
+    manifest = Manifest(
+        run_id=TOPIC,
+        topics={TOPIC: (SUBSCRIPTION,)},
+        brokers=tuple(cluster.node(name).broker for name in cluster.names),
+        start_ns=start_ns,
+        end_ns=time.monotonic_ns(),
+        anchor=anchor_now("coordinator"),
+        publishers=PUBLISHERS,
+        consumers=tuple(ConsumerEntry(name=name, subscription=SUBSCRIPTION) for name in CONSUMERS),
+        incidents=(run.killed,),
+        complete=True,
+    )
+    manifest.save(clients.folder)
+    events = read_events(clients.folder, manifest)
+    result = audit(manifest, events)
+    if not result.total("lost") and not result.holds:
+        raise BenchError(f"the audit of {clients.folder} does not hold: {'; '.join(result.faults)}")
+    return events
+
+
+GROUP = Group(NAME, 3, "HAProxy before three brokers", playbook_figures)

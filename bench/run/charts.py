@@ -1,0 +1,119 @@
+"""The charts of a run's page: latencies by percentile and over time, rates, what waits in the queues."""
+
+from __future__ import annotations
+
+from bench.run.result import CURVE, MEASURES, Result, percentiles
+from bench.run.svg import Line, by_percentile, over_time
+
+__all__ = [
+    "ANY",
+    "latency_chart",
+    "milliseconds",
+    "percentile_chart",
+    "rates_chart",
+    "waiting_chart",
+]
+
+# A client of a native cluster cannot tell which node took it.
+ANY = "any node"
+
+
+def percentile_chart(result: Result) -> str:
+    """Latency by percentile, from the intended time and, dashed, from the sending."""
+    return by_percentile(_curves(result), label="Latency by percentile", unit=milliseconds)
+
+
+def _curves(result: Result) -> list[Line]:
+    lines = []
+    for number, (measure, dashed) in enumerate(
+        (("confirm", False), ("service", True), ("delivery", False), ("pacing", True))
+    ):
+        found = percentiles(result.bins(measure))
+        kept = [each for each in CURVE if f"p{each:g}" in found]
+        if kept:
+            values = [found[f"p{each:g}"] for each in kept]
+            lines.append(
+                Line(MEASURES[measure].split(":")[0] + TAILS[measure], kept, values, dashed, number)
+            )
+    return lines
+
+
+TAILS = {"confirm": ", intended", "service": ", sent", "delivery": "", "pacing": ""}
+
+
+def rates_chart(result: Result) -> str:
+    lines = [
+        Line(f"confirmed, {broker or ANY}", list(range(len(rates))), rates, False, number)
+        for number, (broker, rates) in enumerate(result.rates("confirm").items())
+    ]
+    measured = result.measured
+    return over_time(
+        lines[:8],
+        label="Confirmed messages a second",
+        unit=lambda value: f"{value:,.0f}/s",
+        shaded=(measured.start, measured.stop),
+        marks=_marks(result),
+    )
+
+
+def _marks(result: Result) -> list[tuple[float, str]]:
+    """What was done to brokers, and undone."""
+    found = []
+    for each in result.about.get("disturbances", []):
+        found.append((each["began_s"], each["what"]))
+        if each["ended_s"] is not None:
+            found.append((each["ended_s"], "over"))
+    return found
+
+
+def waiting_chart(result: Result) -> str:
+    """Messages in the queues of each broker; nothing where never any waited."""
+    lines = []
+    for number, broker in enumerate(sorted({each.broker for each in result.samples})):
+        points = [
+            (each.at_s, each.ready)
+            for each in result.samples
+            if each.broker == broker and each.ready is not None and each.at_s >= 0
+        ]
+        if points:
+            x, y = zip(*points, strict=True)
+            lines.append(Line(f"waiting, {broker}", x, y, False, number))
+    if not any(value for line in lines for value in line.y):
+        return ""
+    measured = result.measured
+    return over_time(
+        lines[:8],
+        label="Messages waiting in queues",
+        unit=lambda value: f"{value:,.0f}",
+        shaded=(measured.start, measured.stop),
+        marks=_marks(result),
+    )
+
+
+def latency_chart(result: Result) -> str:
+    lines = []
+    for number, measure in enumerate(("confirm", "delivery")):
+        latencies = result.latencies[measure]
+        seconds = sorted({second for second, _ in latencies.bins if second >= 0})
+        each = [percentiles(latencies.whole(range(second, second + 1))) for second in seconds]
+        for name, dashed in (("p50", False), ("p99", True)):
+            points = [
+                (s, found[name]) for s, found in zip(seconds, each, strict=True) if name in found
+            ]
+            if points:
+                x, y = zip(*points, strict=True)
+                lines.append(Line(f"{measure}, {name}", x, y, dashed, number))
+    measured = result.measured
+    return over_time(
+        lines,
+        label="Latency over time",
+        unit=milliseconds,
+        shaded=(measured.start, measured.stop),
+        marks=_marks(result),
+    )
+
+
+def milliseconds(value: float) -> str:
+    if value < 0.9995:
+        return f"{value * 1000:.3g} us"
+    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"

@@ -1,0 +1,72 @@
+"""What is done to the brokers while a run is measured: each thing at its second, undone after its time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.errors import BenchError
+from bench.faults import Fault
+from bench.run.drivers import Running
+from bench.run.profile import Disturbance
+
+__all__ = ["Disturber", "steps"]
+
+STOP_WITHIN_S = 120.0
+
+
+def steps(disturbances: Sequence[Disturbance]) -> list[tuple[float, int, bool]]:
+    """(second of the load, which of them, whether it begins), in order. Pure."""
+    found = []
+    for number, each in enumerate(disturbances):
+        found += [(each.at_s, number, True), (each.at_s + each.lasts_s, number, False)]
+    return sorted(found, key=lambda step: step[0])
+
+
+class Disturber:
+    """Works on a thread of its own. start_ns: of the load, on this process's monotonic clock."""
+
+    def __init__(
+        self, disturbances: Sequence[Disturbance], running: Running, start_ns: int
+    ) -> None:
+        self.faults: list[str] = []
+        self._wanted = disturbances
+        self._start_ns = start_ns
+        self._made: list[Fault] = [running.fault(each.what, each.broker) for each in disturbances]
+        self._done: dict[int, dict[str, Any]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="disturber", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> list[dict[str, Any]]:
+        """What was done, and when; what is not undone yet is undone now."""
+        self._over.set()
+        self._thread.join(STOP_WITHIN_S)
+        return [self._done[number] for number in sorted(self._done)]
+
+    def _run(self) -> None:
+        for at_s, number, begins in steps(self._wanted):
+            self._over.wait(max(0.0, at_s - self._now_s()))
+            if self._over.is_set() and number not in self._done:
+                continue
+            try:
+                self._step(number, begins=begins)
+            except (BenchError, OSError) as fault:
+                self.faults.append(f"{self._made[number]}: {fault}")
+                return
+
+    def _step(self, number: int, *, begins: bool) -> None:
+        fault = self._made[number]
+        if begins:
+            self._done[number] = {"what": str(fault), "began_s": self._now_s(), "ended_s": None}
+            fault.begin()
+        else:
+            fault.end()
+            self._done[number]["ended_s"] = self._now_s()
+
+    def _now_s(self) -> float:
+        return (time.monotonic_ns() - self._start_ns) / 1e9

@@ -1,0 +1,85 @@
+"""The systems that can be measured, and what each can be asked for. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["ACKS", "DURABILITIES", "SYSTEMS", "About"]
+
+DURABILITIES = ("fsync", "page-cache", "none")
+# each: the application answers every delivery by itself. many: one answer for a quarter of the prefetch
+# together. none: what is delivered counts as answered before it is handled, so a crash loses it.
+ACKS = ("each", "many", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """module: of its driver, see `bench.run.drivers`. brokers_max: nodes that it may have.
+
+    batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
+    message. own_load: it makes
+    the load itself and says what came out; no message of it has a fate here.
+    """
+
+    module: str
+    brokers_max: int = 1
+    durabilities: tuple[str, ...] = ("fsync",)
+    acks: tuple[str, ...] = ("each",)
+    batches: bool = False
+    lifetimes: bool = False
+    events: bool = False
+    own_load: bool = False
+
+
+SYSTEMS: Mapping[str, About] = {
+    "messagebus": About(
+        module="bench.run.ours",
+        brokers_max=99,
+        durabilities=DURABILITIES,
+        acks=("each", "none"),
+        batches=True,
+        lifetimes=True,
+        events=True,
+    ),
+    "pika": About(module="bench.run.pika_driver", acks=ACKS),
+    "native": About(
+        module="bench.run.native",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=("each", "none"),
+        batches=True,
+    ),
+    "pika-blocking": About(module="bench.run.pika_blocking_driver", acks=("each", "none")),
+    "kombu": About(module="bench.run.kombu_driver", acks=("each", "none")),
+    "perf-test": About(module="bench.run.perf_test_driver", acks=ACKS, own_load=True),
+    "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
+    "kafka": About(
+        module="bench.run.kafka_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=("each", "many"),
+        batches=True,
+    ),
+    "kafka-java": About(
+        module="bench.run.kafka_java",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        own_load=True,
+    ),
+    "artemis": About(
+        module="bench.run.artemis_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=ACKS,
+    ),
+    "artemis-cluster": About(
+        module="bench.run.artemis_driver",
+        brokers_max=9,
+        durabilities=("fsync", "page-cache"),
+        acks=ACKS,
+    ),
+    "artemis-java": About(
+        module="bench.run.artemis_java", durabilities=("fsync", "page-cache"), own_load=True
+    ),
+}

@@ -1,0 +1,148 @@
+"""A client that blocks, under the same load: it works in a thread of its own, one message at a time.
+
+What the load hands over while a publish waits for its confirm stands in front of it, at most the
+window of the profile; its latency counts from the intended time, so that this waiting shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from bench.errors import BenchError
+from bench.run.drivers import Delivered, End
+from bench.run.fates import UNKNOWN
+
+__all__ = ["BlockingReceiver", "BlockingSender", "ThreadedReceiver", "ThreadedSender"]
+
+OPEN_WITHIN_S = 30.0
+TAKE_S = 0.1
+POLL_S = 0.005
+
+
+class BlockingSender(Protocol):
+    broker: str
+
+    def publish(self, body: bytes, sequence: int) -> int:
+        """Returns its outcome, of `fates`."""
+
+    def close(self) -> None: ...
+
+
+class BlockingReceiver(Protocol):
+    broker: str
+
+    def take(self, max_wait_s: float) -> list[bytes]:
+        """What has arrived within that time, answered."""
+
+    def close(self) -> None: ...
+
+
+class ThreadedSender:
+    """connect: makes the client, in its thread."""
+
+    def __init__(self, connect: Callable[[], BlockingSender], window: int) -> None:
+        self._connect = connect
+        self._work: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._room = asyncio.Semaphore(window)
+        self._done: queue.SimpleQueue[End] = queue.SimpleQueue()
+        self._open: dict[int, int] = {}
+        self._broker = ""
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self._thread.start()
+        await asyncio.wait_for(ready, OPEN_WITHIN_S)
+
+    async def room(self) -> None:
+        async with self._room:
+            pass
+
+    async def send(self, sequence: int, body: bytes, key: str) -> None:
+        await self._room.acquire()
+        self._open[sequence] = time.monotonic_ns()
+        self._work.put((sequence, body))
+
+    def ends(self) -> list[End]:
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                end = self._done.get_nowait()
+                self._open.pop(end.sequence, None)
+                found.append(end)
+        return found
+
+    async def close(self, timeout_s: float) -> None:
+        self._work.put(None)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        now_ns = time.monotonic_ns()
+        ended = self.ends()
+        unknown = [End(each, UNKNOWN, self._broker, at, now_ns) for each, at in self._open.items()]
+        for end in ended + unknown:
+            self._done.put(end)
+
+    def _run(self, ready: asyncio.Future[None]) -> None:
+        try:
+            client = self._connect()
+        except Exception as fault:  # whatever that library raises: the run says it in one line
+            error = BenchError(f"cannot connect: {fault!r}")
+            self._loop.call_soon_threadsafe(ready.set_exception, error)
+            return
+        self._broker = client.broker
+        self._loop.call_soon_threadsafe(ready.set_result, None)
+        while (work := self._work.get()) is not None:
+            sequence, body = work
+            sent_ns = time.monotonic_ns()
+            outcome = client.publish(body, sequence)
+            self._done.put(End(sequence, outcome, client.broker, sent_ns, time.monotonic_ns()))
+            self._loop.call_soon_threadsafe(self._room.release)
+        client.close()
+
+
+class ThreadedReceiver:
+    """connect: makes the client, in its thread."""
+
+    def __init__(self, connect: Callable[[], BlockingReceiver]) -> None:
+        self._connect = connect
+        self._had: queue.SimpleQueue[Delivered] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self._thread.start()
+        await asyncio.wait_for(ready, OPEN_WITHIN_S)
+
+    async def take(self, max_wait_s: float) -> list[Delivered]:
+        if self._had.empty():
+            await asyncio.sleep(POLL_S)
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._had.get_nowait())
+        return found
+
+    async def close(self) -> None:
+        self._is_over.set()
+        await asyncio.to_thread(self._thread.join, OPEN_WITHIN_S)
+
+    def _run(self, ready: asyncio.Future[None]) -> None:
+        try:
+            client = self._connect()
+        except Exception as fault:  # whatever that library raises: the run says it in one line
+            error = BenchError(f"cannot connect: {fault!r}")
+            self._loop.call_soon_threadsafe(ready.set_exception, error)
+            return
+        self._loop.call_soon_threadsafe(ready.set_result, None)
+        while not self._is_over.is_set():
+            for body in client.take(TAKE_S):
+                self._had.put(Delivered(body, client.broker, time.monotonic_ns()))
+        client.close()

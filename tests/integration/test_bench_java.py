@@ -1,0 +1,55 @@
+"""A small run on each system in Java, where its jars are: nobody fetches tens of megabytes for a test."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.maven import PACKAGES
+from bench.run.cli import measured
+from bench.run.drivers import started
+from bench.run.profile import Profile
+
+NETWORK = f"127.{1 + os.getpid() % 250}.90"
+
+
+def profile(system: str) -> Profile:
+    return Profile.from_values(
+        {
+            "name": system,
+            "system": {"name": system, "brokers": 1},
+            "load": {"schedule": {"kind": "poisson", "rate_per_s": 100}, "window": 50},
+            "time": {"warm_up_s": 1, "measured_s": 2, "drain_s": 20},
+        },
+        "test",
+    )
+
+
+@pytest.mark.parametrize("system", ["kafka", "artemis"])
+def test_every_message_of_a_run_has_its_fate_and_nothing_of_the_system_stays(
+    system: str, tmp_path: Path
+) -> None:
+    if not PACKAGES[system].is_here:
+        pytest.skip(f"{system} is not here: python -m bench fetch {system}")
+    before_s = time.time()
+    with started(profile(system), NETWORK, print) as running:
+        result = measured(profile(system), tmp_path / "run", running)
+        probes = running.probes()
+    fates = result.fates
+    assert fates.published == fates.confirmed == fates.delivered > 100
+    assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
+    assert "fsynced by one broker" in result.about["durability"]
+    assert result.about["system"]["nodes"].startswith("1 ")
+    assert set(result.brokers) == {probe.broker for probe in probes}
+    assert not [probe for probe in probes if _runs(probe.pid, before_s)]
+
+
+def _runs(pid: int, since_s: float) -> bool:
+    try:
+        return psutil.Process(pid).create_time() >= since_s - 1
+    except psutil.NoSuchProcess:
+        return False

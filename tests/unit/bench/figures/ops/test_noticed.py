@@ -1,0 +1,127 @@
+"""Figures of acts, from rows as load processes record them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.errors import BenchError
+from bench.figures.ops.noticed import (
+    Act,
+    Run,
+    S,
+    Took,
+    attach_s,
+    doubled,
+    excess_s,
+    figures_of,
+    gaps_s,
+    lost,
+)
+from bench.manifest import Incident
+from bench.rows import Events, Row
+
+
+def ns(seconds: float) -> int:
+    return int(seconds * S)
+
+
+def took(begin_s: float, done_s: float, until_s: float) -> Took:
+    return Took(ns(begin_s), ns(done_s), ns(until_s))
+
+
+def confirmed(*times_s: float, publisher: str = "p1", broker: str = "b1:1") -> list[Row]:
+    """Each of these was intended a hundredth of a second after the confirm before it."""
+    rows: list[Row] = []
+    for number, at_s in enumerate(times_s):
+        waited_since = times_s[number - 1] + 0.01 if number else at_s - 0.01
+        rows.append(
+            {
+                "message_id": f"{publisher}-{number}",
+                "publisher": publisher,
+                "outcome": "confirmed",
+                "broker": broker,
+                "intended_ns": ns(waited_since),
+                "confirmed_ns": ns(at_s),
+            }
+        )
+    return rows
+
+
+def delivered(*ids: str, at_s: float = 1.0) -> list[Row]:
+    return [{"message_id": id, "received_ns": ns(at_s)} for id in ids]
+
+
+def test_a_gap_counts_from_the_beginning_of_the_act_on() -> None:
+    events = Events(published=confirmed(0.1, 2.0, 2.1, 2.5, 4.0))
+    assert gaps_s(events, took(1.0, 2.2, 3.0))["p1"] == pytest.approx(1.49)
+    assert gaps_s(events, took(1.7, 2.2, 2.3))["p1"] == pytest.approx(0.39)
+
+
+def test_a_silence_that_goes_on_after_the_act_counts_whole() -> None:
+    events = Events(published=confirmed(1.1, 1.2, 9.0))
+    assert gaps_s(events, took(1.0, 2.0, 3.0))["p1"] == pytest.approx(7.79)
+
+
+def test_a_silence_without_an_end_is_an_error() -> None:
+    with pytest.raises(BenchError, match="no confirm"):
+        gaps_s(Events(published=confirmed(1.1, 1.2)), took(1.0, 2.0, 3.0))
+
+
+def test_every_publisher_is_judged_or_the_worst_of_each_time() -> None:
+    assert excess_s([{"p1": 0.3, "p2": 0.2}], 0.1) == [0.2, 0.1]
+    assert excess_s([{"p1": 0.3, "p2": 0.2}, {"p1": 0.1, "p2": 0.6}], 0.1) == [0.2, 0.5]
+
+
+def test_the_last_consumer_to_attach_counts() -> None:
+    links = {"c1": {"b2:1": ns(3.5), "b1:1": 0}, "c2": {"b2:1": ns(4.25)}}
+    assert attach_s(links, "b2:1", ns(3)) == pytest.approx(1.25)
+    with pytest.raises(BenchError, match="not attached to b1:1: c2"):
+        attach_s(links, "b1:1", ns(3))
+
+
+def test_lost_and_doubled_are_counted_by_id() -> None:
+    events = Events(published=confirmed(1, 2, 3), delivered=delivered("p1-0", "p1-2", "p1-2"))
+    assert [row["message_id"] for row in lost(events)] == ["p1-1"]
+    assert doubled(events.delivered, until_ns=ns(2)) == 1
+    assert doubled(events.delivered, until_ns=ns(1)) == 0
+
+
+def figures(events: Events, killed: Incident) -> dict[str, Any]:
+    run = Run(
+        consumers=4,
+        quiet=took(0, 1, 1),
+        acts=[(Act("add", "Broker added", ()), [took(1, 3, 4)])],
+        attached_s=2.5,
+        sessions={"mb1": 12, "mb2": 13, "mb3": 11},
+        killed=killed,
+    )
+    return {figure.id: figure for figure in figures_of(run, events, "again")}
+
+
+def test_what_lay_on_the_disk_of_a_broker_that_died_is_told_apart() -> None:
+    events = Events(
+        published=[
+            *confirmed(0.5, 1.5, 5.0, 9.0, broker="dead:1"),
+            *confirmed(0.5, 1.5, 5.0, publisher="p2", broker="b1:1"),
+        ],
+        delivered=delivered("p1-0", "p2-0", "p2-1"),
+    )
+    killed = Incident(kind="kill", broker="dead:1", at_ns=ns(5), done_ns=ns(6))
+    found = figures(events, killed)
+    assert (found["ops.replace.on_disk"].value, found["ops.lost"].value) == (2, 2)
+    assert found["ops.lost"].met is False
+    assert found["ops.doubled"].met is True
+
+
+def test_goals_are_above_the_quiet_period_of_the_same_run() -> None:
+    events = Events(published=confirmed(0.1, 0.9, 1.1, 1.9, 4.5), delivered=[])
+    killed = Incident(kind="kill", broker="dead:1", at_ns=ns(5), done_ns=ns(6))
+    found = figures(events, killed)
+    assert found["ops.quiet.gap_s"].value == pytest.approx(0.79)
+    assert found["ops.add.gap_s"].value == pytest.approx(2.59 - 0.79)
+    assert found["ops.add.gap_s"].met is False
+    assert found["ops.add.s"].value == 2.0
+    assert found["ops.add.attach_s"].met is False
+    assert found["ops.add.spread"].met is True

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bench.errors import BenchError
+from bench.run import artemis_driver
+from bench.run.artemis_driver import Receiver, Sender
+from bench.run.artemis_nodes import NODES
+from bench.run.artemis_stomp import Frame, Link, parse
+from bench.run.drivers import Where
+from bench.run.fates import CONFIRMED, UNKNOWN
+from bench.run.profile import Profile
+
+
+class FakeLink(Link):
+    """Keeps what is written; says what it is told to."""
+
+    def __init__(self, broker: str, on_frames: Callable[[list[Frame]], None]) -> None:
+        super().__init__(broker, on_frames)
+        self.written: list[Frame] = []
+        self.says = self._on_frames
+
+    def write(self, data: bytes) -> None:
+        self.written += parse(data)[0]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeLink]:
+    found: dict[str, FakeLink] = {}
+
+    async def opened(broker: str, on_frames: Callable[[list[Frame]], None]) -> Link:
+        return found.setdefault(broker, FakeLink(broker, on_frames))
+
+    monkeypatch.setattr(artemis_driver, "opened", opened)
+    return found
+
+
+def profile(name: str = "artemis", **load: Any) -> Profile:
+    load = {"schedule": {"kind": "constant", "rate_per_s": 1}} | load
+    return Profile.from_values(
+        {"name": "x", "system": {"name": name, "brokers": 2}, "load": load}, "x"
+    )
+
+
+def where(number: int = 0) -> Where:
+    return Where("one", "load0", "sink0", {NODES: "a:1 b:1"}, "/run", number)
+
+
+def receipt(number: int) -> Frame:
+    return Frame(b"RECEIPT", {b"receipt-id": b"%d" % number}, b"")
+
+
+def message(body: bytes, ack: bytes) -> Frame:
+    return Frame(b"MESSAGE", {b"ack": ack}, body)
+
+
+def test_a_receipt_confirms_one_message_and_the_end_leaves_the_others_unknown(
+    links: dict[str, FakeLink],
+) -> None:
+    async def work() -> dict[int, int]:
+        sender = Sender(profile(), where(1))
+        await sender.open()
+        for number in range(3):
+            await sender.send(number, b"body", "")
+        links["b:1"].says([receipt(1)])
+        await sender.close(0.0)
+        return {end.sequence: end.outcome for end in sender.ends()}
+
+    assert asyncio.run(work()) == {1: CONFIRMED, 0: UNKNOWN, 2: UNKNOWN}
+    sent = links["b:1"].written
+    assert {each.headers[b"persistent"] for each in sent} == {b"true"}
+
+
+def test_a_full_window_waits_for_a_receipt(links: dict[str, FakeLink]) -> None:
+    async def work() -> tuple[bool, int]:
+        sender = Sender(profile(window=1), where())
+        await sender.open()
+        await sender.send(0, b"", "")
+        second = asyncio.create_task(sender.send(1, b"", ""))
+        await asyncio.sleep(0)
+        waited = not second.done()
+        links["a:1"].says([receipt(0)])
+        await second
+        return waited, len(links["a:1"].written)
+
+    assert asyncio.run(work()) == (True, 2)
+
+
+def test_a_broker_that_hangs_up_ends_the_load(links: dict[str, FakeLink]) -> None:
+    async def work() -> None:
+        sender = Sender(profile(), where())
+        await sender.open()
+        links["a:1"].connection_lost(None)
+        await sender.send(0, b"", "")
+
+    with pytest.raises(BenchError, match="a:1: it hung up"):
+        asyncio.run(work())
+
+
+def test_a_consumer_is_connected_to_every_standalone_node_and_to_one_of_a_cluster(
+    links: dict[str, FakeLink],
+) -> None:
+    asyncio.run(Receiver(profile("artemis-cluster"), where(1)).open())
+    assert list(links) == ["b:1"]
+    asyncio.run(Receiver(profile(), where()).open())
+    assert sorted(links) == ["a:1", "b:1"]
+
+
+@pytest.mark.parametrize(
+    ("ack", "wanted"), [("each", [b"1", b"2", b"3"]), ("many", [b"2", b"3"]), ("none", [])]
+)
+def test_deliveries_are_answered_as_the_profile_says(
+    ack: str, wanted: list[bytes], links: dict[str, FakeLink]
+) -> None:
+    async def work() -> list[bytes]:
+        receiver = Receiver(profile(ack=ack, prefetch=8), where())
+        await receiver.open()
+        links["a:1"].says([message(b"x", b"1"), message(b"y", b"2"), message(b"z", b"3")])
+        return [each.body for each in await receiver.take(0.0)]
+
+    assert asyncio.run(work()) == [b"x", b"y", b"z"]
+    subscribed, *answers = links["a:1"].written
+    assert subscribed.headers[b"destination"] == b"load0\\c\\cload0.sink0"
+    assert [each.headers[b"id"] for each in answers] == wanted

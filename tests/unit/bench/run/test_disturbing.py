@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import time
+
+from bench.errors import BenchError
+from bench.faults import Fault
+from bench.run.disturbing import Disturber, steps
+from bench.run.profile import Disturbance
+from tests.support.eventually import eventually
+
+
+class Noted:
+    """A system that notes what is done to it; refuses: to be killed."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.done: list[str] = []
+        self._refuses = refuses
+
+    def fault(self, name: str, number: int) -> Fault:
+        def begin() -> None:
+            if self._refuses:
+                raise BenchError("it does not run")
+            self.done.append(f"{name} {number}")
+
+        return Fault(name, f"mb{number}", 0.0, "", begin, lambda: self.done.append(f"end {number}"))
+
+
+def test_each_begins_and_ends_in_its_time() -> None:
+    wanted = [Disturbance(at_s=5, lasts_s=10), Disturbance(at_s=1, lasts_s=5)]
+    assert steps(wanted) == [(1, 1, True), (5, 0, True), (6, 1, False), (15, 0, False)]
+
+
+def test_what_is_done_is_undone_when_the_run_ends_before() -> None:
+    system = Noted()
+    wanted = [Disturbance(at_s=0, lasts_s=1000, broker=2), Disturbance(at_s=900)]
+    disturber = Disturber(wanted, system, time.monotonic_ns())  # type: ignore[arg-type]
+    disturber.start()
+    eventually(lambda: system.done == ["kill 2"], within_s=10)
+    (done,) = disturber.stop()
+    assert system.done == ["kill 2", "end 2"]
+    assert done["what"] == "kill mb2"
+    assert done["ended_s"] >= done["began_s"]
+
+
+def test_what_cannot_be_done_is_a_fault_of_the_run() -> None:
+    disturber = Disturber([Disturbance(at_s=0)], Noted(refuses=True), time.monotonic_ns())  # type: ignore[arg-type]
+    disturber.start()
+    disturber.stop()
+    assert disturber.faults == ["kill mb1: it does not run"]

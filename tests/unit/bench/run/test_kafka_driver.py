@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.run.drivers import Where
+from bench.run.kafka_driver import partitions_of, producer_options
+from bench.run.kafka_nodes import SERVERS
+from bench.run.profile import Profile
+
+WHERE = Where("publisher-0", "load0", "", {SERVERS: "127.0.0.201:9092"}, "/run")
+
+
+def profile(topics: int = 1, **load: Any) -> Profile:
+    load = {"schedule": {"kind": "constant", "rate_per_s": 1}} | load
+    values = {
+        "name": "x",
+        "system": {"name": "kafka"},
+        "load": load,
+        "messages": {"topics": topics},
+    }
+    return Profile.from_values(values, "x")
+
+
+def test_a_confirm_is_of_all_copies_and_a_retry_doubles_nothing() -> None:
+    options = producer_options(profile(), WHERE)
+    assert (options["acks"], options["enable.idempotence"]) == ("all", True)
+    assert options["bootstrap.servers"] == "127.0.0.201:9092"
+
+
+def test_nothing_waits_for_company_unless_a_batch_is_asked_for() -> None:
+    assert producer_options(profile(), WHERE)["linger.ms"] == 0
+    batched = producer_options(profile(batch=50), WHERE)
+    assert (batched["linger.ms"], batched["batch.num.messages"]) == (5, 50)
+
+
+@pytest.mark.parametrize(("consumers", "topics"), [(1, 1), (3, 1), (4, 2), (5, 2), (3, 3)])
+def test_every_partition_has_one_consumer_of_a_subscription(consumers: int, topics: int) -> None:
+    wanted = profile(topics, consumers=consumers)
+    for topic in range(topics):
+        own = range(topic, consumers, topics)
+        found = [each for number in own for each in partitions_of(wanted, number, 6)]
+        assert sorted(found) == list(range(6))

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.errors import BenchError
+from bench.run import series
+from bench.run.profile import Profile, System
+from bench.run.series import Step, carry_out
+
+PROFILE = Profile.from_values(
+    {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 1}}}, "test"
+)
+TWO = dataclasses.replace(PROFILE, system=System(brokers=2))
+STEPS = [Step("a", PROFILE), Step("b", PROFILE), Step("c", TWO)]
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Brokers of each system that was started."""
+    found: list[int] = []
+
+    @contextmanager
+    def started(profile: Profile, *_: object) -> Iterator[None]:
+        found.append(profile.system.brokers)
+        yield
+
+    monkeypatch.setattr(series, "started", started)
+    return found
+
+
+def run(_profile: Profile, folder: Path, _running: object) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    found = {"complete": True, "confirmed_per_s": 1.0}
+    (folder / "result.json").write_text(json.dumps(found))
+    return found
+
+
+def quiet(_line: str) -> None:
+    pass
+
+
+def test_runs_on_one_system_share_its_start(tmp_path: Path, starts: list[int]) -> None:
+    assert list(carry_out(STEPS, tmp_path, "127.0.1", run, quiet)) == ["a", "b", "c"]
+    assert starts == [3, 2]
+
+
+def test_what_is_there_is_not_done_again(tmp_path: Path, starts: list[int]) -> None:
+    carry_out(STEPS, tmp_path, "127.0.1", run, quiet)
+    starts.clear()
+    assert len(carry_out(STEPS, tmp_path, "127.0.1", run, quiet)) == 3
+    assert starts == []
+
+
+def test_what_was_cut_short_is_done_again(tmp_path: Path, starts: list[int]) -> None:
+    def fail(profile: Profile, folder: Path, running: object) -> dict[str, Any]:
+        if folder.name == "b":
+            folder.mkdir()
+            raise BenchError("cut")
+        return run(profile, folder, running)
+
+    with pytest.raises(BenchError, match="cut"):
+        carry_out(STEPS, tmp_path, "127.0.1", fail, quiet)
+    starts.clear()
+    assert list(carry_out(STEPS, tmp_path, "127.0.1", run, quiet)) == ["a", "b", "c"]
+    assert starts == [3, 2]
