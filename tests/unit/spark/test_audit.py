@@ -94,39 +94,51 @@ def test_every_message_has_the_one_verdict_that_it_deserves(session: SparkSessio
 
 STALE: dict[str, Any] = {"ack": "stale", "acknowledged_ns": None}
 UNANSWERED: dict[str, Any] = {"ack": "none", "acknowledged_ns": None}
-BEFORE, AFTER = {"received_ns": KILL_NS - SECOND}, {"received_ns": KILL_NS + 10 * SECOND}
+BEFORE: dict[str, Any] = {"received_ns": KILL_NS - SECOND}
+AFTER: dict[str, Any] = {"received_ns": KILL_NS + 10 * SECOND}
 ON_MB2 = {"broker": "mb2"}
 
 
-@pytest.mark.parametrize(
-    ("attempts", "first", "again", "why"),
-    [
-        (2, {}, {"received_ns": 4 * SECOND}, "unknown"),
-        (2, STALE, AFTER, "unknown"),
-        (1, STALE, {"received_ns": 4 * SECOND}, "owed"),
-        (1, UNANSWERED, AFTER, "owed"),
-        (1, STALE, AFTER | ON_MB2, "unexplained"),
-        (1, BEFORE, AFTER, "acked_without_proof"),
-        (1, BEFORE | {"acknowledged_ns": None}, AFTER, "acked_without_proof"),
-        (1, {"received_ns": KILL_NS + KILL_NOTICED_NS - 1}, AFTER, "acked_without_proof"),
-        (1, {"received_ns": KILL_NS + KILL_NOTICED_NS}, AFTER, "unexplained"),
-        (1, BEFORE, {"received_ns": KILL_NS - 1}, "unexplained"),
-        (1, BEFORE, AFTER | ON_MB2, "unexplained"),
-        (1, BEFORE | ON_MB2, AFTER | ON_MB2, "unexplained"),
-        (1, {}, {"received_ns": 4 * SECOND}, "unexplained"),
-    ],
-)
-def test_a_repeat_has_the_first_reason_that_applies(
-    session: SparkSession, attempts: int, first: Any, again: Any, why: str
-) -> None:
-    published = [publish("m", attempts=attempts)]
-    # Written latest first: the order is that of receipt.
-    delivered = [delivery("m", **again), delivery("m", **first), delivery("m", "audit")]
+# Attempts of the publish, first delivery, second one -> why there was a second.
+REPEATED: list[tuple[int, dict[str, Any], dict[str, Any], str]] = [
+    (2, {}, {"received_ns": 4 * SECOND}, "unknown"),
+    (2, STALE, AFTER, "unknown"),
+    (1, STALE, {"received_ns": 4 * SECOND}, "owed"),
+    (1, UNANSWERED, AFTER, "owed"),
+    (1, STALE, AFTER | ON_MB2, "unexplained"),
+    (1, BEFORE, AFTER, "acked_without_proof"),
+    (1, BEFORE | {"acknowledged_ns": None}, AFTER, "acked_without_proof"),
+    (1, {"received_ns": KILL_NS + KILL_NOTICED_NS - 1}, AFTER, "acked_without_proof"),
+    (1, {"received_ns": KILL_NS + KILL_NOTICED_NS}, AFTER, "unexplained"),
+    (1, BEFORE, {"received_ns": KILL_NS - 1}, "unexplained"),
+    (1, BEFORE, AFTER | ON_MB2, "unexplained"),
+    (1, BEFORE | ON_MB2, AFTER | ON_MB2, "unexplained"),
+    (1, {}, {"received_ns": 4 * SECOND}, "unexplained"),
+]
+
+
+def test_a_repeat_has_the_first_reason_that_applies(session: SparkSession) -> None:
+    published, delivered = [], []
+    expected = {}
+    for number, (attempts, first, again, why) in enumerate(REPEATED):
+        name = f"m{number}"
+        published.append(publish(name, attempts=attempts))
+        # Written latest first: the order is that of receipt.
+        delivered += [delivery(name, **again), delivery(name, **first), delivery(name, "audit")]
+        expected[name] = [(again.get("broker", "mb1"), why)]
+    rows = fates(session, published, delivered).filter("subscription = 'billing'").collect()
+    found = {bytes(row.message_id).decode(): list(map(tuple, row.repeats)) for row in rows}
+    assert found == expected
+
+
+def test_repeats_are_counted_by_broker_and_reason(session: SparkSession) -> None:
+    published = [publish("a"), publish("b"), publish("c", attempts=2)]
+    delivered = [row for name in "abc" for row in (delivery(name), delivery(name, **AFTER))]
     found = audit.repeats(fates(session, published, delivered)).collect()
-    broker = again.get("broker", "mb1")
-    assert [row.asDict() for row in found] == [
-        {"topic": "orders", "subscription": "billing", "broker": broker, "why": why, "repeats": 1}
-    ]
+    assert {(row.topic, row.subscription, row.broker, row.why, row.repeats) for row in found} == {
+        ("orders", "billing", "mb1", "acked_without_proof", 2),
+        ("orders", "billing", "mb1", "unknown", 1),
+    }
 
 
 def test_a_third_delivery_is_judged_by_all_before_it(session: SparkSession) -> None:

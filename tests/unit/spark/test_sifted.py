@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark import order
 from spark.run import Run
-from spark.sifted import NO_PARTIAL, held, sifted
+from spark.sifted import NO_PARTIAL, Sifted, held, sifted
 from tests.unit.spark.conftest import Planted
 
 DAY, ANOTHER = "2026-09-21", "2026-09-22"
@@ -20,9 +21,13 @@ def verdicts(fates: DataFrame) -> dict[str, int]:
     return {row["verdict"]: row["count"] for row in rows}
 
 
-def test_odd_messages_have_the_fates_that_they_have_among_all(planted_run: Planted) -> None:
-    run = planted_run.run
-    found, whole = sifted(run), run.fates()
+@pytest.fixture(scope="module")
+def found(planted_run: Planted) -> Sifted:
+    return sifted(planted_run.run)
+
+
+def test_odd_messages_have_the_fates_that_they_have_among_all(found: Sifted) -> None:
+    run, whole = found.run, found.run.fates()
     assert verdicts(found.fates) == {
         verdict: count for verdict, count in verdicts(whole).items() if verdict != "ok"
     }
@@ -32,9 +37,8 @@ def test_odd_messages_have_the_fates_that_they_have_among_all(planted_run: Plant
     assert run.session.conf.get(NO_PARTIAL) == "false"
 
 
-def test_all_arrivals_are_judged(planted_run: Planted) -> None:
-    run = planted_run.run
-    arrivals, every = sifted(run).arrivals(), order.arrivals(run.fates())
+def test_all_arrivals_are_judged(found: Sifted) -> None:
+    arrivals, every = found.arrivals(), order.arrivals(found.run.fates())
     assert arrivals.columns == every.columns
     assert arrivals.exceptAll(every).isEmpty()
     assert every.exceptAll(arrivals).isEmpty()
@@ -43,9 +47,9 @@ def test_all_arrivals_are_judged(planted_run: Planted) -> None:
 def test_of_a_day_only_its_own_messages_are_counted(planted_run: Planted) -> None:
     counted = {}
     for day in (DAY, ANOTHER):
-        found = sifted(dataclasses.replace(planted_run.run, day=day))
-        judged = found.counts().count() > 0, verdicts(found.fates) != {}
-        counted[day] = (*judged, found.late().count())
+        own = sifted(dataclasses.replace(planted_run.run, day=day))
+        judged = own.counts().count() > 0, verdicts(own.fates) != {}
+        counted[day] = (*judged, own.late().count())
     assert counted == {DAY: (True, True, 1), ANOTHER: (False, False, 0)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from bench.figures.measure import duck
@@ -12,14 +13,19 @@ from bench.figures.measure.audit import agree
 from bench.figures.measure.laid import lay
 from spark.ingest import ingested
 from spark.jobs import audit
+from spark.jobs.frame import Answer
 from spark.lake import Lake
 from spark.page import render_text
 from spark.run import Run
 from tests.unit.spark.conftest import Planted
 
 
-def test_one_of_each_fault_is_found_with_its_id(planted_run: Planted) -> None:
-    answer = audit.measure(planted_run.run)
+@pytest.fixture(scope="module")
+def answer(planted_run: Planted) -> Answer:
+    return audit.measure(planted_run.run)
+
+
+def test_one_of_each_fault_is_found_with_its_id(planted_run: Planted, answer: Answer) -> None:
     found, ids = answer.found, planted_run.truth.ids
     assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
         (verdict, ids[verdict][0]) for verdict in ("lost", "altered", "unexplained", "orphan")
@@ -36,9 +42,9 @@ def test_a_day_without_anything_says_so(planted_run: Planted) -> None:
     assert answer.page.faults == ("nothing was published",)
 
 
-def test_a_day_is_judged_with_its_neighbours(planted_run: Planted) -> None:
+def test_a_day_is_judged_with_its_neighbours(planted_run: Planted, answer: Answer) -> None:
     """The run lies in one day, so that day is the whole run."""
-    whole = audit.measure(planted_run.run).found["verdicts"]
+    whole = answer.found["verdicts"]
     day = dataclasses.replace(planted_run.run, day="2026-09-21")
     assert audit.measure(day).found["verdicts"] == whole
 

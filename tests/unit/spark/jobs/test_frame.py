@@ -61,35 +61,42 @@ def test_whatever_ends_a_job_is_one_line(
     assert capsys.readouterr().err == said
 
 
+@pytest.fixture(scope="module")
+def nothing(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in which nothing was published."""
+    folder = tmp_path_factory.mktemp("nothing")
+    write_run(folder / "run", messages=4)
+    for path in (folder / "run").glob("*.ndjson"):
+        path.write_text(path.read_text().partition("\n")[0] + "\n")
+    return run_of(session, folder)
+
+
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__.rpartition(".")[2])
 def test_a_run_without_a_message_says_so_and_divides_nothing_by_zero(
-    session: SparkSession, tmp_path: Path, job: ModuleType
+    nothing: Run, job: ModuleType
 ) -> None:
-    write_run(tmp_path / "run", messages=4)
-    for path in (tmp_path / "run").glob("*.ndjson"):
-        path.write_text(path.read_text().partition("\n")[0] + "\n")
-    page = job.measure(run_of(session, tmp_path)).page
+    page = job.measure(nothing).page
     assert "4 files" not in render_text(page)
     assert any("nothing" in text.lower() for text in (*page.faults, page.verdict, page.comment))
 
 
-@pytest.mark.parametrize("job", [audit, latency], ids=["audit", "latency"])
 def test_a_run_of_one_message_has_its_numbers_and_no_percentile_that_one_cannot_support(
-    session: SparkSession, tmp_path: Path, job: ModuleType
+    session: SparkSession, tmp_path: Path
 ) -> None:
     write_run(tmp_path / "run", messages=1)
-    answer = job.measure(run_of(session, tmp_path))
+    run = run_of(session, tmp_path)
+    audited = audit.measure(run)
+    assert audited.page.faults == ()
+    assert audited.found["verdicts"]["ok"] == 1
+    answer = latency.measure(run)
     assert answer.page.faults == ()
-    if job is latency:
-        (row,) = [
-            row
-            for row in answer.found["percentiles"]
-            if (row["measure"], row["scope"]) == ("confirm_from_intended", "all")
-        ]
-        assert row["total"] == 1
-        assert "99.9" not in render_text(answer.page).splitlines()[0]
-    else:
-        assert answer.found["verdicts"]["ok"] == 1
+    (row,) = [
+        row
+        for row in answer.found["percentiles"]
+        if (row["measure"], row["scope"]) == ("confirm_from_intended", "all")
+    ]
+    assert row["total"] == 1
+    assert "99.9" not in render_text(answer.page).splitlines()[0]
 
 
 def test_a_run_that_was_killed_is_reported_and_does_not_hold(
