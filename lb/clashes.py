@@ -84,9 +84,12 @@ def _not_for_mirrors(where: str, host: Host) -> Iterator[str]:
 def _of_balancers(inventory: Inventory) -> Iterator[str]:
     """Names, files of one host, and the addresses of all."""
     balancers = inventory.balancers
+    by_sudo = {host.name for host in inventory.hosts if host.sudo}
     for each in balancers:
         if each.host:
             yield from _unknown(f"balancer {each.name}", each.host, inventory)
+        if each.host in by_sudo:
+            yield f"balancer {each.name}: who logs in on {each.host} is not root, which a balancer wants"
     yield from _twice("balancer", (each.name for each in balancers))
     yield from _twice("balancer address", (str(each.amqp) for each in balancers))
     for kind, files in (

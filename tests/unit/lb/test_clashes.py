@@ -102,3 +102,12 @@ def test_a_host_is_in_one_mirror_and_a_broker_and_an_address_have_one() -> None:
         "inventory: address 10.77.0.100/24 is there twice; host a1 is in two mirrors; "
         "host a2 is in two mirrors; broker mb1 has two mirrors"
     )
+
+
+def test_a_balancer_is_on_a_host_that_is_reached_as_root() -> None:
+    values = mirrored_values()
+    values["hosts"].append({"name": "front1", "ssh": "op@front1.example", "sudo": "yes"})
+    values["balancer"]["host"] = "front1"
+    assert told(values).endswith(
+        "; balancer haproxy: who logs in on front1 is not root, which a balancer wants"
+    )
