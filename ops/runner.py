@@ -55,7 +55,12 @@ def carry_out(
             continue
         show(step.name)
         began = time.monotonic()
-        remark, proof = _do(step, runner, show)
+        try:
+            remark, proof = _do(step, runner, show)
+        except PlanFailed:
+            if not journal.done and not step.commands:
+                journal.finish()  # it looked, and nothing was begun
+            raise
         took_s = time.monotonic() - began
         journal.record(step.name, took_s, proof)
         say(f"  {took_s:5.1f} s  {step.name}{f': {remark}' if remark else ''}")

@@ -73,6 +73,20 @@ def test_a_failed_command_ends_the_plan_and_the_next_run_resumes(
     assert said[0].split() == ["before", "first"]
 
 
+def test_a_run_that_only_looked_and_failed_is_not_one_to_take_up(
+    journal: Journal, tmp_path: Path
+) -> None:
+    journal.begin({"name": "mb1"})
+    looks = Step(name="look", until="it is so", check=lambda: "it is not", within_s=0)
+    with pytest.raises(PlanFailed, match="it is not"):
+        carry_out(Plan(name="test", steps=(looks, step("second", "a"))), journal)
+    assert not Journal(tmp_path, "test").is_resumed
+    journal.begin({"name": "mb1"})
+    with pytest.raises(PlanFailed):
+        carry_out(Plan(name="test", steps=(step("first", "fail"),)), journal)
+    assert Journal(tmp_path, "test").is_resumed
+
+
 def test_a_check_is_asked_until_it_holds(journal: Journal) -> None:
     answers: Iterator[str] = iter(["not yet", "not yet", ""])
     plan = Plan(name="test", steps=(step("first", check=lambda: next(answers)),))
