@@ -243,13 +243,16 @@ def is_split(sides: Mapping[str, Status]) -> bool:
     """Two hosts that both went on alone.
 
     By their generations, which know it before the two have met again; also two primaries, however
-    each of them believes that the other is outdated.
+    each of them believes that the other is outdated. Two that are connected have settled it: while
+    one copies from the other, their generations look like those of a split.
     """
     if len(sides) != 2:
         return False
     here, there = sides.values()
     if here.role == there.role == "Primary":
         return True
+    if not {here.link, there.link} <= APART | {DOWN}:
+        return False
     if here.generations is None or there.generations is None:
         return False
     return relation(here.generations, there.generations) is Relation.SPLIT

@@ -89,8 +89,11 @@ class MirrorView:
             return dict(zip((host.name for host in self.hosts), answers, strict=True))
 
     def is_split(self) -> bool:
-        """Of those that answer."""
-        return is_split({n: s for n, s in self.sides().items() if isinstance(s, Status)})
+        """Of those that answer, in two looks: between the questions of one they may have connected."""
+        return all(
+            is_split({n: s for n, s in self.sides().items() if isinstance(s, Status)})
+            for _look in range(2)
+        )
 
     def succeeds(self, host: Host, command: tuple[str, ...]) -> bool:
         """Whether a command that changes nothing ends with 0 there. Raises NoAnswer."""

@@ -219,7 +219,8 @@ class View:
     def connections(self, name: str) -> list[Connection]:
         """Those of applications to one broker, as its statistics have them. Raises NoAnswer."""
         inventory = self.inventory
-        ours = (inventory.admin_user, inventory.balancer.probe_user)
+        agents = [user.name for user in inventory.users if user.role == "agent"]
+        ours = {inventory.admin_user, inventory.balancer.probe_user, *agents}
         columns = "columns=name,user,client_properties,peer_host,peer_port"
         known = self._manage(name, "GET", f"/api/connections?{columns}").json()
         consumers = self._manage(name, "GET", "/api/consumers").json()

@@ -149,6 +149,17 @@ def test_a_split_brain_is_seen_before_and_after_the_two_have_met(state: str, spl
     assert is_split({"A": recorded(f"{state} A"), "B": recorded(f"{state} B")}) is split
 
 
+def test_two_that_copy_from_each_other_are_not_split_whatever_their_generations_look_like() -> None:
+    """The copying side goes by a generation of its own until it has all."""
+    here, there = recorded("08 A"), recorded("09 B")
+    assert here.generations is not None
+    assert there.generations is not None
+    halfway = dataclasses.replace(there.generations, current="F" * 15 + "0", base="")
+    assert relation(here.generations, halfway) is Relation.SPLIT
+    assert there.link == "SyncTarget"
+    assert not is_split({"A": here, "B": dataclasses.replace(there, generations=halfway)})
+
+
 def test_one_side_alone_is_no_split_brain() -> None:
     assert not is_split({"A": recorded("12 A")})
 

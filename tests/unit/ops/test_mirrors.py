@@ -60,6 +60,15 @@ def test_a_split_brain_is_seen_when_both_answer_and_not_guessed_at_otherwise(fil
     assert not view(file, {"db1": "12 A", "db2": ""}).is_split()
 
 
+def test_what_looks_split_in_one_look_alone_is_not(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = view(file, {"db1": "", "db2": ""})
+    looks = iter([True, False])
+    monkeypatch.setattr(mirrors, "is_split", lambda _sides: next(looks))
+    assert not seen.is_split()
+
+
 def test_a_role_holds_only_while_writes_are_not_frozen(file: Path) -> None:
     seen = view(file, {"db1": "23 A", "db2": "06 A"})
     frozen, well = seen.hosts

@@ -53,13 +53,17 @@ def test_queues_of_one_connection_do_not_count(view: View, answers: dict[str, An
 
 
 def test_connections_are_those_of_applications_with_whether_they_consume(
-    view: View, answers: dict[str, Any]
+    view: View, answers: dict[str, Any], tmp_path: Path
 ) -> None:
+    inventory = Layout(dir=tmp_path, numbers=(1, 2)).inventory
+    agent = '\n[[users]]\nname = "mb-agent"\nrole = "agent"\npassword_file = "agent"\n'
+    inventory.write_text(inventory.read_text() + agent)
     answers["/api/connections"] = [
         {"name": "1 -> 2", "user": "bus", "client_properties": {"product": "java"}},
         {"name": "3 -> 2", "user": "bus", "peer_host": "10.0.0.1", "peer_port": 4},
         {"name": "4 -> 2", "user": "admin"},
         {"name": "5 -> 2", "user": "probe"},
+        {"name": "6 -> 2", "user": "mb-agent"},
     ]
     answers["/api/consumers"] = [{"channel_details": {"connection_name": "3 -> 2"}}]
     answers["/api/channels"] = [
