@@ -73,8 +73,9 @@ def main() -> int:
                 print(f"what failed of the part {part.name}, once more:", flush=True)
                 only_failed = ("--last-failed", "--last-failed-no-failures=none")
                 codes[number : number + 1] = _wait([part.start(*only_failed, to_file=False)])
-                passed, failed = part.counts()
-                counts[number] = (counts[number][0] + passed, failed)
+                mended, _ = part.counts()
+                passed, failed = counts[number]
+                counts[number] = (passed + mended, failed - mended)
     print(
         f"{sum(passed for passed, _ in counts)} passed, {sum(failed for _, failed in counts)} failed"
     )
