@@ -25,6 +25,7 @@ from messagebus import (
     declare,
 )
 from messagebus._io.link import Credentials, Link, dial
+from ops.carrying import journal_of
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
@@ -153,8 +154,7 @@ def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_
         early = ops(cluster, "replace", name, "--lose-messages", "--yes")
         assert early.returncode == 1
         assert f"the broker of {name} answers" in early.stderr
-        undone = ops(cluster, "replace", name, "--undo", "--yes")
-        assert undone.returncode == 0, undone.stderr
+        assert not journal_of(cluster.inventory, f"replace {name}").is_resumed  # it only looked
         cluster.kill(name)
         cluster.kill(name, agent=True)
         careless = ops(cluster, "replace", name, "--yes")
