@@ -8,6 +8,7 @@ from dataclasses import dataclass
 __all__ = ["ACKS", "DURABILITIES", "SYSTEMS", "About"]
 
 DURABILITIES = ("fsync", "page-cache", "none")
+WITHOUT_NONE = ("fsync", "page-cache")
 # each: the application answers every delivery by itself. many: one answer for a quarter of the prefetch
 # together. none: what is delivered counts as answered before it is handled, so a crash loses it.
 ACKS = ("each", "many", "none")
@@ -18,8 +19,7 @@ class About:
     """module: of its driver, see `bench.run.drivers`. brokers_max: nodes that it may have.
 
     batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
-    message. own_load: it makes
-    the load itself and says what came out; no message of it has a fate here.
+    message. own_load: it makes the load itself and says what came out; no message of it has a fate here.
     """
 
     module: str
@@ -31,6 +31,10 @@ class About:
     events: bool = False
     own_load: bool = False
 
+
+ARTEMIS = About(
+    module="bench.run.artemis_driver", brokers_max=9, durabilities=WITHOUT_NONE, acks=ACKS
+)
 
 SYSTEMS: Mapping[str, About] = {
     "messagebus": About(
@@ -46,7 +50,7 @@ SYSTEMS: Mapping[str, About] = {
     "native": About(
         module="bench.run.native",
         brokers_max=9,
-        durabilities=("fsync", "page-cache"),
+        durabilities=WITHOUT_NONE,
         acks=("each", "none"),
         batches=True,
     ),
@@ -57,29 +61,19 @@ SYSTEMS: Mapping[str, About] = {
     "kafka": About(
         module="bench.run.kafka_driver",
         brokers_max=9,
-        durabilities=("fsync", "page-cache"),
+        durabilities=WITHOUT_NONE,
         acks=("each", "many"),
         batches=True,
     ),
     "kafka-java": About(
         module="bench.run.kafka_java",
         brokers_max=9,
-        durabilities=("fsync", "page-cache"),
+        durabilities=WITHOUT_NONE,
         own_load=True,
     ),
-    "artemis": About(
-        module="bench.run.artemis_driver",
-        brokers_max=9,
-        durabilities=("fsync", "page-cache"),
-        acks=ACKS,
-    ),
-    "artemis-cluster": About(
-        module="bench.run.artemis_driver",
-        brokers_max=9,
-        durabilities=("fsync", "page-cache"),
-        acks=ACKS,
-    ),
+    "artemis": ARTEMIS,
+    "artemis-cluster": ARTEMIS,
     "artemis-java": About(
-        module="bench.run.artemis_java", durabilities=("fsync", "page-cache"), own_load=True
+        module="bench.run.artemis_java", durabilities=WITHOUT_NONE, own_load=True
     ),
 }

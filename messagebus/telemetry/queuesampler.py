@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,7 +24,7 @@ from messagebus.destination import Queue, Subscription
 from messagebus.directory import SubscriptionCount, SubscriptionCounts, count_subscriptions
 from messagebus.errors import ConfigError, MessageBusError, NameInvalid, RecordingFailed, Stopped
 from messagebus.telemetry.eventfile import EventFile, anchor_now
-from messagebus.telemetry.rundescription import RunPart, note
+from messagebus.telemetry.rundescription import RunPart, begin, note, process_name
 from messagebus.topology import parse_wanted
 
 __all__ = ["QueueSampler", "SamplerStats"]
@@ -70,9 +67,10 @@ class QueueSampler:
             raise ConfigError("QueueSampler: names: at least one; every_s: above 0")
         self._folder, self._bus, self._run_id = Path(folder), bus, run_id
         self._every_s, self._count = every_s, count
-        name = f"queues-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._anchor = anchor_now(name)
-        self._start_ns = time.monotonic_ns()
+        name = process_name("queues-")
+        self._part = RunPart(
+            run_id=run_id, name=name, anchor=anchor_now(name), start_ns=time.monotonic_ns()
+        )
         self._written = self._missed = 0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -81,13 +79,9 @@ class QueueSampler:
         """Begin to write. Raises RecordingFailed when the folder does not take it."""
         if self._thread is not None:
             raise Stopped("a sampler starts once")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as fault:
-            raise RecordingFailed(f"{self._folder}: cannot be made: {fault.strerror}") from fault
-        self._note(end_ns=None)
-        path = self._folder / f"sampled-{self._anchor.process}.ndjson"
-        file = EventFile(path, self._anchor, clock_ns=time.monotonic_ns)
+        begin(self._folder, self._part)
+        path = self._folder / f"sampled-{self._part.name}.ndjson"
+        file = EventFile(path, self._part.anchor, clock_ns=time.monotonic_ns)
         self._thread = threading.Thread(
             target=self._run, args=(file,), name="messagebus-queuesampler", daemon=True
         )
@@ -98,7 +92,8 @@ class QueueSampler:
         if self._thread is not None and not self._stopping.is_set():
             self._stopping.set()
             self._thread.join(timeout_s)
-            self._note(end_ns=time.monotonic_ns())
+            self._part.end_ns = time.monotonic_ns()
+            note(self._folder, self._part)
         return self.stats()
 
     def __enter__(self) -> Self:
@@ -158,18 +153,6 @@ class QueueSampler:
         self._missed += 1
         if self._missed == 1:
             log.warning("no sample, more are counted error=%s", why)
-
-    def _note(self, end_ns: int | None) -> None:
-        note(
-            self._folder,
-            RunPart(
-                run_id=self._run_id,
-                name=self._anchor.process,
-                anchor=self._anchor,
-                start_ns=self._start_ns,
-                end_ns=end_ns,
-            ),
-        )
 
 
 def _pair(name: str) -> tuple[str, str]:

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import re
-import secrets
-import socket
 import threading
 import time
 import zlib
@@ -43,7 +40,7 @@ from messagebus.telemetry.eventfile import (
     PublishedFile,
     anchor_now,
 )
-from messagebus.telemetry.rundescription import RunPart, note
+from messagebus.telemetry.rundescription import RunPart, begin, note, process_name
 
 __all__ = ["Recorder", "RecorderStats", "is_sampled"]
 
@@ -110,7 +107,7 @@ class Recorder(Hooks):
     ) -> None:
         _check(run_id, share, name, rows_max, file_bytes_max, files_max)
         self.folder, self.run_id, self.share = Path(folder), run_id, share
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.name = name or process_name()
         self._part = RunPart(
             run_id=run_id,
             name=self.name,
@@ -140,11 +137,7 @@ class Recorder(Hooks):
         """Begin to write. Raises RecordingFailed when the folder does not take it."""
         if self._thread is not None:
             raise Stopped("a recorder starts once")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as fault:
-            raise RecordingFailed(f"{self.folder}: cannot be made: {fault.strerror}") from fault
-        note(self.folder, self._part)
+        begin(self.folder, self._part)
         self._thread = threading.Thread(target=self._write, name="messagebus-recorder", daemon=True)
         self._thread.start()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 from messagebus.errors import RecordingFailed
 from messagebus.telemetry.eventfile import Anchor
 
-__all__ = ["MANIFEST", "RunPart", "merged", "note"]
+__all__ = ["MANIFEST", "RunPart", "begin", "merged", "note", "process_name"]
 
 MANIFEST = "manifest.json"
 LOCK = ".manifest.lock"
@@ -40,6 +42,20 @@ class RunPart:
     brokers: set[str] = field(default_factory=set)
     publishers: set[str] = field(default_factory=set)
     consumers: set[tuple[str, str]] = field(default_factory=set)
+
+
+def process_name(prefix: str = "") -> str:
+    """Of this process in a run: no other has it, on no other host either."""
+    return f"{prefix}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def begin(folder: Path, part: RunPart) -> None:
+    """Make the folder of a run where there is none, and `note` a part that begins. Raises RecordingFailed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise RecordingFailed(f"{folder}: cannot be made: {fault.strerror}") from fault
+    note(folder, part)
 
 
 def note(folder: Path, part: RunPart) -> None:
