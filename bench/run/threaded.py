@@ -12,13 +12,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from bench.errors import BenchError
 from bench.run.drivers import Delivered, End
 from bench.run.fates import UNKNOWN
 
 __all__ = ["BlockingReceiver", "BlockingSender", "ThreadedReceiver", "ThreadedSender"]
+
+C = TypeVar("C")
 
 OPEN_WITHIN_S = 30.0
 TAKE_S = 0.1
@@ -56,10 +58,8 @@ class ThreadedSender:
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
-        self._thread.start()
-        await asyncio.wait_for(ready, OPEN_WITHIN_S)
+        self._thread, client = await _working(self._connect, self._run)
+        self._broker = client.broker
 
     async def room(self) -> None:
         async with self._room:
@@ -88,15 +88,7 @@ class ThreadedSender:
         for end in ended + unknown:
             self._done.put(end)
 
-    def _run(self, ready: asyncio.Future[None]) -> None:
-        try:
-            client = self._connect()
-        except Exception as fault:  # whatever that library raises: the run says it in one line
-            error = BenchError(f"cannot connect: {fault!r}")
-            self._loop.call_soon_threadsafe(ready.set_exception, error)
-            return
-        self._broker = client.broker
-        self._loop.call_soon_threadsafe(ready.set_result, None)
+    def _run(self, client: BlockingSender) -> None:
         while (work := self._work.get()) is not None:
             sequence, body = work
             sent_ns = time.monotonic_ns()
@@ -115,11 +107,7 @@ class ThreadedReceiver:
         self._is_over = threading.Event()
 
     async def open(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
-        self._thread.start()
-        await asyncio.wait_for(ready, OPEN_WITHIN_S)
+        self._thread, _client = await _working(self._connect, self._run)
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
         if self._had.empty():
@@ -134,15 +122,33 @@ class ThreadedReceiver:
         self._is_over.set()
         await asyncio.to_thread(self._thread.join, OPEN_WITHIN_S)
 
-    def _run(self, ready: asyncio.Future[None]) -> None:
-        try:
-            client = self._connect()
-        except Exception as fault:  # whatever that library raises: the run says it in one line
-            error = BenchError(f"cannot connect: {fault!r}")
-            self._loop.call_soon_threadsafe(ready.set_exception, error)
-            return
-        self._loop.call_soon_threadsafe(ready.set_result, None)
+    def _run(self, client: BlockingReceiver) -> None:
         while not self._is_over.is_set():
             for body in client.take(TAKE_S):
                 self._had.put(Delivered(body, client.broker, time.monotonic_ns()))
         client.close()
+
+
+async def _working(
+    connect: Callable[[], C], work: Callable[[C], None]
+) -> tuple[threading.Thread, C]:
+    """Start a thread that connects and then works with its client; both, when it is connected.
+
+    Raises BenchError when it cannot, and TimeoutError.
+    """
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[C] = loop.create_future()
+
+    def run() -> None:
+        try:
+            client = connect()
+        except Exception as fault:  # whatever that library raises: the run says it in one line
+            error = BenchError(f"cannot connect: {fault!r}")
+            loop.call_soon_threadsafe(ready.set_exception, error)
+            return
+        loop.call_soon_threadsafe(ready.set_result, client)
+        work(client)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, await asyncio.wait_for(ready, OPEN_WITHIN_S)
