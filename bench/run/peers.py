@@ -22,12 +22,18 @@ __all__ = ["ARMS", "figures", "steps", "told"]
 
 ARMS = (
     System(name="messagebus", brokers=1),
+    System(name="pika", brokers=1),
+    System(name="aio-pika", brokers=1),
+    System(name="pika-blocking", brokers=1),
+    System(name="kombu", brokers=1),
+    System(name="perf-test", brokers=1),
     System(name="kafka", brokers=1),
     System(name="kafka", brokers=1, durability="page-cache"),
     System(name="artemis", brokers=1),
     System(name="artemis", brokers=1, durability="page-cache"),
     System(name="messagebus", brokers=3),
     System(name="native", brokers=3),
+    System(name="native", brokers=3, durability="page-cache"),
     System(name="kafka", brokers=3),
     System(name="kafka", brokers=3, durability="page-cache"),
     System(name="artemis-cluster", brokers=3),
