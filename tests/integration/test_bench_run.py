@@ -57,6 +57,8 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert sum(result.latencies["delivery"].whole().values()) == fates.delivered + fates.doubled
     assert set(result.brokers) == {cluster.node(name).broker for name in cluster.names}
     assert "intended to confirmed" in render_text(result)
+    assert result.machine is not None
+    assert 0 < result.machine.brokers < result.machine.busy <= result.machine.cores
     # And as rows, for the reports of spark/.
     events = tmp_path / "run" / "events"
     assert json.loads((events / "manifest.json").read_text())["complete"]
