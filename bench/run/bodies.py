@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bench.figures.environment import CHECKOUT
 from bench.records import records
 from bench.run.profile import Messages
 from bench.run.stamp import STAMP_BYTES, Filler
@@ -29,7 +30,7 @@ class Drawer:
         """Bodies without end. Raises InputInvalid for a file that has none."""
         chance = random.Random(self.seed)
         if self.messages.file:
-            found = itertools.islice(records(self.messages.file), RECORDS_MAX)
+            found = itertools.islice(records(str(CHECKOUT / self.messages.file)), RECORDS_MAX)
             padded = [each.ljust(STAMP_BYTES, b" ") for each in found]
             return itertools.cycle([Filler.of(each) for each in padded])
         parts = self.messages.sizes or ((1.0, self.messages.size),)

@@ -20,9 +20,10 @@ from bench.run.compare import compare as compare_results
 from bench.run.compare import order, read_arm, told
 from bench.run.conduct import conduct
 from bench.run.drivers import Running, started
+from bench.run.folders import made, made_empty
 from bench.run.knee import Knee
 from bench.run.outside import conduct_outside, render_outside
-from bench.run.profile import Profile, System
+from bench.run.profile import Profile
 from bench.run.result import Result, gather, percentiles
 from bench.run.schedule import Constant
 from bench.run.series import carry_out
@@ -81,14 +82,18 @@ def run(
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
+        made(place)
         results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
     else:
+        if part > 1 or name:
+            raise InputInvalid(
+                f"--part, --name: of a workload alone, without --system: {', '.join(WORKLOADS)}"
+            )
         wanted = with_system(profile_of(profile), system)
+        numbers = [f"{number + 1:02}" for number in range(repeat)] if repeat > 1 else [""]
+        folders = [made_empty(place / each) for each in numbers]
         with started(wanted, network, click.echo) as running:
-            results = [
-                reported(wanted, place / f"{number + 1:02}" if repeat > 1 else place, running)
-                for number in range(repeat)
-            ]
+            results = [reported(wanted, each, running) for each in folders]
     if faults := [fault for result in results for fault in result["faults"]]:
         raise BenchError("; ".join(faults))
 
@@ -121,10 +126,11 @@ def with_system(profile: Profile, name: str | None) -> Profile:
     if name is None:
         return profile
     brokers = min(profile.system.brokers, SYSTEMS[name].brokers_max)
-    made = dataclasses.replace(profile, system=System(name=name, brokers=brokers))
-    if faults := made.faults():
+    system = dataclasses.replace(profile.system, name=name, brokers=brokers)
+    other = dataclasses.replace(profile, system=system)
+    if faults := other.faults():
         raise InputInvalid("; ".join(faults))
-    return made
+    return other
 
 
 @click.command(epilog="Example: python -m bench report out/steady")

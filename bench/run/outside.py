@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.errors import InputInvalid
 from bench.figures.environment import describe, load_average
 from bench.manifest import write_atomically
 from bench.run import sampling
 from bench.run.conduct import MACHINE, RUN, SAMPLES
 from bench.run.drivers import Outside, Running, durability, measure_outside
+from bench.run.folders import made_empty
 from bench.run.profile import Profile
 from bench.run.result import RESULT
 from bench.run.sampling import Sampler
@@ -31,9 +31,7 @@ def conduct_outside(
     profile: Profile, folder: Path, running: Running, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Do one run into a new folder; returns what `result.json` has. Raises BenchError."""
-    if folder.exists() and any(folder.iterdir()):
-        raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
-    folder.mkdir(parents=True, exist_ok=True)
+    made_empty(folder)
     write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe(),

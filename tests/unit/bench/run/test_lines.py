@@ -50,3 +50,14 @@ def test_fan_in_is_the_same_load_on_more_brokers() -> None:
 def test_a_shorter_run_still_has_some_seconds() -> None:
     time = lines.shorter(Profile.load_file(PROFILES / "fan-in.toml"), 10).time
     assert (time.measured_s, time.warm_up_s) == (5.0, 5.0)
+
+
+def test_a_shorter_run_measures_whole_seconds() -> None:
+    profile = Profile.load_file(PROFILES / "fan-in.toml")
+    times = [lines.shorter(profile, part).time for part in (1, 2, 3, 7)]
+    assert [(time.warm_up_s, time.measured_s) for time in times] == [
+        (5, 20),
+        (5, 10),
+        (5, 7),
+        (5, 5),
+    ]
