@@ -23,10 +23,18 @@ from bench.run.fates import Fates, judge
 from bench.run.latencies import Bins, Latencies, histogram, summed
 from bench.run.machine import Busy, Usage, usage
 from bench.run.profile import Profile
-from bench.run.sampling import Sample
+from bench.run.sampling import Row, Sample
 from bench.run.verdict import Client, bottlenecks, steady_from
 from bench.run.worker import PROFILE
-from bench.run.written import CONSUMER, PUBLISHER, Part, read_outcomes, read_parts, read_received
+from bench.run.written import (
+    CONSUMER,
+    PUBLISHER,
+    Part,
+    read_outcomes,
+    read_parts,
+    read_received,
+    unreadable,
+)
 
 __all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]
 
@@ -41,6 +49,8 @@ MEASURES = {
 CURVE = (0, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
 # fmt: on
 NS_PER_MS = 1e6
+# What `run.json` has from the start of a run.
+ABOUT = {"environment", "durability", "complete", "faults"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,7 +214,11 @@ def gather(folder: Path) -> Result:
         profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
     except (OSError, ValueError) as fault:
         raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
+    if not isinstance(about, dict) or not about.keys() >= ABOUT:
+        raise InputInvalid(f"{folder}: not the folder of a run: {RUN} is not of a run")
     parts = read_parts(folder)
+    if broken := unreadable(folder, about.get("parts", ())):
+        about |= {"complete": False, "faults": [*about["faults"], *broken]}
     latencies = {measure: Latencies(0) for measure in MEASURES}
     for part in parts:
         for measure, rows in part.latencies.items():
@@ -222,10 +236,19 @@ def gather(folder: Path) -> Result:
         parts=parts,
         latencies=latencies,
         fates=fates,
-        samples=sampling.load(folder / SAMPLES, Sample),
-        busy=sampling.load(folder / MACHINE, Busy),
+        samples=_sampled(folder / SAMPLES, Sample, about),
+        busy=_sampled(folder / MACHINE, Busy, about),
         clients=[_client(part) for part in parts],
     )
+
+
+def _sampled(path: Path, kind: type[Row], about: dict[str, Any]) -> list[Row]:
+    """A file that is spoilt is a fault of the run, and nothing of it counts."""
+    try:
+        return sampling.load(path, kind)
+    except InputInvalid as fault:
+        about["faults"] = [*about["faults"], str(fault)]
+        return []
 
 
 def percentiles(bins: Mapping[int, int]) -> dict[str, float]:
