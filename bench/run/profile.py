@@ -23,7 +23,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -359,7 +359,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _disturbances(values: object, faults: list[str]) -> Sequence[Disturbance]:
+def _disturbances(values: object, faults: list[str]) -> tuple[Disturbance, ...]:
     """In the order of the file; an array of tables."""
     if not isinstance(values, list | tuple):
         faults.append("disturbances: an array of tables wanted")

@@ -104,5 +104,5 @@ def _word(hint: Any) -> str:
         return WORDS[hint]
     inner = typing.get_args(hint)
     if inner[-1] is Ellipsis:
-        return f"an array of {_word(inner[0])}"
+        return f"an array, each {_word(inner[0])},"
     return f"[{', '.join(map(_word, inner))}]"

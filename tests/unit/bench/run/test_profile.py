@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.errors import InputInvalid
-from bench.run.profile import Profile, unlike
-from bench.run.schedule import Constant, Steps
+from bench.run.profile import PARTS, SCHEDULES, Profile, unlike
+from bench.run.schedule import Constant, Steps, intended
 
 ROOT = Path(__file__).resolve().parents[4]
 LEAST: dict[str, Any] = {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 5}}}
@@ -65,9 +69,9 @@ def scheduled(kind: str, **values: object) -> dict[str, object]:
         (LEAST | {"messages": {"size": 10**12}}, "18 to 16,777,216 wanted, not 1000000000000"),
         (
             LEAST | {"messages": {"sizes": 5}},
-            "an array of [a number, a whole number] wanted, not 5",
+            "an array, each [a number, a whole number], wanted, not 5",
         ),
-        (LEAST | {"messages": {"sizes": [5]}}, "messages.sizes: an array of [a number, a whole"),
+        (LEAST | {"messages": {"sizes": [5]}}, "messages.sizes: an array, each [a number, a whole"),
         (LEAST | {"messages": {"sizes": [["a", 200]]}}, "wanted, not [['a', 200]]"),
         (LEAST | {"messages": {"sizes": [[0.5, 100]]}}, "parts above 0, of 1 together"),
         (LEAST | {"messages": {"sizes": [[1.5, 100], [-0.5, 99]]}}, "parts above 0, of 1"),
@@ -83,10 +87,10 @@ def scheduled(kind: str, **values: object) -> dict[str, object]:
         (scheduled("constant", rate_per_s=True), "rate_per_s: a number wanted, not True"),
         (scheduled("constant", rate_per_s=float("nan")), "rate_per_s: a number wanted, not nan"),
         (scheduled("constant", rate_per_s=10**400), "rate_per_s: a number wanted, not 1000"),
-        (scheduled("steps", steps=5), "load.schedule.steps: an array of [a number, a number]"),
+        (scheduled("steps", steps=5), "load.schedule.steps: an array, each [a number, a number]"),
         (scheduled("steps", steps=["ab"]), "wanted, not ['ab']"),
         (scheduled("steps", steps=[[500]]), "wanted, not [[500]]"),
-        (scheduled("replay", offsets_ns=5), "an array of a whole number wanted, not 5"),
+        (scheduled("replay", offsets_ns=5), "an array, each a whole number, wanted, not 5"),
         (scheduled("replay", offsets_ns=["a"]), "wanted, not ['a']"),
         (scheduled("closed", count=2.5), "load.schedule.count: a whole number wanted, not 2.5"),
     ],
@@ -212,3 +216,50 @@ def test_profiles_are_read_back_as_they_were_written() -> None:
     for path in (ROOT / "bench" / "profiles").glob("*.toml"):
         profile = Profile.load_file(path)
         assert Profile.from_values(profile.as_json(), "x") == profile
+
+
+# What a TOML file may have.
+VALUES = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["kind", "at_s", "a"]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+SETTINGS = [
+    *((part, name) for part, kind in PARTS.items() for name in kind.__dataclass_fields__),
+    *((part, "") for part in (*PARTS, "name", "events", "disturbances")),
+]
+KINDS = [(kind, name) for kind, made in SCHEDULES.items() for name in made.__dataclass_fields__]
+
+
+@given(st.sampled_from(SETTINGS), VALUES)
+def test_no_value_of_a_setting_is_a_traceback(setting: tuple[str, str], value: object) -> None:
+    part, name = setting
+    changed = LEAST.get(part, {}) | {name: value} if name else value
+    with contextlib.suppress(InputInvalid):
+        Profile.from_values(LEAST | {part: changed}, "x")
+
+
+@given(st.sampled_from(KINDS), VALUES)
+def test_no_value_of_a_schedule_is_a_traceback_then_or_later(
+    setting: tuple[str, str], value: object
+) -> None:
+    kind, name = setting
+    given_ = {"kind": kind, **GOOD[kind], name: value}
+    with contextlib.suppress(InputInvalid):
+        schedule = Profile.from_values(LEAST | {"load": {"schedule": given_}}, "x").load.schedule
+        times = list(itertools.islice(intended(schedule), 100))
+        assert times == sorted(times)
+
+
+GOOD: dict[str, dict[str, object]] = {
+    "constant": {"rate_per_s": 1},
+    "ramp": {"from_per_s": 0, "to_per_s": 1, "over_s": 1},
+    "steps": {"steps": [[1, 1]]},
+    "poisson": {"rate_per_s": 1},
+    "bursts": {"count": 1, "every_s": 1},
+    "replay": {"offsets_ns": [0]},
+    "closed": {"count": 1},
+}

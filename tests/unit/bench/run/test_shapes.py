@@ -30,7 +30,7 @@ class Shape:
         ({"needed": 1, "name": 1}, "a.name: a text wanted, not 1"),
         (
             {"needed": 1, "pairs": [[1, 2], [1]]},
-            "a.pairs: an array of [a number, a whole number] wanted, not [[1, 2], [1]]",
+            "a.pairs: an array, each [a number, a whole number], wanted, not [[1, 2], [1]]",
         ),
     ],
 )
