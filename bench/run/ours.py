@@ -35,13 +35,15 @@ DEADLINE_MS = 60_000
 BATCH_BYTES_MAX = 1 << 20
 RECEIVE_MAX = 500
 CODES = {Outcome.CONFIRMED: CONFIRMED, Outcome.UNKNOWN: UNKNOWN}
+# Of durability none, where every publish ends unknown, as soon as it is written.
+CODES_OF_NONE = {Outcome.UNKNOWN: CONFIRMED}
 
 
 def durability(profile: Profile) -> str:
     return {
         "fsync": "fsynced by one broker before the confirm (quorum queues of one member)",
         "page-cache": "handed to the operating system before the confirm (durable classic queues)",
-        "none": "nothing is confirmed",
+        "none": "nothing: a message counts when it was written to the socket",
     }[profile.system.durability]
 
 
@@ -64,6 +66,7 @@ def _recorder(profile: Profile, where: Where) -> Recorder | None:
 class Sender:
     def __init__(self, profile: Profile, where: Where) -> None:
         self._topic = _topic(profile, where)
+        self._codes = CODES_OF_NONE if profile.system.durability == "none" else CODES
         self._recorder = _recorder(profile, where)
         self._open: deque[tuple[int, asyncio.Future[Published]]] = deque()
         load = profile.load
@@ -106,7 +109,7 @@ class Sender:
         while waiting and waiting[0][1].done():
             sequence, future = waiting.popleft()
             end = future.result()
-            code = CODES.get(end.outcome, OTHERWISE)
+            code = self._codes.get(end.outcome, OTHERWISE)
             found.append(End(sequence, code, end.broker, end.sent_ns, end.settled_ns))
         return found
 
