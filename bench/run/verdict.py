@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Client", "behind", "bottlenecks", "unsteady"]
@@ -20,6 +20,8 @@ CPU_SHARE_MAX = 0.9
 PACING_P99_MAX_MS = 5.0
 # Messages that were intended and never tried, because the run was over: of all.
 UNSENT_PART_MAX = 0.01
+# More load processes with the same fault are told in one line.
+EACH_MAX = 3
 # The mean of so many seconds lies that near to the median of all when the load is steady, and within that
 # many standard deviations of a count.
 STEADY_WINDOW_S = 5
@@ -51,23 +53,43 @@ class Client:
 
 def bottlenecks(clients: Sequence[Client]) -> list[str]:
     """In words, what of the load was too slow to measure by; empty when nothing was."""
-    found = []
-    for each in clients:
-        share = each.cpu_share * each.per_process
-        if share > CPU_SHARE_MAX:
-            found.append(f"{each.name} used {share:.0%} of a core: the client was the bottleneck")
-        elif each.pacing_p99_ms > PACING_P99_MAX_MS:
-            found.append(
-                f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: "
-                "its pacer was the bottleneck"
-            )
-        if each.intended and each.unsent / each.intended > UNSENT_PART_MAX:
-            held = "held back by its window" if each.waited > WAITED_PART else "too slow"
-            found.append(
-                f"{each.name} sent {each.intended - each.unsent:,} of {each.intended:,} intended "
-                f"messages: {held}"
-            )
-    return found
+    return [
+        *_told({each: _busy(each) for each in clients}, lambda each: each.cpu_share),
+        *_told({each: _late(each) for each in clients}, lambda each: each.pacing_p99_ms),
+        *_told({each: _unsent(each) for each in clients}, lambda each: each.unsent),
+    ]
+
+
+def _told(said: Mapping[Client, str], severity: Callable[[Client], float]) -> list[str]:
+    """Each of a few; of more the worst, and how many others there are."""
+    found = sorted((each for each in said if said[each]), key=severity, reverse=True)
+    if len(found) <= EACH_MAX:
+        return [said[each] for each in found]
+    return [f"{said[found[0]]} (and {len(found) - 1} others less so)"]
+
+
+def _busy(each: Client) -> str:
+    share = each.cpu_share * each.per_process
+    if share <= CPU_SHARE_MAX:
+        return ""
+    return f"{each.name} used {share:.0%} of a core: the client was the bottleneck"
+
+
+def _late(each: Client) -> str:
+    if each.pacing_p99_ms <= PACING_P99_MAX_MS or _busy(each):
+        return ""
+    return (
+        f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: its pacer was "
+        "the bottleneck"
+    )
+
+
+def _unsent(each: Client) -> str:
+    if not each.intended or each.unsent / each.intended <= UNSENT_PART_MAX:
+        return ""
+    sent = f"{each.intended - each.unsent:,} of {each.intended:,}"
+    held = "held back by its window" if each.waited > WAITED_PART else "too slow"
+    return f"{each.name} sent {sent} intended messages: {held}"
 
 
 def unsteady(rates: Sequence[float]) -> list[str]:

@@ -26,6 +26,17 @@ def test_a_load_that_was_too_slow_says_so(changed: dict[str, float], said: str |
     assert said is None or said in found[0]
 
 
+def test_many_with_one_fault_are_one_line_with_the_worst() -> None:
+    slow = [
+        dataclasses.replace(GOOD, name=f"publisher-{number}", pacing_p99_ms=10.0 + number)
+        for number in range(25)
+    ]
+    (found,) = bottlenecks([*slow, GOOD])
+    assert found.startswith("publisher-24 looked at 1 % of its messages 34.0 ms late or more")
+    assert found.endswith("(and 24 others less so)")
+    assert len(bottlenecks(slow[:3])) == 3
+
+
 @pytest.mark.parametrize(
     ("rates", "said"),
     [
