@@ -10,7 +10,12 @@ __all__ = ["KEY_HEADER", "places", "topic_of"]
 KEY_HEADER = "mb-key"
 
 
-def topic_of(number: int) -> str:
+def topic_of(publisher: int, topics: int) -> str:
+    """To which of so many topics a publisher sends."""
+    return _topic(publisher % topics)
+
+
+def _topic(number: int) -> str:
     return f"load{number}"
 
 
@@ -18,7 +23,7 @@ def places(profile: Profile) -> list[tuple[str, str]]:
     """(topic, subscription), all of a run."""
     messages = profile.messages
     return [
-        (topic_of(topic), f"sink{subscription}")
+        (_topic(topic), f"sink{subscription}")
         for topic in range(messages.topics)
         for subscription in range(messages.subscriptions)
     ]
