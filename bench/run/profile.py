@@ -247,9 +247,9 @@ class Profile:
         disturbances = _disturbances(values.get("disturbances", []), faults)
         of_file = look(parts["messages"].file) if parts["messages"] else []
         if faults:
-            # What is whole is judged by itself, so that all is told at once.
-            whole = [each for each in (*parts.values(), schedule, *disturbances) if each]
-            faults += [fault for each in whole for fault in each.faults()]
+            # What is there is judged by itself, so that all is told at once.
+            there = [each for each in (*parts.values(), schedule, *disturbances) if each]
+            faults += [fault for each in there for fault in each.faults()]
             raise InputInvalid(f"{where}: {'; '.join(faults + of_file)}")
         profile = cls(
             name=values["name"],

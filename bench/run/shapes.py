@@ -25,14 +25,14 @@ Bounds = Mapping[str, tuple[float, float]]
 
 
 def made(kind: type[T], table: object, prefix: str, faults: list[str]) -> T | None:
-    """One of that kind; None when a value is unknown, missing or of another type, and that in `faults`.
+    """One of that kind; each value that is unknown, missing or of another type is a line in `faults`.
 
-    Fields that are neither numbers, texts nor arrays of these are taken as they are.
+    Then its field has its default, so that the others can still be judged; None when it has none. Fields
+    that are neither numbers, texts nor arrays of these are taken as they are.
     """
     if not isinstance(table, Mapping):
         faults.append(f"{prefix.rstrip('.')}: a table wanted")
         return None
-    before = len(faults)
     hints = typing.get_type_hints(kind)
     needed = {
         each.name
@@ -49,7 +49,7 @@ def made(kind: type[T], table: object, prefix: str, faults: list[str]) -> T | No
             values[name] = _fitted(value, hints[name])
         except ValueError:
             faults.append(f"{prefix}{name}: {_word(hints[name])} wanted, not {reprlib.repr(value)}")
-    return kind(**values) if len(faults) == before else None
+    return kind(**values) if needed <= values.keys() else None
 
 
 def known(given: Mapping[str, Any], names: Collection[str], prefix: str, faults: list[str]) -> None:

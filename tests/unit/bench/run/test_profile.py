@@ -106,7 +106,7 @@ def test_faults_are_told_together_those_of_type_and_those_of_sense() -> None:
     values = {
         "load": {"schedule": {"kind": "constant", "rate_per_s": 0}, "window": "x"},
         "messages": {"size": 1},
-        "time": {"drain_s": -1},
+        "time": {"drain_s": -1, "measured_s": "x"},
         "disturbances": [{"what": "burn"}],
     }
     with pytest.raises(InputInvalid) as caught:
@@ -115,6 +115,7 @@ def test_faults_are_told_together_those_of_type_and_those_of_sense() -> None:
     assert places == [
         "name",
         "load.window",
+        "time.measured_s",
         "messages.size",
         "time.drain_s",
         "load.schedule.rate_per_s",

@@ -36,8 +36,15 @@ class Shape:
 )
 def test_a_value_that_does_not_fit_is_named(table: Any, fault: str) -> None:
     faults: list[str] = []
-    assert made(Shape, table, "a.", faults) is None
+    made(Shape, table, "a.", faults)
     assert faults == [fault]
+
+
+def test_what_does_not_fit_has_its_default_so_that_the_rest_can_be_judged() -> None:
+    assert made(Shape, {"needed": 3, "share": "x", "name": "y"}, "a.", []) == Shape(
+        needed=3, name="y"
+    )
+    assert made(Shape, {"needed": "x"}, "a.", []) is None
 
 
 def test_what_fits_is_made_and_arrays_are_tuples() -> None:
