@@ -58,8 +58,8 @@ KEYS_MAX = 1_000_000
 KEY_SKEW_MAX = 10
 # A week: `bench soak` is for what is longer than a day.
 SECONDS_MAX = 604_800
-# Of a run whose events are recorded, as `messagebus.telemetry` has them.
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# Of a run whose events are recorded: what `messagebus.telemetry` takes, with room for the time behind it.
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +286,7 @@ class Profile:
             f"disturbances.at_s, disturbances.lasts_s: over after {time.load_s:g} s, as the load is": all(
                 each.at_s + each.lasts_s <= time.load_s for each in self.disturbances
             ),
-            "name: letters, digits, '.', '_' and '-', 100 at most, of a run with events": not self.events
+            "name: letters, digits, '.', '_' and '-', 80 at most, of a run with events": not self.events
             or RUN_NAME.fullmatch(self.name),
         }
         return [fault for fault, holds in checks.items() if not holds]
