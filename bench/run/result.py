@@ -204,6 +204,8 @@ def gather(folder: Path) -> Result:
         profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
     except (OSError, ValueError) as fault:
         raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
+    if about.get("outside"):
+        raise InputInvalid(f"{folder}: of a load of its own, which has no parts to gather")
     parts = read_parts(folder)
     latencies = {measure: Latencies(0) for measure in MEASURES}
     for part in parts:
