@@ -140,7 +140,7 @@ def _broken(run: Run) -> str:
 
 def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str]:
     """As a table of text."""
-    rows = [("", *names, "second / first, 95 %")]
+    rows: list[Sequence[str]] = [("", *names, "second / first, 95 %")]
     for each in compared.numbers:
         mark = "  REGRESSION" if each.is_regression(bound) else ""
         values = (told_value(middle(arm)) for arm in (each.a, each.b))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from bench.run.fates import CONFIRMED
 from bench.run.latencies import Latencies
 from bench.run.profile import Messages
 from bench.run.publishing import Publishing
-from bench.run.schedule import Constant, intended
+from bench.run.schedule import Constant, intended, striped
 from bench.run.stamp import Filler, stamped
 
 __all__ = ["Overhead", "figures", "measure"]
@@ -146,10 +147,9 @@ async def _publish(count: int) -> None:
         fillers=drawer.fillers(),
         keys=drawer.keys(),
     )
-    times = (
-        at for at, _ in zip(intended(Constant(rate_per_s=RATE_PER_S)), range(count), strict=False)
-    )
-    await publishing.run(times, 1 << 62)
+    # As a load process has them.
+    times = striped(intended(Constant(rate_per_s=RATE_PER_S)), number=0, of=1)
+    await publishing.run(itertools.islice(times, count), 1 << 62)
 
 
 async def _bare_publish(count: int) -> None:

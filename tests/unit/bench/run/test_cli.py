@@ -15,6 +15,7 @@ from bench.run import cli
 from bench.run.cli import measured, one_by_one, profile_of, with_system
 from bench.run.drivers import Running
 from bench.run.profile import Profile
+from bench.run.result import gather
 from bench.run.sampling import Probe
 from bench.run.series import Step
 from tests.support.results import result
@@ -122,7 +123,7 @@ def test_the_report_of_a_load_of_its_own_leaves_its_result_as_it_is(
     assert json.loads((tmp_path / "result.json").read_text()) == wanted
     assert "not measured: fates" in (tmp_path / "report.txt").read_text()
     with pytest.raises(InputInvalid, match="a load of its own"):
-        cli.gather(tmp_path)
+        gather(tmp_path)
 
 
 @pytest.mark.parametrize("fault", [BenchError("publisher-1 died"), KeyboardInterrupt()])
