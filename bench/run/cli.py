@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,21 @@ import click
 from bench.errors import BenchError, InputInvalid
 from bench.figures.cli import RESULTS, keep
 from bench.figures.environment import CHECKOUT, describe, load_average
-from bench.figures.form import Figure, at_most
 from bench.manifest import write_atomically
+from bench.run import arms
 from bench.run import overhead as overheads
 from bench.run import report as reports
+from bench.run.compare import PAIRS_MIN, told
 from bench.run.compare import compare as compare_results
-from bench.run.compare import order, read_arm, told
 from bench.run.conduct import conduct
-from bench.run.drivers import Running, started
+from bench.run.drivers import Running, durability, started
 from bench.run.folders import made, made_empty
-from bench.run.knee import Knee
-from bench.run.outside import conduct_outside, render_outside
+from bench.run.knee import Knee, fault_of
+from bench.run.outside import conduct_outside, read_outside, write_outside
 from bench.run.profile import Profile
-from bench.run.result import Result, gather, percentiles
+from bench.run.result import Result, gather
 from bench.run.schedule import Constant
-from bench.run.series import carry_out
+from bench.run.series import Results, Step, carry_out, had
 from bench.run.summary import page
 from bench.run.systems import SYSTEMS
 from bench.run.workloads import WORKLOADS
@@ -36,7 +38,6 @@ __all__ = ["COMMANDS", "measured"]
 
 PROFILES = CHECKOUT / "bench" / "profiles"
 OVERHEAD_MESSAGES = 200_000
-GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
 
 
 def profile_of(named: str) -> Profile:
@@ -105,10 +106,7 @@ def work_through(
     workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
-    text = "\n".join(workload.told(results, repeat))
-    (place / "summary.txt").write_text(text + "\n")
-    write_atomically(place / "summary.html", page(name, text, place, list(results)))
-    click.echo(f"\n{text}\n\n{place / 'summary.html'}")
+    summarize(name, "\n".join(workload.told(results, repeat)), place, list(results))
     if name_of_file:
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
@@ -119,6 +117,13 @@ def work_through(
         figures = list(workload.figures(results, repeat, command))
         keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
     return list(results.values())
+
+
+def summarize(title: str, text: str, place: Path, runs: Sequence[str]) -> None:
+    """What several runs say in all, printed and beside their folders."""
+    (place / "summary.txt").write_text(text + "\n")
+    write_atomically(place / "summary.html", page(title, text, place, runs))
+    click.echo(f"\n{text}\n\n{place / 'summary.html'}")
 
 
 def with_system(profile: Profile, name: str | None) -> Profile:
@@ -137,18 +142,21 @@ def with_system(profile: Profile, name: str | None) -> Profile:
 @click.argument("folder", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
     """Make the report of a run again from its files; of one that was cut short, of what is there."""
-    result = gather(folder)
-    result.save()
-    click.echo(reports.write(result))
-    click.echo(f"\n{folder / 'report.html'}")
-    if result.faults:
-        raise BenchError(result.faults[0])
+    if (found := read_outside(folder)) is not None:
+        click.echo(write_outside(found, folder))
+        faults = found["faults"]
+    else:
+        faults = saved(folder).faults
+        click.echo((folder / "report.txt").read_text())
+        click.echo(folder / "report.html")
+    if faults:
+        raise BenchError(faults[0])
 
 
 @click.command(epilog="Example: python -m bench compare one.toml other.toml --repeat 5")
 @click.argument("first")
 @click.argument("second")
-@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--repeat", type=click.IntRange(min=PAIRS_MIN), default=5, show_default=True)
 @click.option(
     "--bound",
     type=click.FloatRange(min=0),
@@ -156,117 +164,142 @@ def report(folder: Path) -> None:
     show_default=True,
     help="Part by which the second may be worse.",
 )
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/compare-time.")
+@click.option(
+    "--unlike-durability", is_flag=True, help="Also where a confirm promises something else."
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Goes on where it was interrupted. Default: out/compare-time.",
+)
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
 def compare(
-    first: str, second: str, repeat: int, bound: float, folder: Path | None, network: str
+    first: str,
+    second: str,
+    repeat: int,
+    bound: float,
+    unlike_durability: bool,
+    folder: Path | None,
+    network: str,
 ) -> None:
     """Run two profiles by turns, or read two folders of results, and say how the second does.
 
-    The profiles may differ in their [system] alone. Exit code 1: a regression beyond the bound that
-    is not chance; 2: they cannot be compared.
+    The profiles may differ in their system's name and brokers alone. A pair with a run that says nothing
+    is left out. Exit code 1: a regression beyond the bound that is not chance, or something that only the
+    first has; 2: they cannot be compared.
     """
-    if Path(first).is_dir() and Path(second).is_dir():
-        arms = [read_arm(Path(each)) for each in (first, second)]
+    names = (first, second)
+    if from_folders := Path(first).is_dir() and Path(second).is_dir():
+        a, b = (arms.read_arm(Path(each)) for each in names)
+        wanted = (arms.profile_of_arm(first, a), arms.profile_of_arm(second, b))
+        arms.refuse_unlike(*wanted, any_durability=unlike_durability)
     else:
+        wanted = (profile_of(first), profile_of(second))
+        arms.refuse_unlike(*wanted, any_durability=unlike_durability)
         place = folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
-        arms = _by_turns([profile_of(each) for each in (first, second)], repeat, place, network)
-    compared = compare_results(*arms)
-    for line in told(compared, (first, second), bound):
+        found = one_by_one(arms.turns(*wanted, repeat), place, network)
+        a, b = ([found[name] for name in sorted(found) if name.startswith(arm)] for arm in "ab")
+    arms.refuse_unlike_machines(a, b)
+    compared = compare_results(a, b)
+    for line in (arms.about(first, a), arms.about(second, b), *told(compared, names, bound)):
         click.echo(line)
-    worse = [each.number.name for each in compared if each.is_regression(bound)]
-    if worse:
+    if from_folders and not arms.are_by_turns(a, b):
+        click.echo("not measured by turns: what was different meanwhile is in the ratios too")
+    if worse := compared.regressions(bound):
         raise BenchError(f"worse by more than {bound:.0%}: {', '.join(worse)}")
 
 
-def _by_turns(
-    profiles: list[Profile], repeat: int, place: Path, network: str
-) -> list[list[dict[str, Any]]]:
-    arms: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
-    wanted = dict(zip("ab", profiles, strict=True))
-    for number, arm in enumerate(order(repeat)):
-        with started(wanted[arm], network, click.echo) as running:
-            result = of_any_load(wanted[arm], place / arm / f"{number + 1:02}", running)
-        rate = result["confirmed_per_s"]
-        click.echo(f"{arm}, run {number + 1} of {2 * repeat}: {rate:,.0f} confirmed a second")
-        arms[arm].append(result)
-    return [arms["a"], arms["b"]]
+def one_by_one(steps: Sequence[Step], place: Path, network: str) -> Results:
+    """Each on a start of its own; one that fails is in the results with its fault, and the next follows."""
+    had(steps, place)
+    found: Results = {}
+    for step in steps:
+        found |= carry_out([step], place, network, or_fault, click.echo)
+    return found
+
+
+def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run, or why there is none."""
+    try:
+        return of_any_load(profile, folder, running)
+    except InputInvalid:
+        raise
+    except BenchError as fault:
+        click.echo(f"{folder.name} failed: {fault}")
+        return {
+            "profile": profile.as_json(),
+            "environment": describe(),
+            "durability": durability(profile),
+            "complete": False,
+            "faults": [str(fault)],
+            "confirmed_per_s": 0.0,
+        }
 
 
 @click.command(epilog="Example: python -m bench knee steady --p99-max-ms 20")
 @click.argument("profile")
 @click.option("--p99-max-ms", type=click.FloatRange(min=0), default=20.0, show_default=True)
 @click.option("--top", type=click.FloatRange(min=1), default=100_000.0, show_default=True)
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/knee-time.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Goes on where it was interrupted. Default: out/knee-time.",
+)
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
 def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, network: str) -> None:
-    """Find the highest constant rate at which 99 % of PROFILE's confirms come within --p99-max-ms.
+    """Find the highest constant rate at which 99 % of PROFILE's messages come within --p99-max-ms.
 
-    A rate also fails when the load was held back, or when the client was the bottleneck: which of the
-    two it was stands in each run's report.
+    Confirms, and deliveries where there are consumers. A rate also fails when the load was held back, or
+    when the client was the bottleneck: then it is the client's knee, and told as such. Each try has a
+    system of its own, so that none meets what another one left; a rate fails when it failed twice, and the
+    answer has held twice.
     """
     wanted = profile_of(profile)
-    if not isinstance(wanted.load.schedule, Constant):
+    schedule = wanted.load.schedule
+    if not isinstance(schedule, Constant):
         raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
     if SYSTEMS[wanted.system.name].own_load:
         raise InputInvalid(f"{wanted.system.name}: its load is its own, and has no intended times")
+    if not (math.isfinite(top) and math.isfinite(p99_max_ms) and top >= schedule.rate_per_s):
+        raise InputInvalid(
+            f"--top {top:g}, --p99-max-ms {p99_max_ms:g}: finite numbers, and a top of "
+            f"{schedule.rate_per_s:g} or more, the profile's own rate"
+        )
     place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
-    search = Knee(first=wanted.load.schedule.rate_per_s, top=top)
-    with started(wanted, network, click.echo) as running:
-        while (rate := search.next_rate()) is not None:
-            load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
-            one = dataclasses.replace(wanted, load=load)
-            result = measured(one, place / f"{rate:09.1f}", running)
-            reports.write(result)
-            p99 = percentiles(result.bins("confirm")).get("p99", float("inf"))
-            holds = not result.faults and p99 <= p99_max_ms
-            search.note(rate, holds=holds)
-            why = f": {result.faults[0]}" if result.faults else ""
-            click.echo(f"{rate:,.0f}/s {'holds' if holds else 'fails'}, p99 {p99:.3g} ms{why}")
-    click.echo(f"knee: {search.held:,.0f}/s with p99 within {p99_max_ms:g} ms; runs in {place}")
+    search = Knee(first=schedule.rate_per_s, top=top)
+    runs: list[str] = []
+    lines: list[str] = []
+    while (rate := search.next_rate()) is not None:
+        load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
+        name = f"{rate:010.2f}-{search.count(rate) + 1}"
+        step = Step(name, dataclasses.replace(wanted, load=load))
+        fault = fault_of(one_by_one([step], place, network)[name], p99_max_ms)
+        search.note(rate, fault)
+        runs.append(name)
+        lines.append(f"{rate:,.0f}/s {f'fails: {fault}' if fault else 'holds'}")
+        click.echo(lines[-1])
+    answer = search.told(p99_max_ms)
+    summarize(f"knee {profile}", "\n".join([answer, "", *lines]), place, runs)
     if not search.held:
-        raise BenchError("no rate holds")
+        raise BenchError(answer)
 
 
 @click.command(epilog="Example: python -m bench overhead --name measure")
-@click.option("--messages", type=click.IntRange(min=100), default=OVERHEAD_MESSAGES)
+@click.option(
+    "--messages", type=click.IntRange(min=100), default=OVERHEAD_MESSAGES, show_default=True
+)
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--name", help="Of a results file that keeps the figures.")
-def overhead(messages: int, name: str | None) -> None:
+def overhead(messages: int, repeat: int, name: str | None) -> None:
     """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""
     environment: dict[str, object] = {**describe(), "path": "no broker"}
-    found = overheads.measure(messages)
-    figures = [
-        Figure(
-            id=f"measure.overhead.{part}_us",
-            what=f"{what}, CPU time",
-            value=value,
-            unit="us",
-            repeat="python -m bench overhead",
-            **at_most(goal, value, "us"),
-        )
-        for part, what, value, goal in (
-            (
-                "record",
-                "Recording one latency by second and broker",
-                found.record_us,
-                GOAL_RECORD_US,
-            ),
-            (
-                "publish",
-                "What the harness adds to a published message of 1 KB",
-                found.publish_us,
-                GOAL_MESSAGE_US,
-            ),
-            (
-                "consume",
-                "What the harness adds to a consumed message of 1 KB",
-                found.consume_us,
-                GOAL_MESSAGE_US,
-            ),
-        )
-    ]
+    found = overheads.measure(messages, repeat)
+    figures = overheads.figures(found)
     for figure in figures:
-        click.echo(f"{figure.value:6.3f} us  {figure.what} (goal {figure.goal})")
+        goal = f" (goal {figure.goal})" if figure.goal else ""
+        click.echo(f"{figure.value:6.3f} us  {figure.what}{goal}")
     if name:
         after = {**environment, "load_after": load_average()}
         keep(RESULTS / f"{name}.json", "measure.overhead", figures, after)
@@ -275,11 +308,24 @@ def overhead(messages: int, name: str | None) -> None:
 
 
 def measured(profile: Profile, folder: Path, running: Running) -> Result:
-    """One run on a system that is there."""
+    """One run on a system that is there, with its report; of one that fails, of what is there."""
     running.declare(profile)
-    conduct(profile, folder, running, click.echo)
+    try:
+        conduct(profile, folder, running, click.echo)
+    except InputInvalid:
+        # The folder may be that of another run.
+        raise
+    except (BenchError, KeyboardInterrupt):
+        saved(folder)
+        raise
+    return saved(folder)
+
+
+def saved(folder: Path) -> Result:
+    """What is in a run's folder, written there as its result and its report."""
     result = gather(folder)
     result.save()
+    reports.write(result)
     return result
 
 
@@ -288,19 +334,17 @@ def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, A
     if not SYSTEMS[profile.system.name].own_load:
         return measured(profile, folder, running).as_json()
     running.declare(profile)
-    return conduct_outside(profile, folder, running, click.echo)
+    found = conduct_outside(profile, folder, running, click.echo)
+    write_outside(found, folder)
+    return found
 
 
 def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
-    """One run with its report, printed and in its folder."""
+    """One run, with its report printed."""
     found = of_any_load(profile, folder, running)
-    if found.get("outside"):
-        text = render_outside(found)
-        (folder / "report.txt").write_text(text + "\n")
-        click.echo(text)
-    else:
-        click.echo(reports.write(gather(folder)))
-        click.echo(f"\n{folder / 'report.html'}")
+    click.echo((folder / "report.txt").read_text())
+    if not found.get("outside"):
+        click.echo(folder / "report.html")
     return found
 
 

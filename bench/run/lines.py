@@ -6,14 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.figures.form import Figure
-from bench.run.compare import numbers_of
+from bench.figures.form import Figure, median_of
+from bench.run.numbers import numbers_of
 from bench.run.profile import Profile
+from bench.run.rounds import in_rounds, middle, samples, turns_of
 from bench.run.series import Step
+from bench.run.tables import table
+from bench.run.tables import told as told_value
 
 __all__ = [
     "MATRIX",
-    "NONE",
     "fan_in_figures",
     "fan_in_steps",
     "fan_in_told",
@@ -21,14 +23,12 @@ __all__ = [
     "matrix_steps",
     "matrix_told",
     "shorter",
-    "table",
 ]
 
 MATRIX = ("latency-256", "latency-1024", "latency-5120", "latency-1024-25", "latency-1048576")
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 FAN_IN = (1, 2, 4, 8)
 LEAST_S = 5.0
-NONE = "\N{EN DASH}"
 
 
 def shorter(profile: Profile, part: int) -> Profile:
@@ -41,71 +41,77 @@ def shorter(profile: Profile, part: int) -> Profile:
     )
 
 
-def matrix_steps(profiles: Iterable[Profile], part: int = 1) -> list[Step]:
-    return [Step(each.name, shorter(each, part)) for each in profiles]
+def matrix_steps(profiles: Iterable[Profile], repeat: int = 1, part: int = 1) -> list[Step]:
+    return in_rounds([Step(each.name, shorter(each, part)) for each in profiles], repeat)
 
 
 def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Corrected: from the intended time. Uncorrected: from the sending, as most tools have it."""
+    """Medians of all turns. Corrected: from the intended time. Uncorrected: from the sending, as most
+    tools have it."""
     rows: list[Sequence[str]] = [("ms", "", "confirmed/s", "samples", *SHOWN)]
-    for name, result in results.items():
+    for name in MATRIX:
+        turns = turns_of(results, name)
         for measure, words in (
             ("confirm", "corrected"),
             ("service", "uncorrected"),
             ("delivery", "end to end"),
         ):
-            found = result["percentiles_ms"].get(measure, {})
-            rows.append(
-                (
-                    name if measure == "confirm" else "",
-                    words,
-                    f"{result['confirmed_per_s']:,.0f}" if measure == "confirm" else "",
-                    f"{found.get('samples', 0):,.0f}",
-                    *(f"{found[each]:,.3g}" if each in found else NONE for each in SHOWN),
-                )
-            )
+            if turns:
+                first = measure == "confirm"
+                rate = middle([turn["confirmed_per_s"] for turn in turns])
+                found = [turn["percentiles_ms"].get(measure, {}) for turn in turns]
+                count = sum(each.get("samples", 0) for each in found)
+                head = (name, words, told_value(rate)) if first else ("", words, "")
+                shown = (middle([each.get(of) for each in found]) for of in SHOWN)
+                rows.append((*head, f"{count:,.0f}", *map(told_value, shown)))
     return [*table(rows), *_faults(results)]
 
 
 def matrix_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
-    for name, result in results.items():
+    for name in MATRIX:
+        found = [turn["percentiles_ms"] for turn in turns_of(results, name)]
         for measure, words in (
             ("confirm", "from the intended time"),
             ("service", "from the sending"),
         ):
-            found = result["percentiles_ms"].get(measure, {})
             for each in ("p50", "p99", "p99.9"):
-                if each in found:
-                    yield Figure(
+                if values := samples(of.get(measure, {}).get(each) for of in found):
+                    yield median_of(
+                        values,
                         id=f"measure.latency_matrix.{name.removeprefix('latency-')}.{measure}_{each}_ms",
                         what=f"Latency matrix, {name}: {each} until confirmed, {words}",
-                        value=found[each],
                         unit="ms",
                         repeat=command,
                     )
 
 
-def fan_in_steps(base: Profile, part: int = 1) -> list[Step]:
-    """The same load on more and more brokers."""
+def fan_in_steps(base: Profile, repeat: int = 1, part: int = 1) -> list[Step]:
+    """The same load on more and more brokers, and again."""
     base = shorter(base, part)
-    return [
+    once = [
         Step(
-            f"{brokers}-brokers",
+            _on(brokers),
             dataclasses.replace(base, system=dataclasses.replace(base.system, brokers=brokers)),
         )
         for brokers in FAN_IN
     ]
+    return in_rounds(once, repeat)
+
+
+def _on(brokers: int) -> str:
+    return f"{brokers}-brokers"
 
 
 def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Medians of all turns."""
     rows: list[Sequence[str]] = [
         ("brokers", "confirmed/s", "client CPU us", "broker CPU us", "confirm p50 ms", "p99 ms")
     ]
-    for name, result in results.items():
-        found = numbers_of(result)
-        cells = [f"{found.get(each, 0):,.3g}" for each in ("client CPU us", "broker CPU us")]
-        cells += [f"{found.get(each, 0):,.3g}" for each in ("confirm p50", "confirm p99")]
-        rows.append((name.partition("-")[0], f"{found['confirmed a second']:,.0f}", *cells))
+    names = ("confirmed a second", "client CPU us", "broker CPU us", "confirm p50", "confirm p99")
+    for brokers in FAN_IN:
+        if found := [numbers_of(run) for run in turns_of(results, _on(brokers))]:
+            cells = [middle([each.get(name) for each in found]) for name in names]
+            rows.append((f"{brokers}", *map(told_value, cells)))
     note = (
         "CPU us: of a message, of all clients and of all brokers together. A broker at rest costs CPU too, "
         "which the same few messages have to bear."
@@ -114,15 +120,15 @@ def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
-    for name, result in results.items():
-        brokers, found = name.partition("-")[0], numbers_of(result)
-        rate = result["profile"]["load"]["schedule"]["rate_per_s"]
+    for brokers in FAN_IN:
+        turns = turns_of(results, _on(brokers))
         for part, words in (("client", "client CPU us"), ("broker", "broker CPU us")):
-            if words in found:
-                yield Figure(
+            if values := samples(numbers_of(turn).get(words) for turn in turns):
+                rate = turns[0]["profile"]["load"]["schedule"]["rate_per_s"]
+                yield median_of(
+                    values,
                     id=f"measure.fan_in.{brokers}_brokers.{part}_cpu_us",
                     what=f"Fan-in, {rate:g}/s over {brokers} brokers: {part} CPU of a message",
-                    value=found[words],
                     unit="us",
                     repeat=command,
                 )
@@ -130,11 +136,3 @@ def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> It
 
 def _faults(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.errors import InputInvalid
 from bench.figures.environment import describe, load_average
 from bench.manifest import write_atomically
 from bench.run import sampling
@@ -24,7 +25,7 @@ from bench.run.result import RESULT
 from bench.run.sampling import Sampler
 from bench.run.worker import PROFILE, RUN
 
-__all__ = ["conduct_outside", "render_outside"]
+__all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
 
 
 def conduct_outside(
@@ -58,6 +59,30 @@ def conduct_outside(
     result = {"profile": profile.as_json(), **about, **_numbers(profile, found), "brokers": brokers}
     write_atomically(folder / RESULT, json.dumps(result, indent=1))
     return result
+
+
+def read_outside(folder: Path) -> dict[str, Any] | None:
+    """What `result.json` has; None for a folder that is not of such a run.
+
+    Raises InputInvalid for one that was cut short: nobody but the load itself knew its numbers.
+    """
+    try:
+        if not json.loads((folder / RUN).read_text()).get("outside"):
+            return None
+    except (OSError, ValueError):
+        return None
+    try:
+        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    except (OSError, ValueError) as fault:
+        raise InputInvalid(f"{folder}: was cut short, and its load said nothing") from fault
+    return found
+
+
+def write_outside(result: dict[str, Any], folder: Path) -> str:
+    """report.txt into the run's folder; returns the text."""
+    text = render_outside(result)
+    (folder / "report.txt").write_text(text + "\n")
+    return text
 
 
 def render_outside(result: dict[str, Any]) -> str:

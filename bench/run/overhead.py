@@ -7,12 +7,15 @@ figure of a real system carries on top.
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from bench.figures.form import Figure, at_most, median_of, no_goal
 from bench.run.bodies import Drawer
 from bench.run.consuming import Consuming
 from bench.run.drivers import Delivered, End
@@ -20,26 +23,31 @@ from bench.run.fates import CONFIRMED
 from bench.run.latencies import Latencies
 from bench.run.profile import Messages
 from bench.run.publishing import Publishing
-from bench.run.schedule import Constant, intended
+from bench.run.schedule import Constant, intended, striped
 from bench.run.stamp import Filler, stamped
 
-__all__ = ["Overhead", "measure"]
+__all__ = ["Overhead", "figures", "measure"]
 
 BODY_BYTES = 1024
+GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
 # Deliveries that arrive together, as with a busy consumer.
 TOGETHER = 100
-SECOND_NS = 1_000_000_000
 # Late from the first message on: the loop never sleeps, so CPU time is all of its work.
 RATE_PER_S = 10_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Microseconds of CPU: of one value recorded; of one message published and consumed."""
+    """Microseconds of CPU: of one value recorded; of one message published, and consumed."""
 
     record_us: float
     publish_us: float
     consume_us: float
+
+    @property
+    def message_us(self) -> float:
+        """From its publisher to its consumer."""
+        return self.publish_us + self.consume_us
 
 
 class NullSender:
@@ -64,39 +72,63 @@ class NullSender:
 
 
 class NullReceiver:
-    """Gives what it was given, once."""
+    """Gives the same bodies again and again, so many in all.
 
-    def __init__(self, bodies: list[bytes]) -> None:
+    They stay in the processor's caches, as what a client has just taken from its socket does.
+    """
+
+    def __init__(self, bodies: list[bytes], count: int) -> None:
         self._bodies = bodies
-        self._given = 0
+        self._left = count
 
     @property
     def is_empty(self) -> bool:
-        return self._given >= len(self._bodies)
+        return self._left <= 0
 
     async def open(self) -> None: ...
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
         now_ns = time.monotonic_ns()
-        some = self._bodies[self._given : self._given + TOGETHER]
-        self._given += TOGETHER
+        some = self._bodies[: self._left]
+        self._left -= len(some)
         return [Delivered(body, "none", now_ns) for body in some]
 
     async def close(self) -> None: ...
 
 
-def measure(messages: int) -> Overhead:
-    """Each of `messages`, after a warm-up of a tenth."""
-    results = []
-    for count in (max(1, messages // 10), messages):
-        bare_us = _us(lambda count=count: asyncio.run(_bare_publish(count)), count)  # type: ignore[misc]
-        publish_us = _us(lambda count=count: asyncio.run(_publish(count)), count)  # type: ignore[misc]
-        bodies = _bodies(count)
-        bare_take_us = _us(lambda bodies=bodies: asyncio.run(_bare_take(bodies)), count)  # type: ignore[misc]
-        consume_us = _us(lambda bodies=bodies: asyncio.run(_consume(bodies)), count)  # type: ignore[misc]
-        record_us = _us(lambda count=count: _record(count), count)  # type: ignore[misc]
-        results.append(Overhead(record_us, publish_us - bare_us, consume_us - bare_take_us))
-    return results[-1]
+def measure(messages: int, repeat: int = 1) -> list[Overhead]:
+    """Each of `messages`, so many times, after a warm-up of a tenth."""
+    _once(max(1, messages // 10))
+    return [_once(messages) for _ in range(repeat)]
+
+
+def _once(count: int) -> Overhead:
+    bare_us = _us(lambda: asyncio.run(_bare_publish(count)), count)
+    publish_us = _us(lambda: asyncio.run(_publish(count)), count)
+    bare_take_us = _us(lambda: asyncio.run(_bare_take(count)), count)
+    consume_us = _us(lambda: asyncio.run(_consume(count)), count)
+    record_us = _us(lambda: _record(count), count)
+    return Overhead(record_us, publish_us - bare_us, consume_us - bare_take_us)
+
+
+def figures(found: Sequence[Overhead]) -> list[Figure]:
+    """Medians. What is promised is the whole of a message; its two parts are only told."""
+    return [
+        median_of(
+            [getattr(each, f"{part}_us") for each in found],
+            id=f"measure.overhead.{part}_us",
+            what=f"{what}, CPU time",
+            unit="us",
+            repeat="python -m bench overhead",
+            goal=no_goal if goal_us is None else functools.partial(at_most, goal_us, unit="us"),
+        )
+        for part, what, goal_us in (
+            ("record", "Recording one latency by second and broker", GOAL_RECORD_US),
+            ("message", "What the harness adds to a message of 1 KB in all", GOAL_MESSAGE_US),
+            ("publish", "What the harness adds to a published message of 1 KB", None),
+            ("consume", "What the harness adds to a consumed message of 1 KB", None),
+        )
+    ]
 
 
 def _us(work: Callable[[], None], count: int) -> float:
@@ -115,10 +147,9 @@ async def _publish(count: int) -> None:
         fillers=drawer.fillers(),
         keys=drawer.keys(),
     )
-    times = (
-        at for at, _ in zip(intended(Constant(rate_per_s=RATE_PER_S)), range(count), strict=False)
-    )
-    await publishing.run(times, 1 << 62)
+    # As a load process has them.
+    times = striped(intended(Constant(rate_per_s=RATE_PER_S)), number=0, of=1)
+    await publishing.run(itertools.islice(times, count), 1 << 62)
 
 
 async def _bare_publish(count: int) -> None:
@@ -128,14 +159,16 @@ async def _bare_publish(count: int) -> None:
     sender.ends()
 
 
-async def _consume(bodies: list[bytes]) -> None:
-    receiver = NullReceiver(bodies)
-    consuming = Consuming(receiver, start_ns=time.monotonic_ns(), offset_ns=0)
-    await consuming.run(lambda: receiver.is_empty, lambda _count: None)
+async def _consume(count: int) -> None:
+    start_ns = time.monotonic_ns()
+    receiver = NullReceiver(_bodies(start_ns), count)
+    consuming = Consuming(receiver, start_ns=start_ns, offset_ns=0)
+    had = await consuming.run(lambda: receiver.is_empty, lambda _count: None)
+    assert len(had.sequences) == count, "what is of an earlier run, or altered, costs less"
 
 
-async def _bare_take(bodies: list[bytes]) -> None:
-    receiver = NullReceiver(bodies)
+async def _bare_take(count: int) -> None:
+    receiver = NullReceiver(_bodies(time.monotonic_ns()), count)
     while not receiver.is_empty:
         await receiver.take(0)
 
@@ -151,6 +184,7 @@ def _record(count: int) -> None:
             waiting = []
 
 
-def _bodies(count: int) -> list[bytes]:
-    filler, now_ns = Filler.of(bytes(BODY_BYTES)), time.monotonic_ns()
-    return [stamped(filler, 0, number, now_ns) for number in range(count)]
+def _bodies(intended_ns: int) -> list[bytes]:
+    """As many as arrive together."""
+    filler = Filler.of(bytes(BODY_BYTES))
+    return [stamped(filler, 0, number, intended_ns) for number in range(TOGETHER)]

@@ -10,13 +10,16 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.figures.form import Figure
-from bench.run.compare import numbers_of
-from bench.run.lines import NONE, shorter, table
+from bench.figures.form import Figure, median_of
+from bench.run.lines import shorter
+from bench.run.numbers import numbers_of
 from bench.run.profile import Profile, System
+from bench.run.rounds import in_rounds, middle, samples, turns_of
 from bench.run.schedule import Closed
 from bench.run.series import Step
 from bench.run.systems import SYSTEMS
+from bench.run.tables import NONE, table
+from bench.run.tables import told as told_value
 
 __all__ = ["ARMS", "figures", "steps", "told"]
 
@@ -48,18 +51,19 @@ HEAD = (
 )
 
 
-def steps(paced: Profile, full: Profile, part: int = 1) -> list[Step]:
-    """part: 10 does a tenth."""
+def steps(paced: Profile, full: Profile, repeat: int = 1, part: int = 1) -> list[Step]:
+    """All arms, and again; part: 10 does a tenth."""
     assert isinstance(full.load.schedule, Closed)
     fewer = Closed(count=max(1, full.load.schedule.count // part))
     full = dataclasses.replace(full, load=dataclasses.replace(full.load, schedule=fewer))
     paced = shorter(paced, part)
-    return [
+    once = [
         Step(_name(system, kind), dataclasses.replace(base, system=system))
         for system in ARMS
         for kind, base in ((PACED, _alone(paced, system)), (FULL, full))
         if kind == PACED or not SYSTEMS[system.name].own_load
     ]
+    return in_rounds(once, repeat)
 
 
 def _alone(paced: Profile, system: System) -> Profile:
@@ -74,17 +78,18 @@ def _name(system: System, kind: str) -> str:
 
 
 def told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Medians of all turns."""
     rows: list[Sequence[str]] = [HEAD]
     for system in ARMS:
-        paced, full = (results.get(_name(system, kind)) for kind in (PACED, FULL))
-        if paced is None:
-            continue
-        synced = "yes" if system.durability == "fsync" else "no"
-        rows.append((system.name, str(system.brokers), synced, *_rates(full), *_latencies(paced)))
+        paced, full = (turns_of(results, _name(system, kind)) for kind in (PACED, FULL))
+        if paced:
+            synced = "yes" if system.durability == "fsync" else "no"
+            head = (system.name, str(system.brokers), synced)
+            rows.append((*head, *_rates(full), *_latencies(paced)))
     meant = {
         f"{system.name}, {system.brokers} nodes, {system.durability}: {run['durability']}": None
         for system in ARMS
-        if (run := results.get(_name(system, PACED))) is not None
+        for run in turns_of(results, _name(system, PACED))
     }
     faults = [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]
     return [*table(rows), NOTE, "What a confirm means:", *(f"  {each}" for each in meant), *faults]
@@ -97,46 +102,49 @@ NOTE = (
 )
 
 
-def _rates(full: Mapping[str, Any] | None) -> list[str]:
-    if full is None:
+def _rates(full: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not full:
         return [NONE] * 4
-    found = numbers_of(full)
+    found = [numbers_of(run) for run in full]
     names = ("confirmed a second", "delivered a second", "client CPU us", "broker CPU us")
-    return [_told(found.get(name)) for name in names]
+    return [told_value(middle([each.get(name) for each in found])) for name in names]
 
 
-def _latencies(paced: Mapping[str, Any]) -> list[str]:
+def _latencies(paced: Sequence[Mapping[str, Any]]) -> list[str]:
+    both = [_percentiles(run) for run in paced]
+    return [
+        told_value(middle([each[which].get(name) for each in both]))
+        for which in (0, 1)
+        for name in ("p50", "p99")
+    ]
+
+
+def _percentiles(paced: Mapping[str, Any]) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Until confirmed, and until received; of a load of its own what comes near to that."""
     own = paced["percentiles_ms"]
     confirm = own.get("confirm") or own.get("service", {})
-    arrived = own.get("delivery") or own.get("sent to received", {})
-    return [_told(of.get(name)) for of in (confirm, arrived) for name in ("p50", "p99")]
-
-
-def _told(value: float | None) -> str:
-    if value is None:
-        return NONE
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    return confirm, own.get("delivery") or own.get("sent to received", {})
 
 
 def figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
     for system in ARMS:
         words = f"{system.name}, {system.brokers} nodes, {system.durability}"
         prefix = "measure.peers." + _name(system, "").rstrip("-").replace("-", "_")
-        if (run := results.get(_name(system, FULL))) is not None:
-            yield Figure(
+        paced, full = (turns_of(results, _name(system, kind)) for kind in (PACED, FULL))
+        if rates := samples(run["confirmed_per_s"] for run in full):
+            yield median_of(
+                rates,
                 id=f"{prefix}.rate",
                 what=f"{words}: confirmed as fast as a window of 1000 lets it",
-                value=float(run["confirmed_per_s"]),
                 unit="messages/s",
                 repeat=command,
             )
-        paced = results.get(_name(system, PACED), {})
-        if (p99 := paced.get("percentiles_ms", {}).get("confirm", {}).get("p99")) is not None:
-            rate = paced["profile"]["load"]["schedule"]["rate_per_s"]
-            yield Figure(
+        if p99s := samples(run["percentiles_ms"].get("confirm", {}).get("p99") for run in paced):
+            rate = paced[0]["profile"]["load"]["schedule"]["rate_per_s"]
+            yield median_of(
+                p99s,
                 id=f"{prefix}.confirm_p99_ms",
                 what=f"{words}: p99 until confirmed, at {rate:g}/s",
-                value=float(p99),
                 unit="ms",
                 repeat=command,
             )

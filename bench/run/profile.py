@@ -37,7 +37,7 @@ from bench.run.shapes import ANY, beyond, known, made
 from bench.run.systems import PREFETCH_MAX, SYSTEMS
 from messagebus.message import BODY_BYTES_MAX
 
-__all__ = ["Disturbance", "Load", "Messages", "Profile", "System", "Time", "unlike"]
+__all__ = ["COMPARED", "Disturbance", "Load", "Messages", "Profile", "System", "Time", "unlike"]
 
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
@@ -332,20 +332,21 @@ PARTS: Mapping[str, type[Any]] = {
     "messages": Messages,
     "time": Time,
 }
+COMPARED = ("name", "system.name", "system.brokers")
 
 
-def unlike(a: Profile, b: Profile) -> list[str]:
-    """Where two profiles differ in what they load, so that their results cannot be compared.
+def unlike(a: Profile, b: Profile, free: tuple[str, ...] = COMPARED) -> list[str]:
+    """Where two profiles differ, so that their results cannot be compared.
 
-    The system may differ: that is what is compared.
+    free: what may differ, for it is what is compared. What a confirm promises is not: one that waits
+    for the disk and one that does not have nothing to say about each other.
     """
     ones, others = (_flat(each.as_json()) for each in (a, b))
     names = sorted(ones.keys() | others.keys())
-    free = ("name", "system.")
     return [
         f"{name}: {ones.get(name)!r} and {others.get(name)!r}"
         for name in names
-        if ones.get(name) != others.get(name) and not name.startswith(free)
+        if ones.get(name) != others.get(name) and name not in free
     ]
 
 

@@ -239,6 +239,8 @@ def gather(folder: Path) -> Result:
         raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
     if not isinstance(about, dict) or not about.keys() >= ABOUT:
         raise InputInvalid(f"{folder}: not the folder of a run: {RUN} is not of a run")
+    if about.get("outside"):
+        raise InputInvalid(f"{folder}: of a load of its own, which has no parts to gather")
     parts = read_parts(folder)
     if broken := unreadable(folder, about.get("parts", ())):
         about |= {"complete": False, "faults": [*about["faults"], *broken]}

@@ -9,15 +9,17 @@ member on every node, so it also keeps as many copies as nodes, where a standalo
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.figures.form import Figure, plain
-from bench.run.compare import numbers_of
+from bench.figures.form import Figure, median_of, plain
+from bench.run.numbers import numbers_of
 from bench.run.profile import Profile, System
 from bench.run.ratios import Ratio, ratio_of
 from bench.run.schedule import Closed
 from bench.run.series import Step
+from bench.run.tables import table
 
 __all__ = ["PREDECESSOR", "figures", "steps", "told"]
 
@@ -58,7 +60,7 @@ def _sized(base: Profile, system: System, window: int, part: int) -> Profile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measure:
-    """name: of `compare.NUMBERS`. part: in ids. A cost is better when it is less."""
+    """name: of `numbers.NUMBERS`. part: in ids. A cost is better when it is less."""
 
     name: str
     part: str
@@ -124,16 +126,13 @@ def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> li
     for measure in _measures(name):
         for each in pairs(results, repeat, measure):
             cells = [f"{each.nodes}", f"{each.window}", f"{each.count:,}", measure.name]
-            cells += [plain(_middle(each.standalone)), plain(_middle(each.native)), str(each.ratio)]
+            cells += [plain(statistics.median(side)) for side in (each.standalone, each.native)]
+            cells.append(str(each.ratio))
             rows.append([*cells, "" if measure.is_cost else f"{PREDECESSOR[name]:g}"])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return [
         f"{name}: standalone nodes (messagebus) and a native cluster (quorum queues), by turns; ratio above "
         "1: standalone nodes do better",
-        *(
-            "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ),
+        *table(rows),
         "2013: MessageBus over a native HornetQ cluster, two hosts (reported, not repeated: with Artemis and "
         "HornetQ on one machine it was 1.2 and 1.1 to 1.7).",
         "All on one machine: its cores are shared by nodes and load, so what is compared is the work a "
@@ -156,13 +155,12 @@ def figures(
                 ("native", each.native, "a native cluster, quorum", measure.unit),
                 ("ratio", each.ratios, _of_what(name, measure), "times"),
             ):
-                yield Figure(
+                yield median_of(
+                    values,
                     id=f"{group}.{measure.part}_{part}",
                     what=f"{about}: {measure.name}, {what}",
-                    value=_middle(values),
                     unit=unit,
                     repeat=command,
-                    samples=values,
                 )
 
 
@@ -174,12 +172,6 @@ def _of_what(name: str, measure: Measure) -> str:
 
 def _measures(name: str) -> list[Measure]:
     return [CONFIRMED, DELIVERED, CPU] if name == "seed-s2" else [CONFIRMED, CPU]
-
-
-def _middle(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _faults(results: Mapping[str, Mapping[str, Any]]) -> list[str]:

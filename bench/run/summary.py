@@ -30,7 +30,10 @@ def page(title: str, text: str, place: Path, runs: Sequence[str]) -> str:
 
 
 def _section(place: Path, name: str) -> str:
-    link = f'<h2><a href="{escape(name)}/report.html">{escape(name)}</a></h2>'
+    # A load of its own has no page.
+    text, html = ((place / name / f"report.{kind}").exists() for kind in ("txt", "html"))
+    report = "report.txt" if text and not html else "report.html"
+    link = f'<h2><a href="{escape(name)}/{report}">{escape(name)}</a></h2>'
     try:
         return f"{link}{percentile_chart(gather(place / name))}"
     except InputInvalid as fault:

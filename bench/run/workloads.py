@@ -42,17 +42,19 @@ WORKLOADS: Mapping[str, Workload] = {
     "seed-s1": _seed("seed-s1"),
     "seed-s2": _seed("seed-s2"),
     "latency-matrix": Workload(
-        steps=lambda load, _repeat, part: lines.matrix_steps(map(load, lines.MATRIX), part),
+        steps=lambda load, repeat, part: lines.matrix_steps(map(load, lines.MATRIX), repeat, part),
         told=lambda results, _repeat: lines.matrix_told(results),
         figures=lambda results, _repeat, command: lines.matrix_figures(results, command),
     ),
     "fan-in": Workload(
-        steps=lambda load, _repeat, part: lines.fan_in_steps(load("fan-in"), part),
+        steps=lambda load, repeat, part: lines.fan_in_steps(load("fan-in"), repeat, part),
         told=lambda results, _repeat: lines.fan_in_told(results),
         figures=lambda results, _repeat, command: lines.fan_in_figures(results, command),
     ),
     "peers": Workload(
-        steps=lambda load, _repeat, part: peers.steps(load("peers"), load("peers-full"), part),
+        steps=lambda load, repeat, part: peers.steps(
+            load("peers"), load("peers-full"), repeat, part
+        ),
         told=lambda results, _repeat: peers.told(results),
         figures=lambda results, _repeat, command: peers.figures(results, command),
     ),

@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.cli import main
-from bench.errors import InputInvalid
+from bench.errors import BenchError, InputInvalid
+from bench.faults import Fault
+from bench.run import cli, series
 from bench.run import cli as commands
-from bench.run import series
-from bench.run.cli import profile_of, with_system
+from bench.run.cli import measured, one_by_one, profile_of, with_system
+from bench.run.drivers import Running
+from bench.run.profile import Profile
+from bench.run.result import gather
+from bench.run.sampling import Probe
+from bench.run.series import Step
+from tests.support.results import result
 from tests.support.runs import write_run
 
 
@@ -49,6 +60,8 @@ def test_two_folders_are_compared_and_a_regression_exits_with_1(
     captured = capsys.readouterr()
     assert "REGRESSION" in captured.out
     assert "worse by more than 10%: confirm p50, confirm p99" in captured.err
+    assert "commit abc; a confirm means: fsynced" in captured.out
+    assert "not measured by turns" in captured.out
 
 
 def test_unlike_runs_are_refused_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,3 +149,119 @@ def test_a_file_that_cannot_be_written_is_one_line_and_exit_code_1(
 def test_a_system_that_cannot_do_it_is_refused_with_the_reason() -> None:
     with pytest.raises(InputInvalid, match=r"pika: load\.lifetime_s: it has none"):
         with_system(profile_of("rebalance"), "pika")
+
+
+class Nothing:
+    """A system that is none."""
+
+    def env(self) -> Mapping[str, str]:
+        return {}
+
+    def declare(self, profile: Profile) -> None:
+        pass
+
+    def probes(self) -> list[Probe]:
+        return []
+
+    def about(self) -> Mapping[str, Any]:
+        return {}
+
+    def fault(self, name: str, number: int) -> Fault:
+        raise BenchError(name)
+
+
+def test_the_report_of_a_load_of_its_own_leaves_its_result_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path)
+    about = json.loads((tmp_path / "run.json").read_text()) | {"outside": True}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "cut short, and its load said nothing" in capsys.readouterr().err
+    wanted = {
+        **about,
+        "profile": json.loads((tmp_path / "profile.json").read_text()),
+        **{"confirmed_per_s": 500.0, "delivered_per_s": None, "percentiles_ms": {}},
+        **{"brokers": {}, "lacks": ["fates"]},
+    }
+    (tmp_path / "result.json").write_text(json.dumps(wanted))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "500 confirmed a second" in capsys.readouterr().out
+    assert json.loads((tmp_path / "result.json").read_text()) == wanted
+    assert "not measured: fates" in (tmp_path / "report.txt").read_text()
+    with pytest.raises(InputInvalid, match="a load of its own"):
+        gather(tmp_path)
+
+
+@pytest.mark.parametrize("fault", [BenchError("publisher-1 died"), KeyboardInterrupt()])
+def test_a_run_that_fails_has_the_report_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def cut(_profile: Profile, folder: Path, *_: object) -> None:
+        write_run(folder, complete=False)
+        raise fault
+
+    monkeypatch.setattr(cli, "conduct", cut)
+    with pytest.raises(type(fault)):
+        measured(profile_of("steady"), tmp_path / "run", Nothing())
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert not found["complete"]
+    assert "not to be trusted" in (tmp_path / "run" / "report.txt").read_text()
+
+
+def test_a_folder_of_another_run_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("here")
+    with pytest.raises(InputInvalid, match="is not empty"):
+        measured(profile_of("steady"), tmp_path, Nothing())
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+def test_one_run_that_fails_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_once(_profile: Profile, folder: Path, _running: Running) -> dict[str, Any]:
+        if folder.parent.name == "a":
+            raise BenchError("publisher-1 died")
+        return {"complete": True, "confirmed_per_s": 1.0}
+
+    monkeypatch.setattr("bench.run.series.started", lambda *_: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(cli, "of_any_load", fails_once)
+    steps = [Step(name, profile_of("steady")) for name in ("a/01", "b/01")]
+    found = one_by_one(steps, tmp_path, "127.0.1")
+    assert (found["a/01"]["complete"], found["a/01"]["faults"]) == (False, ["publisher-1 died"])
+    assert found["b/01"]["complete"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("--top", "nan"), ("--top", "inf"), ("--top", "10"), ("--p99-max-ms", "nan")],
+)
+def test_a_knee_without_a_bound_is_refused(
+    tmp_path: Path, given: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["knee", "steady", "--dir", str(tmp_path / "out"), *given]) == 2
+    assert "the profile's own rate" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_knee_is_searched_over_rates_that_break_the_load_and_its_answer_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes_3000(profile: Profile, folder: Path, _running: Running) -> dict[str, Any]:
+        if profile.as_json()["load"]["schedule"]["rate_per_s"] > 3000:
+            raise BenchError("publishers that did not end")
+        folder.mkdir(parents=True)
+        (folder / "profile.json").write_text(json.dumps(profile.as_json()))
+        return result(delivery=5.0, profile=profile.as_json())
+
+    monkeypatch.setattr("bench.run.series.started", lambda *_: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(cli, "of_any_load", takes_3000)
+    assert main(["knee", "steady", "--dir", str(tmp_path)]) == 0
+    answer, _, *tries = (tmp_path / "summary.txt").read_text().splitlines()
+    assert answer == "knee: 2,828/s with p99 within 20 ms"
+    assert sum("publishers that did not end" in line for line in tries) == 6
+
+
+def test_comparing_once_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "steady", "steady", "--repeat", "1"]) == 2
+    assert "1 is not in the range x>=2" in capsys.readouterr().err

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from bench.run import lines
-from bench.run.profile import Profile
+from bench.run.profile import Profile, System
+from bench.run.tables import NONE
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 
@@ -18,7 +20,7 @@ def result(profile: Profile, p50: float) -> dict[str, Any]:
         "confirmed_per_s": 100.0,
         "percentiles_ms": {"confirm": found, "service": found},
         "clients": [{"cpu_share": 0.1}],
-        "brokers": {"mb1": {"cpu_s": 1.0}},
+        "brokers": {f"mb{n}": {"cpu_s": 1.0} for n in range(profile.system.brokers)},
     }
 
 
@@ -33,7 +35,7 @@ def test_percentiles_that_the_count_does_not_support_are_dashes() -> None:
     head, corrected, uncorrected, *_ = lines.matrix_told({"latency-256": result(profile, 5.0)})
     assert corrected.split()[1] == "corrected"
     assert uncorrected.split()[0] == "uncorrected"
-    assert corrected.split()[-7:] == ["5", lines.NONE, "10", *[lines.NONE] * 4]
+    assert corrected.split()[-7:] == ["5", NONE, "10", *[NONE] * 4]
     assert head.split()[-1] == "p100"
 
 
@@ -61,3 +63,31 @@ def test_a_shorter_run_measures_whole_seconds() -> None:
         (5, 7),
         (5, 5),
     ]
+
+
+def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
+    base = Profile.load_file(PROFILES / "fan-in.toml")
+    steps = lines.fan_in_steps(base, repeat=3)
+    names = [step.name for step in steps]
+    assert names[:5] == ["1-brokers", "2-brokers", "4-brokers", "8-brokers", "1-brokers-2"]
+    found = {step.name: result(step.profile, 1.0) for step in steps}
+    found["1-brokers-3"]["clients"] = [{"cpu_share": 0.5}]
+    figures = {each.id: each for each in lines.fan_in_figures(found, "again")}
+    assert figures["measure.fan_in.1_brokers.client_cpu_us"].samples == (1000.0, 1000.0, 5000.0)
+    assert figures["measure.fan_in.1_brokers.client_cpu_us"].value == 1000.0
+    matrix = [Profile.load_file(PROFILES / f"{name}.toml") for name in lines.MATRIX]
+    runs = {
+        step.name: result(step.profile, float(number))
+        for number, step in enumerate(lines.matrix_steps(matrix, repeat=2))
+    }
+    p50 = {each.id: each for each in lines.matrix_figures(runs, "again")}
+    assert p50["measure.latency_matrix.256.confirm_p50_ms"].samples == (0.0, 5.0)
+    assert len(lines.matrix_told(runs)) == 1 + 3 * len(lines.MATRIX)
+
+
+def test_a_cost_that_is_not_known_is_a_dash() -> None:
+    profile = Profile.load_file(PROFILES / "fan-in.toml")
+    killed = result(dataclasses.replace(profile, system=System(brokers=4)), 1.0)
+    del killed["brokers"]["mb0"]
+    _head, line, _note = lines.fan_in_told({"4-brokers": killed | {"clients": []}})
+    assert line.split()[:4] == ["4", "100", NONE, NONE]

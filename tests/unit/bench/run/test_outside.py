@@ -10,8 +10,8 @@ import pytest
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.run import outside
-from bench.run.compare import numbers_of
 from bench.run.drivers import Outside
+from bench.run.numbers import numbers_of
 from bench.run.outside import conduct_outside, render_outside
 from bench.run.profile import Profile
 from bench.run.sampling import Probe

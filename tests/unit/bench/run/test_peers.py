@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.run import peers
-from bench.run.lines import NONE
 from bench.run.profile import Profile
 from bench.run.series import Step
+from bench.run.tables import NONE
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 
 
-def steps() -> list[Step]:
+def steps(repeat: int = 1) -> list[Step]:
     paced, full = (Profile.load_file(PROFILES / f"{name}.toml") for name in ("peers", "peers-full"))
-    return peers.steps(paced, full, part=10)
+    return peers.steps(paced, full, repeat, part=10)
 
 
 def result(profile: Profile, *, measure: str = "confirm") -> dict[str, Any]:
@@ -61,3 +61,13 @@ def test_a_figure_of_every_rate_and_every_latency() -> None:
     figures = {each.id: each.value for each in peers.figures(found, "again")}
     assert figures["measure.peers.kafka_1_page_cache.rate"] == 1234.0
     assert figures["measure.peers.artemis_cluster_3_fsync.confirm_p99_ms"] == 20.0
+
+
+def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
+    found = {step.name: result(step.profile) for step in steps(3)}
+    assert len(found) == 3 * len(steps())
+    found["kafka-1-fsync-full-3"]["confirmed_per_s"] = 1.0
+    figures = {each.id: each for each in peers.figures(found, "again")}
+    assert figures["measure.peers.kafka_1_fsync.rate"].samples == (1234.0, 1234.0, 1.0)
+    assert figures["measure.peers.kafka_1_fsync.rate"].value == 1234.0
+    assert len(peers.told(found)) == len(peers.told({s.name: result(s.profile) for s in steps()}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BenchError
+from bench.errors import BenchError, InputInvalid
 from bench.run import series
 from bench.run.profile import Profile, System
 from bench.run.series import Step, carry_out
@@ -35,9 +35,10 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def run(_profile: Profile, folder: Path, _running: object) -> dict[str, Any]:
+def run(profile: Profile, folder: Path, _running: object) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    found = {"complete": True, "confirmed_per_s": 1.0}
+    found = {"complete": True, "confirmed_per_s": 1.0, "environment": {"commit": "abc"}}
+    (folder / "profile.json").write_text(json.dumps(profile.as_json()))
     (folder / "result.json").write_text(json.dumps(found))
     return found
 
@@ -62,6 +63,7 @@ def test_what_was_cut_short_is_done_again(tmp_path: Path, starts: list[int]) -> 
     def fail(profile: Profile, folder: Path, running: object) -> dict[str, Any]:
         if folder.name == "b":
             folder.mkdir()
+            (folder / "profile.json").write_text(json.dumps(profile.as_json()))
             raise BenchError("cut")
         return run(profile, folder, running)
 
@@ -69,4 +71,35 @@ def test_what_was_cut_short_is_done_again(tmp_path: Path, starts: list[int]) -> 
         carry_out(STEPS, tmp_path, "127.0.1", fail, quiet)
     starts.clear()
     assert list(carry_out(STEPS, tmp_path, "127.0.1", run, quiet)) == ["a", "b", "c"]
+    assert starts == [3, 2]
+
+
+def test_a_run_of_another_profile_is_refused_before_anything_is_done_and_stays(
+    tmp_path: Path, starts: list[int]
+) -> None:
+    carry_out(STEPS[1:2], tmp_path, "127.0.1", run, quiet)
+    starts.clear()
+    time = dataclasses.replace(PROFILE.time, measured_s=3.0)
+    longer = [STEPS[0], Step("b", dataclasses.replace(PROFILE, time=time))]
+    with pytest.raises(InputInvalid, match=r"another profile.*time\.measured_s: 30\.0 and 3\.0"):
+        carry_out(longer, tmp_path, "127.0.1", run, quiet)
+    assert starts == []
+    assert (tmp_path / "b" / "result.json").exists()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, starts: list[int]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputInvalid, match="no run; use another --dir"):
+        carry_out(STEPS, tmp_path, "127.0.1", run, quiet)
+    assert starts == []
+
+
+def test_what_another_commit_has_measured_is_told(tmp_path: Path, starts: list[int]) -> None:
+    carry_out(STEPS, tmp_path, "127.0.1", run, quiet)
+    said: list[str] = []
+    carry_out(STEPS, tmp_path, "127.0.1", run, said.append)
+    (line,) = said
+    assert line.startswith("of commit abc, and now it is ")
+    assert line.endswith(": a, b, c")
     assert starts == [3, 2]

@@ -1,0 +1,42 @@
+"""The lines of a workload several times, in whole rounds: what disturbs the machine meets all of them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.run.series import Step
+
+__all__ = ["in_rounds", "middle", "samples", "turns_of"]
+
+Run = Mapping[str, Any]
+
+
+def in_rounds(steps: Sequence[Step], repeat: int) -> list[Step]:
+    """All of them, and all of them again; of the second round on with its number behind the name."""
+    return [
+        Step(_named(step.name, number), step.profile) for number in range(repeat) for step in steps
+    ]
+
+
+def turns_of(results: Mapping[str, Run], name: str) -> list[Run]:
+    """The runs of one line, in their order; none when it was not run."""
+    names = (_named(name, number) for number in itertools.count())
+    return [results[each] for each in itertools.takewhile(results.__contains__, names)]
+
+
+def _named(name: str, number: int) -> str:
+    return name if number == 0 else f"{name}-{number + 1}"
+
+
+def samples(values: Iterable[float | None]) -> tuple[float, ...]:
+    """What each turn gave, of those that know it."""
+    return tuple(float(value) for value in values if value is not None)
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is known; None of nothing."""
+    known = samples(values)
+    return statistics.median(known) if known else None
