@@ -31,8 +31,8 @@ def session() -> Iterator[SparkSession]:
         "spark.master": "local[1]",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "1",
-        # Code for some rows is compiled for longer than they take without: half of all the time. The
-        # jobs of tests/integration/test_spark_jobs.py run compiled, as everywhere else.
+        # Code for some rows is compiled for longer than they take without: half of all the time. By
+        # their names, in tests/integration/test_spark_jobs.py, jobs run compiled.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }

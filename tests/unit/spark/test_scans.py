@@ -73,7 +73,7 @@ def test_fates_are_the_same_from_a_join_and_from_duckdb(both: Both) -> None:
     found = both.spark_says("verdicts")
     assert found == both.spark_says("joined") == both.duck_says("verdicts")
     # Or a second round would cost nothing.
-    assert both.run.session.sparkContext._jsc.getPersistentRDDs().isEmpty()  # type: ignore[union-attr]
+    assert both.run.session.sparkContext._jsc.getPersistentRDDs().isEmpty()
 
 
 def test_an_approximation_has_as_many_groups(both: Both) -> None:
