@@ -29,9 +29,9 @@ from bench.run.schedule import Closed
 from bench.run.worker import PROFILE, members
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
 
-__all__ = ["RUN", "SAMPLES", "conduct"]
+__all__ = ["MACHINE", "RUN", "SAMPLES", "conduct"]
 
-RUN, SAMPLES = "run.json", "brokers.parquet"
+RUN, SAMPLES, MACHINE = "run.json", "brokers.parquet", "machine.parquet"
 READY_WITHIN_S = 120.0
 # From the word to the load: processes poll for it.
 HEAD_START_S = 1.0
@@ -95,7 +95,9 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
         if disturber:
             about["disturbances"] = disturber.stop()
         if sampler:
-            sampling.save(folder / SAMPLES, sampler.stop())
+            samples, busy = sampler.stop()
+            sampling.save(folder / SAMPLES, samples)
+            sampling.save(folder / MACHINE, busy)
         about["environment"]["load_after"] = load_average()
         about["parts"] = [part.name for part in read_parts(folder)]
         _save(folder, about)

@@ -55,6 +55,7 @@ def render_text(result: Result) -> str:
             *[f"  ! {fault}" for fault in result.faults],
             f"  {_about(result)}",
             f"  a confirm means: {result.about['durability']}",
+            *([f"  while measured: {result.machine}"] if result.machine else []),
             "",
             *_text_table(("latency", "samples", *SHOWN), _latency_rows(result)),
             "",
@@ -74,6 +75,7 @@ def render_html(result: Result) -> str:
     kind = "fails" if result.faults else "holds"
     name = f"{result.profile.name}, {result.profile.system.name}"
     machine = [
+        *([("while measured", str(result.machine))] if result.machine else []),
         *result.about.get("system", {}).items(),
         *sorted(result.about["environment"].items()),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from hdrh.log import HistogramLogWriter
 from bench.errors import InputInvalid
 from bench.manifest import write_atomically
 from bench.run import sampling
-from bench.run.conduct import RUN, SAMPLES
+from bench.run.conduct import MACHINE, RUN, SAMPLES
 from bench.run.fates import Fates, judge
 from bench.run.latencies import Bins, Latencies, histogram, summed
+from bench.run.machine import Busy, Usage, usage
 from bench.run.profile import Profile
 from bench.run.sampling import Sample
 from bench.run.verdict import Client, bottlenecks, steady_from
@@ -54,6 +55,7 @@ class Result:
     latencies: dict[str, Latencies]
     fates: Fates
     samples: list[Sample]
+    busy: list[Busy]
     clients: list[Client] = field(default_factory=list)
 
     @property
@@ -138,6 +140,18 @@ class Result:
             each["cpu_us"] = each["cpu_s"] / count * 1e6 if count else None
         return found
 
+    @property
+    def machine(self) -> Usage | None:
+        """Of the measured part; None where nobody looked."""
+        brokers = self.brokers.values()
+        return usage(
+            self.busy,
+            self.measured,
+            cores=self.about["environment"]["cores"],
+            brokers=sum(each["cpu_s"] / each["seconds"] for each in brokers),
+            clients=sum(each.cpu_share for each in self.clients),
+        )
+
     def as_json(self) -> dict[str, Any]:
         return {
             "profile": self.profile.as_json(),
@@ -169,6 +183,7 @@ class Result:
                 for each in self.clients
             ],
             "brokers": self.brokers,
+            "machine": asdict(self.machine) if self.machine else None,
             "rates": {measure: self.rates(measure) for measure in ("confirm", "delivery")},
         }
 
@@ -207,7 +222,8 @@ def gather(folder: Path) -> Result:
         parts=parts,
         latencies=latencies,
         fates=fates,
-        samples=sampling.load(folder / SAMPLES),
+        samples=sampling.load(folder / SAMPLES, Sample),
+        busy=sampling.load(folder / MACHINE, Busy),
         clients=[_client(part) for part in parts],
     )
 

@@ -1,7 +1,8 @@
 """What the brokers cost while they are measured: CPU, memory, what they write and sync, what waits in them.
 
 Looked at from outside, once a second, by the coordinator: processes by their numbers in /proc, queues
-by the management API. A broker that does not answer has a row that says so, never a zero.
+by the management API. A broker that does not answer has a row that says so, never a zero. The machine as a
+whole has a row of its own each time.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from bench.run import machine
+from bench.run.machine import Busy
 
 __all__ = ["Probe", "Sample", "Sampler", "load", "look", "save", "totals"]
 
@@ -46,6 +50,9 @@ class Sample:
     unacked: int | None = None
 
 
+Row = TypeVar("Row", Sample, Busy)
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """How one broker is looked at. pid: of its process; counts: asks it for syncs, ready, unacked."""
@@ -59,7 +66,8 @@ class Sampler:
     """Samples until it is stopped, on a thread of its own."""
 
     def __init__(self, probes: Sequence[Probe], start_ns: int) -> None:
-        self.samples: list[Sample] = []
+        self._samples: list[Sample] = []
+        self._busy: list[Busy] = []
         self._probes = probes
         self._start_ns = start_ns
         self._over = threading.Event()
@@ -68,17 +76,19 @@ class Sampler:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> list[Sample]:
+    def stop(self) -> tuple[list[Sample], list[Busy]]:
+        """Of the brokers, of the machine."""
         self._over.set()
         self._thread.join(EVERY_S * 5)
-        return self.samples
+        return self._samples, self._busy
 
     def _run(self) -> None:
         with ThreadPoolExecutor(max(1, len(self._probes))) as pool:
             while not self._over.wait(EVERY_S):
                 at_s = (time.monotonic_ns() - self._start_ns) / 1e9
+                self._busy.append(machine.look(at_s))
                 looked = pool.map(partial(look, at_s=at_s), self._probes)
-                self.samples += [sample for sample in looked if sample is not None]
+                self._samples += [sample for sample in looked if sample is not None]
 
 
 def look(probe: Probe, at_s: float) -> Sample | None:
@@ -129,13 +139,13 @@ def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, d
     return found
 
 
-def save(path: Path, samples: Sequence[Sample]) -> None:
+def save(path: Path, rows: Sequence[Sample] | Sequence[Busy]) -> None:
     """A row per sample."""
-    pq.write_table(pa.Table.from_pylist([asdict(each) for each in samples]), path)
+    pq.write_table(pa.Table.from_pylist([asdict(each) for each in rows]), path)
 
 
-def load(path: Path) -> list[Sample]:
+def load(path: Path, kind: type[Row]) -> list[Row]:
     """No file: nothing was sampled."""
     if not path.exists():
         return []
-    return [Sample(**row) for row in pq.read_table(path).to_pylist()]
+    return [kind(**row) for row in pq.read_table(path).to_pylist()]

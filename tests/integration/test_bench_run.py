@@ -21,7 +21,7 @@ from bench.run.conduct import conduct
 from bench.run.drivers import started
 from bench.run.profile import Profile
 from bench.run.report import render_text
-from bench.run.result import gather
+from bench.run.result import gather, percentiles
 from bench.run.standalone import Standalone
 from bench.run.written import read_parts
 from ops.local.cluster import LocalCluster
@@ -57,6 +57,8 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert sum(result.latencies["delivery"].whole().values()) == fates.delivered + fates.doubled
     assert set(result.brokers) == {cluster.node(name).broker for name in cluster.names}
     assert "intended to confirmed" in render_text(result)
+    assert result.machine is not None
+    assert 0 < result.machine.brokers < result.machine.busy <= result.machine.cores
     # And as rows, for the reports of spark/.
     events = tmp_path / "run" / "events"
     assert json.loads((events / "manifest.json").read_text())["complete"]
@@ -74,6 +76,27 @@ def test_other_clients_are_measured_by_the_same_load(
     fates = measured(wanted, tmp_path / "run", Standalone(cluster, direct=True)).fates
     assert fates.published == fates.confirmed == fates.delivered > 100
     assert (fates.lost, fates.doubled, fates.altered, fates.late) == (0, 0, 0, 0)
+
+
+def test_a_broker_that_freezes_and_consumers_that_come_late_are_told_and_lose_nothing(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    values = profile("disturbed").as_json() | {
+        "disturbances": [{"at_s": 2, "what": "freeze", "broker": 1, "lasts_s": 1}],
+        "events": False,
+    }
+    values["load"]["consume_from_s"] = 3
+    wanted = Profile.from_values(values, "test")
+    result = measured(wanted, tmp_path / "run", Standalone(cluster))
+    fates = result.fates
+    assert fates.published == fates.confirmed + fates.unknown > 200
+    assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
+    (done,) = result.about["disturbances"]
+    assert done["what"] == f"freeze {cluster.names[0]}"
+    assert done["ended_s"] - done["began_s"] >= 1
+    # The first message waited for its consumers, who came two seconds into the measured part.
+    assert percentiles(result.bins("delivery"))["p100"] > 1000
+    assert f"freeze {cluster.names[0]}" in render_text(result)
 
 
 def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(

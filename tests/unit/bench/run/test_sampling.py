@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.run.machine import Busy
 from bench.run.sampling import Probe, Sample, load, look, save, totals
 
 
@@ -56,5 +57,8 @@ def test_a_broker_that_was_killed_meanwhile_has_no_totals() -> None:
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     samples = [Sample("mb1", 1.0, 2.0, 3.0, 4), Sample("mb1", 2.0, 2.5, 3.0, 5, 6, 7, 8)]
     save(tmp_path / "s.parquet", samples)
-    assert load(tmp_path / "s.parquet") == samples
-    assert load(tmp_path / "none.parquet") == []
+    assert load(tmp_path / "s.parquet", Sample) == samples
+    assert load(tmp_path / "none.parquet", Sample) == []
+    busy = [Busy(1.0, 2.0, 0.5, 3.0)]
+    save(tmp_path / "m.parquet", busy)
+    assert load(tmp_path / "m.parquet", Busy) == busy
