@@ -12,6 +12,7 @@ from bench.figures.comfort import memory as comfort_memory
 from bench.figures.kill import kill_figures
 from bench.figures.measure import audit as measure_audit
 from bench.figures.measure import backlog as measure_backlog
+from bench.figures.measure import join as measure_join
 from bench.figures.measure import memory as measure_memory
 from bench.figures.measure import scans as measure_scans
 from bench.figures.memory import memory_figures
@@ -58,6 +59,7 @@ GROUPS = (
     measure_audit.GROUP,
     measure_scans.GROUP,
     measure_backlog.GROUP,
+    measure_join.GROUP,
     measure_memory.GROUP,
 )
 

@@ -1,4 +1,4 @@
-"""Questions that read a whole run once: what they cost Spark, beside DuckDB and beside other ways."""
+"""Questions that read a whole run once: what they cost Spark, and DuckDB on the same files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,9 @@ SCANS = {
     "seconds": "messages and bytes per broker, topic and second",
     "latency": "exact percentiles per broker and topic",
 }
-# The audit's ratio to DuckDB's is in `measure.audit`; here it stands beside the join.
-FATES = {"verdicts": "fate of every message"}
-ALONE = {
-    "approximate": "percentiles by percentile_approx",
-    "joined": "fate of every message, by a full outer join",
-}
+ALONE = {"approximate": "percentiles by percentile_approx"}
 RATIO_MAX = 10.0
 APPROXIMATE_MAX = 1.2
-JOIN_MIN = 1.4
 CELLS_MIN = 96
 
 
@@ -43,8 +37,7 @@ def scan_figures(scene: Scene) -> Iterator[Figure]:
     with both(lake) as asked:
         cells = _compared(asked.spark.ask("percentiles").found, reference)
         asked.agree("bins")
-        costs = asked.by_turns(scene, [*SCANS, *FATES], ALONE)
-        asked.agree("joined", "verdicts")
+        costs = asked.by_turns(scene, SCANS, ALONE)
     yield Figure(
         id=f"{NAME}.percentiles",
         what=f"Percentiles of {messages:,} latencies that were compared, and are hdrhistogram's",
@@ -80,7 +73,7 @@ def different(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> list[
 
 def told(messages: int, costs: Costs, repeat: str) -> Iterator[Figure]:
     words = Words(name=NAME, messages=messages, bounded=messages == MESSAGES, repeat=repeat)
-    yield from words.costs(costs, SCANS | FATES | ALONE)
+    yield from words.costs(costs, SCANS | ALONE)
     for question, what in SCANS.items():
         yield words.ratio(
             question,
@@ -95,13 +88,6 @@ def told(messages: int, costs: Costs, repeat: str) -> Iterator[Figure]:
         costs[SPARK, "latency"],
         costs[SPARK, "approximate"],
         lambda value: at_most(APPROXIMATE_MAX, value, "times"),
-    )
-    yield words.ratio(
-        "joined",
-        "fates by a full outer join: CPU over that of the audit",
-        costs[SPARK, "joined"],
-        costs[SPARK, "verdicts"],
-        lambda value: at_least(JOIN_MIN, value, "times"),
     )
 
 

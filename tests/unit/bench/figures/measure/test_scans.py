@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bench.figures.measure.scans import ALONE, FATES, MESSAGES, SCANS, told
+from bench.figures.measure.scans import ALONE, MESSAGES, SCANS, told
 
 
-def costs(joined_s: float) -> dict[tuple[str, str], list[float]]:
-    spark = {name: [6.0, 5.0, 7.0] for name in SCANS | FATES | ALONE} | {"joined": [joined_s] * 3}
+def costs() -> dict[tuple[str, str], list[float]]:
+    spark = {name: [6.0, 5.0, 7.0] for name in SCANS | ALONE}
     duck = {name: [1.0, 1.0, 1.0] for name in SCANS}
     return {("spark", name): used for name, used in spark.items()} | {
         ("duckdb", name): used for name, used in duck.items()
@@ -14,19 +14,13 @@ def costs(joined_s: float) -> dict[tuple[str, str], list[float]]:
 
 
 def test_ratios_are_of_one_round_and_the_middle_one_counts() -> None:
-    figures = {figure.id: figure for figure in told(MESSAGES, costs(9.0), "again")}
+    figures = {figure.id: figure for figure in told(MESSAGES, costs(), "again")}
     assert figures["measure.scans.seconds.ratio"].value == 6
     assert figures["measure.scans.seconds.ratio"].samples == (6.0, 5.0, 7.0)
     assert figures["measure.scans.approximate.ratio"].value == 1
-    assert figures["measure.scans.joined.ratio"].value == 1.5
     assert all(figure.met for figure in figures.values() if figure.unit == "times")
-    assert len(figures) == len(SCANS) * 3 + len(FATES | ALONE) + 2
-
-
-def test_a_join_that_is_as_cheap_as_the_audit_misses_its_goal() -> None:
-    figures = {figure.id: figure for figure in told(MESSAGES, costs(6.0), "again")}
-    assert figures["measure.scans.joined.ratio"].met is False
+    assert len(figures) == len(SCANS) * 3 + len(ALONE) + 1
 
 
 def test_a_quick_run_has_no_goals() -> None:
-    assert all(figure.met is None for figure in told(10_000, costs(1.0), "again"))
+    assert all(figure.met is None for figure in told(10_000, costs(), "again"))
