@@ -34,7 +34,7 @@ ACCURACY = 10_000
 
 
 def seconds(run: Run) -> Answer:
-    """kind, broker, topic, subscription, second, messages, bytes."""
+    """kind, broker, topic, subscription, second, messages, bytes: sums of the table by publisher."""
     rows = throughput.per_second(
         run.events("published"), run.events("delivered"), run.manifest.start_ns
     )

@@ -18,7 +18,7 @@ NAME = "measure.scans"
 MESSAGES = 10_000_000
 LEAST = 10_000
 SCANS = {
-    "seconds": "messages and bytes per broker, topic and second",
+    "seconds": "messages and bytes per publisher, broker, topic and second",
     "latency": "exact percentiles per broker and topic",
 }
 ALONE = {"approximate": "percentiles by percentile_approx"}
