@@ -7,7 +7,12 @@ from bench.run.profile import Profile
 __all__ = ["places", "topic_of"]
 
 
-def topic_of(number: int) -> str:
+def topic_of(publisher: int, topics: int) -> str:
+    """To which of so many topics a publisher sends."""
+    return _topic(publisher % topics)
+
+
+def _topic(number: int) -> str:
     return f"load{number}"
 
 
@@ -15,7 +20,7 @@ def places(profile: Profile) -> list[tuple[str, str]]:
     """(topic, subscription), all of a run."""
     messages = profile.messages
     return [
-        (topic_of(topic), f"sink{subscription}")
+        (_topic(topic), f"sink{subscription}")
         for topic in range(messages.topics)
         for subscription in range(messages.subscriptions)
     ]

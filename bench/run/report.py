@@ -24,6 +24,7 @@ __all__ = ["STYLE", "render_html", "render_text", "write"]
 
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 NONE = "\N{EN DASH}"
+NOT_JUDGED = "not judged: the run did not come to its end"
 STYLE = (Path(__file__).parent / "templates" / "style.css").read_text()
 WORDS = {
     "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "
@@ -119,6 +120,8 @@ def render_html(result: Result) -> str:
 
 
 def _verdict(result: Result) -> str:
+    if not result.about["complete"]:
+        return "incomplete, and not to be trusted."
     if result.faults:
         return "not to be trusted as it stands."
     told = [f"{result.per_s:,.0f} confirmed a second"]
@@ -131,12 +134,18 @@ def _verdict(result: Result) -> str:
 def _tiles(result: Result) -> str:
     """What is looked for first."""
     found, fates = percentiles(result.bins("confirm")), result.fates
-    tiles = (
-        (f"{result.per_s:,.0f}", "confirmed a second", f"{fates.confirmed:,} in all"),
-        (f"{result.delivered_per_s:,.0f}", "delivered a second", f"{fates.delivered:,} in all"),
+    tiles = [
+        (f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} so counted"),
+        (
+            f"{result.delivered_per_s:,.0f}",
+            "delivered a second",
+            f"{result.came('delivery'):,} so counted",
+        ),
         (_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
-        (f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"),
-    )
+        (NONE, "lost", NOT_JUDGED)
+        if fates is None
+        else (f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"),
+    ]
     return (
         '<div class="figures">'
         + "".join(
@@ -186,9 +195,25 @@ def _latency_rows(result: Result) -> list[tuple[str, ...]]:
 
 def _fate_rows(result: Result) -> list[tuple[str, ...]]:
     fates = result.fates
-    named = ("published", "confirmed", "unknown", "expected", "delivered", "lost", "doubled")
+    if fates is None:
+        return [(NOT_JUDGED, NONE)]
+    named = (
+        "published",
+        "confirmed",
+        "refused",
+        "unknown",
+        "expected",
+        "delivered",
+        "lost",
+        "doubled",
+    )
     rows: list[tuple[str, ...]]
     rows = [(name, f"{getattr(fates, name):,}") for name in (*named, "altered", "late", "strange")]
+    rows += [
+        (f"below zero: {MEASURES[measure]}", f"{each.below_zero:,}")
+        for measure, each in result.latencies.items()
+        if each.below_zero
+    ]
     if result.earlier:
         rows.append(("of an earlier run", f"{result.earlier:,}"))
     return rows + [
@@ -211,12 +236,14 @@ def _broker_rows(result: Result) -> list[tuple[str, ...]]:
 
 def _all_brokers(result: Result) -> tuple[str, ...]:
     every = list(result.brokers.values())
-    confirmed = sum(result.bins("confirm").values())
-    cpu_s = sum(each["cpu_s"] for each in every)
+    confirmed = result.came("confirm")
+    cpu_s = sum(each["cpu_s"] / each["seconds"] for each in every) * result.measured_s
+    # Without one that was killed, nobody knows what the messages cost.
+    is_whole = confirmed and len(every) == result.profile.system.brokers
     return (
         "all",
         f"{confirmed:,}",
-        f"{cpu_s / confirmed * 1e6:.1f}" if confirmed else NONE,
+        f"{cpu_s / confirmed * 1e6:.1f}" if is_whole else NONE,
         f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
         f"{sum(each['memory_mib'] for each in every):,.0f}",
         f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from bench.run import machine
 from bench.run.machine import Busy
 
-__all__ = ["Probe", "Sample", "Sampler", "load", "look", "save", "totals"]
+__all__ = ["Probe", "Sample", "Sampler", "between", "load", "look", "save", "totals"]
 
 EVERY_S = 1.0
 # The last sample may be that much older than the end of what is measured, on a busy machine.
@@ -76,6 +77,11 @@ class Sampler:
     def start(self) -> None:
         self._thread.start()
 
+    def waiting(self) -> int:
+        """Messages in the queues of all brokers that answered at the last look."""
+        last = {each.broker: (each.ready or 0) + (each.unacked or 0) for each in self._samples}
+        return sum(last.values())
+
     def stop(self) -> tuple[list[Sample], list[Busy]]:
         """Of the brokers, of the machine."""
         self._over.set()
@@ -119,24 +125,45 @@ def look(probe: Probe, at_s: float) -> Sample | None:
 def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, dict[str, Any]]:
     """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready.
 
-    Without those whose process ended before the time was over: it cost something that nobody saw.
+    Between two samples it went evenly. Without those whose process ended before the time was over: it cost
+    something that nobody saw.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for broker in sorted({each.broker for each in samples}):
-        own = [each for each in samples if each.broker == broker and from_s <= each.at_s <= to_s]
-        if len(own) < 2 or own[-1].at_s < to_s - LATE_S:
-            continue
-        first, last = own[0], own[-1]
-        known = first.syncs is not None and last.syncs is not None
-        found[broker] = {
-            "seconds": last.at_s - first.at_s,
-            "cpu_s": last.cpu_s - first.cpu_s,
-            "written_bytes": last.written_bytes - first.written_bytes,
-            "syncs": (last.syncs or 0) - (first.syncs or 0) if known else None,
-            "memory_mib": max(each.memory_mib for each in own),
-            "ready_max": max((each.ready for each in own if each.ready is not None), default=None),
-        }
-    return found
+    names = sorted({each.broker for each in samples})
+    found = {
+        name: _used([each for each in samples if each.broker == name], from_s, to_s)
+        for name in names
+    }
+    return {name: used for name, used in found.items() if used is not None}
+
+
+def _used(own: Sequence[Sample], from_s: float, to_s: float) -> dict[str, Any] | None:
+    begin_s, end_s = max(from_s, own[0].at_s), min(to_s, own[-1].at_s)
+    if end_s <= begin_s or end_s < to_s - LATE_S:
+        return None
+    near = [each for each in own if begin_s - EVERY_S <= each.at_s <= end_s + EVERY_S]
+    ready = [each.ready for each in near if each.ready is not None]
+
+    def grew(what: Callable[[Sample], float | None]) -> float | None:
+        points = [(each.at_s, value) for each in own if (value := what(each)) is not None]
+        return between(points, begin_s, end_s)
+
+    syncs = grew(lambda each: each.syncs)
+    return {
+        "seconds": end_s - begin_s,
+        "cpu_s": grew(lambda each: each.cpu_s),
+        "written_bytes": round(grew(lambda each: each.written_bytes) or 0),
+        "syncs": None if syncs is None else round(syncs),
+        "memory_mib": max(each.memory_mib for each in near),
+        "ready_max": max(ready, default=None),
+    }
+
+
+def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
+    """How much a counter grew from begin to end; its points in order of time. None: not known there."""
+    if not points or points[0][0] > begin or points[-1][0] < end:
+        return None
+    times, values = zip(*points, strict=True)
+    return float(np.interp(end, times, values) - np.interp(begin, times, values))
 
 
 def save(path: Path, rows: Sequence[Sample] | Sequence[Busy]) -> None:

@@ -42,6 +42,7 @@ def test_every_message_of_a_run_has_its_fate_and_nothing_of_the_system_stays(
         result = measured(profile(system), tmp_path / "run", running)
         probes = running.probes()
     fates = result.fates
+    assert fates is not None
     assert fates.published == fates.confirmed == fates.delivered > 100
     assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
     assert "fsynced by one broker" in result.about["durability"]
