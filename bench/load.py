@@ -120,7 +120,12 @@ def consume(
         name=name,
         recorder=recorder,
         rows=DeliveredFile(
-            recorder, run_id=run_id, topic=topic, subscription=subscription, consumer=name
+            recorder,
+            run_id=run_id,
+            topic=topic,
+            subscription=subscription,
+            consumer=name,
+            origin_headers=True,
         ),
     )
     _on_end(running.stop)

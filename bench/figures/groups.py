@@ -11,6 +11,10 @@ from bench.figures.comfort import delay, handlers
 from bench.figures.comfort import memory as comfort_memory
 from bench.figures.kill import kill_figures
 from bench.figures.measure import audit as measure_audit
+from bench.figures.measure import backlog as measure_backlog
+from bench.figures.measure import join as measure_join
+from bench.figures.measure import memory as measure_memory
+from bench.figures.measure import scans as measure_scans
 from bench.figures.memory import memory_figures
 from bench.figures.ops import failover as ops_failover
 from bench.figures.ops import playbooks as ops_playbooks
@@ -53,6 +57,10 @@ GROUPS = (
     ops_playbooks.GROUP,
     ops_failover.GROUP,
     measure_audit.GROUP,
+    measure_scans.GROUP,
+    measure_backlog.GROUP,
+    measure_join.GROUP,
+    measure_memory.GROUP,
 )
 
 

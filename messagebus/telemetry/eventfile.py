@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, Self
 
 from messagebus.errors import RecordingFailed
 from messagebus.events import SCHEMA, body_hash
-from messagebus.message import Delivery
+from messagebus.message import Delivery, Message
 from messagebus.outcome import Outcome, Published
 
 __all__ = [
@@ -159,12 +159,24 @@ class PublishedFile:
 
 
 class DeliveredFile:
-    """The deliveries of one process from one subscription."""
+    """The deliveries of one process from one subscription.
+
+    origin_headers: every publisher of the run says who it is, and as which of its messages it sends
+    one, in the headers ``publisher`` and ``sequence``. Of any other run they are the application's.
+    """
 
     def __init__(
-        self, lines: Lines, *, run_id: str, topic: str, subscription: str, consumer: str
+        self,
+        lines: Lines,
+        *,
+        run_id: str,
+        topic: str,
+        subscription: str,
+        consumer: str,
+        origin_headers: bool = False,
     ) -> None:
         self._write = lines.write
+        self._origin = _origin if origin_headers else _no_origin
         self._head = (
             f'{{"run_id":{quote(run_id)},"topic":{quote(topic)}'
             f',"subscription":{quote(subscription)},"consumer":{quote(consumer)}'
@@ -173,19 +185,26 @@ class DeliveredFile:
     def add(self, delivery: Delivery, digest: str, ack: str, acknowledged_ns: int | None) -> None:
         """One delivery was answered (acked, stale) or let go (none; acknowledged_ns is None then)."""
         message = delivery.message
-        headers = message.headers
-        publisher, sequence = headers.get("publisher"), headers.get("sequence")
-        origin = f',"publisher":{quote(publisher)}' if isinstance(publisher, str) else ""
-        if type(sequence) is int:
-            origin += f',"sequence":{sequence}'
         answered = "" if acknowledged_ns is None else f',"acknowledged_ns":{acknowledged_ns}'
         self._write(
             f'{self._head},"message_id":{quote(message_id_hex(message.message_id))}'
-            f',"broker":{quote(delivery.broker)}{origin},"key":{quote(message.key)}'
+            f',"broker":{quote(delivery.broker)}{self._origin(message)},"key":{quote(message.key)}'
             f',"size":{len(message.body)},"body_hash":"{digest}"'
             f',"redelivered":{int(delivery.redelivered)},"ack":"{ack}"'
             f',"received_ns":{delivery.received_ns}{answered}}}'
         )
+
+
+def _origin(message: Message) -> str:
+    publisher, sequence = message.headers.get("publisher"), message.headers.get("sequence")
+    origin = f',"publisher":{quote(publisher)}' if isinstance(publisher, str) else ""
+    if type(sequence) is int:
+        origin += f',"sequence":{sequence}'
+    return origin
+
+
+def _no_origin(_message: Message) -> str:
+    return ""
 
 
 def message_id_hex(message_id: str) -> str:

@@ -8,6 +8,9 @@ A row is made where the message passes and handed to a thread of the recorder's 
 touches the disk. Nothing ever waits for it: what finds its queue full, or its disk broken, is dropped
 and counted. Stop the clients first: what is still open has no row.
 
+Deliveries do not say who sent them, and as which of his messages: two headers more cost 3 us of CPU where
+a message is published and 6 where it is read, and the reports learn it from the publish by the id.
+
 A message's id decides whether it is sampled, so all recorders of one share record the same messages,
 and one of a smaller share a part of them.
 """

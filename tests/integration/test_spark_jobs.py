@@ -24,14 +24,40 @@ JOB_WITHIN_S = 300 * FACTOR
 STARTED_WITHIN_S = 120
 # Less than the tables of a small run, more than what Java keeps beside them.
 DISK_KB = 40
-SETTINGS = """
-from spark.session import QUICK, spark_session
-session = spark_session("probe", **QUICK)
-conf = session.sparkContext.getConf()
-memory = session.sparkContext._jvm.Runtime.getRuntime().maxMemory()
-print("found", conf.get("spark.master"), memory >> 20)
-session.stop()
-"""
+# A name that Spark would take for a pattern.
+RUN = "run [1] of 2"
+OF_LAKE = ("--lake", "lake", "--run", "run-1")
+# In an order in which each finds what it needs.
+ARGUMENTS = {
+    "ingest": ("--events", RUN, "--lake", "lake", "--max-bad", "1"),
+    **dict.fromkeys(
+        ("throughput", "latency", "audit", "imbalance", "backlog", "failover"),
+        (*OF_LAKE, "--max-bad", "1"),
+    ),
+    "compare": ("--lake", "lake", "run-1", "run-1"),
+    "report": ("--events", RUN, "--max-bad", "1"),
+}
+# The commands of their own. All others are made by one function: by name, the audit below stands for
+# them, and the report is in test_spark_recorder.py. Ten seconds each would be a minute.
+BY_NAME = ("ingest", "compare")
+HEAP_MIB = 600
+SUBMIT = (
+    *("spark-submit", "--master", "local[1]", "--driver-memory", f"{HEAP_MIB}m"),
+    *(
+        "--driver-java-options",
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+PrintCommandLineFlags",
+    ),
+    *("--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.sql.adaptive.enabled=false"),
+    *("--conf", "spark.eventLog.enabled=true", "--conf", "spark.eventLog.rolling.enabled=false"),
+    *("--conf", "spark.eventLog.compress=false"),
+    # Half the time: to compile code takes longer than rows so few take without. By name jobs run compiled.
+    *(
+        "--conf",
+        "spark.sql.codegen.wholeStage=false",
+        "--conf",
+        "spark.sql.codegen.factoryMode=NO_CODEGEN",
+    ),
+)
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -44,26 +70,70 @@ def test_every_job_starts_by_its_file_from_any_folder(tmp_path: Path, job: str) 
     assert f"Example: python -m spark {job} " in done.stdout
 
 
-def test_what_spark_submit_is_told_beats_the_kits_settings(tmp_path: Path) -> None:
-    (tmp_path / "probe.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{SETTINGS}")
-    submit = Path(sys.executable).parent / "spark-submit"
-    settings = ["--master", "local[1]", "--driver-memory", "600m"]
-    path = f"{submit.parent}:{os.environ['PATH']}"
-    done = run([str(submit), *settings, "probe.py"], cwd=tmp_path, env=os.environ | {"PATH": path})
-    assert done.returncode == 0, done.stderr[-2000:]
-    [found] = [line for line in done.stdout.splitlines() if line.startswith("found")]
-    _, master, mebibytes = found.split()
-    assert master == "local[1]"
-    assert 500 <= int(mebibytes) <= 600
+def test_every_job_works_under_spark_submit_from_any_folder_with_what_it_is_told(
+    tmp_path: Path,
+) -> None:
+    faults = Faults(owed=3, cut_lines=1)
+    truth = write_run(tmp_path / RUN, messages=200, faults=faults)
+    (tmp_path / "log").mkdir()
+    folder = Path(sys.executable).parent
+    environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    log = ("--conf", f"spark.eventLog.dir=file://{tmp_path}/log")
+    for job, arguments in ARGUMENTS.items():
+        path = str(ROOT / "spark" / "jobs" / f"{job}.py")
+        argv = [*SUBMIT, *log, path, *arguments, "--out", f"out/{job}"]
+        done = run([str(folder / argv[0]), *argv[1:]], cwd=tmp_path, env=environ)
+        assert done.returncode == 0, f"{job}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        assert "Traceback" not in done.stderr
+        assert f"-XX:MaxHeapSize={HEAP_MIB << 20} " in done.stdout
+        answer = "report.txt" if job == "report" else f"{job}.txt"
+        assert (tmp_path / "out" / job / answer).read_text().strip() in done.stdout
+    assert [cores_of(path) for path in (tmp_path / "log").iterdir()] == [1] * len(JOBS)
+    assert set(ARGUMENTS) == set(JOBS)
+    audited = json.loads((tmp_path / "out" / "audit" / "audit.json").read_text())
+    assert sum(row["deliveries"] for row in audited["subscriptions"]) == truth.deliveries
+    reported = json.loads((tmp_path / "out" / "report" / "audit.json").read_text())
+    assert reported["doubled"]["owed"] == faults.owed
+    assert (reported["lines"]["read"], reported["lines"]["bad"]) == (truth.lines, 1)
+
+
+def test_the_exit_code_of_a_job_is_that_of_spark_submit(tmp_path: Path) -> None:
+    folder = Path(sys.executable).parent
+    job = str(ROOT / "spark" / "jobs" / "audit.py")
+    argv = [str(folder / "spark-submit"), job, "--lake", "l", "--run", "r", "--out", "o"]
+    done = run(argv, tmp_path, os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"})
+    # spark-submit puts both outputs of a job into one.
+    assert done.returncode == 1
+    assert done.stdout == "audit: l: no run 'r' was ingested; there are: none\n"
+
+
+def cores_of(log: Path) -> int:
+    """How many a session had, as it noted itself."""
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["Event"] == "SparkListenerExecutorAdded":
+            return int(event["Executor Info"]["Total Cores"])
+    raise AssertionError(f"{log}: no executor")
+
+
+def test_jobs_work_by_their_names_from_any_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / RUN, messages=200, faults=Faults(owed=3, cut_lines=1))
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    for job in BY_NAME:
+        argv = [sys.executable, "-m", "spark", job, *ARGUMENTS[job], "--out", f"out/{job}"]
+        done = run(argv, cwd=tmp_path, env=environ)
+        assert done.returncode == 0, f"{job}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        assert json.loads((tmp_path / "out" / job / f"{job}.json").read_text())
 
 
 def test_an_audit_that_is_interrupted_says_so_and_is_taken_up_again(tmp_path: Path) -> None:
     truth = write_run(tmp_path / "run", messages=2000, faults=Faults(lost=1))
-    argv = [sys.executable, "-m", "spark", "audit", "--events", str(tmp_path / "run")]
-    argv += ["--out", str(tmp_path / "out")]
+    argv = [sys.executable, "-m", "spark", "audit", "--events", "run", "--out", "out"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         argv,
-        cwd=ROOT,
+        cwd=tmp_path,
+        env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -78,7 +148,7 @@ def test_an_audit_that_is_interrupted_says_so_and_is_taken_up_again(tmp_path: Pa
     # Behind the line of a terminal's ^C.
     assert complained == "\npython -m spark: interrupted\n"
     assert not (tmp_path / "out" / "audit.json").exists()
-    again = run(argv, cwd=ROOT)
+    again = run(argv, cwd=tmp_path, env=environ)
     assert again.returncode == 1, again.stderr
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert found["faults"] == ["1 confirmed and never delivered"]

@@ -19,7 +19,7 @@ from messagebus.telemetry.recorder import Recorder
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR, eventually
 
-JOB = Path(__file__).resolve().parents[2] / "spark" / "jobs" / "report.py"
+ROOT = Path(__file__).resolve().parents[2]
 JOB_WITHIN_S = 300 * FACTOR
 MESSAGES = 500
 
@@ -63,9 +63,9 @@ def test_the_audit_of_a_recorded_application_holds(tmp_path: Path, share: float)
 def test_the_report_reads_every_row_and_holds(tmp_path: Path) -> None:
     recorder = record(tmp_path / "run")
     done = subprocess.run(
-        [sys.executable, str(JOB), "--events", "run", "--out", "out"],
+        [sys.executable, "-m", "spark", "report", "--events", "run", "--out", "out"],
         cwd=tmp_path,
-        env=os.environ,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=JOB_WITHIN_S,

@@ -353,8 +353,8 @@ def write_run(
     ids = plant(run, faults)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text(json.dumps(manifest(run), indent=1))
-    lines = _write_rows(folder, "published", run.published, "publisher")
-    lines += _write_rows(folder, "delivered", run.delivered, "consumer")
+    lines = write_rows(folder, "published", run.published, "publisher")
+    lines += write_rows(folder, "delivered", run.delivered, "consumer")
     lines += _spoil(folder / f"delivered-{CONSUMERS['audit'][0]}.ndjson", run, faults)
     not_confirmed = (
         faults.refused + faults.unroutable + faults.unknown_absent + faults.unknown_delivered
@@ -373,7 +373,7 @@ def write_run(
     )
 
 
-def _write_rows(folder: Path, kind: str, rows: list[Row], by: str) -> int:
+def write_rows(folder: Path, kind: str, rows: list[Row], by: str) -> int:
     """One file per process, each with its own anchor. Returns lines written."""
     of: dict[str, list[Row]] = defaultdict(list)
     for row in rows:

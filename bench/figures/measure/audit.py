@@ -7,41 +7,24 @@ are those of the whole process with all that it started, the start of its JVM to
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from bench.errors import BenchError
-from bench.figures.environment import CHECKOUT
 from bench.figures.form import Figure, at_most
 from bench.figures.measure.made import RUN_ID, Planted, make
+from bench.figures.measure.watched import Cost, watched
 from bench.figures.scene import Group, Scene, repeat_command
 
-__all__ = ["GROUP", "Cost", "agree", "audited", "compared", "millions", "watched"]
+__all__ = ["GROUP", "agree", "audited", "compared", "cost_of", "millions"]
 
 NAME = "measure.audit"
 MESSAGES = 10_000_000
 LEAST = 10_000
 GOAL_RATIO = 5.0
 SPARK = (sys.executable, "-m", "spark")
-WATCH_S = 0.1
-WITHIN_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Of a process and all that it started. said: its standard output."""
-
-    cpu_s: float
-    memory_mib: float
-    took_s: float
-    said: str
 
 
 def audit_figures(scene: Scene) -> Iterator[Figure]:
@@ -53,7 +36,7 @@ def audit_figures(scene: Scene) -> Iterator[Figure]:
     read = watched([*SPARK, "ingest", *events, "--lake", str(lake), "--out", str(lake / "out")])
     scene.say(f"ingested: {read.cpu_s:.0f} s of CPU, {read.memory_mib:,.0f} MiB")
     ours, duck = audited(lake, planted)
-    yield from _cost(f"{NAME}.ingest", "Ingest", messages, read)
+    yield from cost_of(f"{NAME}.ingest", "Ingest", messages, read)
     yield from compared(NAME, messages, ours, duck, repeat_command(NAME))
 
 
@@ -74,8 +57,8 @@ def audited(lake: Path, planted: Planted) -> tuple[Cost, Cost]:
 
 def compared(name: str, messages: int, ours: Cost, duck: Cost, repeat: str) -> Iterator[Figure]:
     """The figures of both, and their ratio, for which there is a goal at `MESSAGES`."""
-    yield from _cost(f"{name}.spark", "Audit by Spark", messages, ours, repeat)
-    yield from _cost(f"{name}.duckdb", "The same audit by DuckDB", messages, duck, repeat)
+    yield from cost_of(f"{name}.spark", "Audit by Spark", messages, ours, repeat)
+    yield from cost_of(f"{name}.duckdb", "The same audit by DuckDB", messages, duck, repeat)
     ratio = ours.cpu_s / duck.cpu_s
     yield Figure(
         id=f"{name}.ratio",
@@ -91,9 +74,10 @@ def millions(messages: int) -> str:
     return f"{messages / 1e6:g} M + {messages / 1e6:g} M"
 
 
-def _cost(
+def cost_of(
     name: str, what: str, messages: int, cost: Cost, repeat: str = repeat_command(NAME)
 ) -> Iterator[Figure]:
+    """CPU and memory of one process over so many messages."""
     rows = f"{what}, {millions(messages)} rows"
     for unit, value, of in (
         ("s", cost.cpu_s, "cpu_s"),
@@ -132,46 +116,6 @@ def agree(ours: Mapping[str, Any], duck: Mapping[str, Any]) -> list[str]:
     if late != duck["late"]:
         faults.append(f"late {late} and {duck['late']}")
     return faults
-
-
-def watched(argv: Sequence[str], *, may_fail: bool = False) -> Cost:
-    """Run a command to its end and see what it uses. Raises BenchError when it fails."""
-    began_s = time.monotonic()
-    with subprocess.Popen(
-        argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        cpu_s, memory = _watch(psutil.Process(process.pid))
-        said, complained = process.communicate(timeout=WITHIN_S)
-    if process.returncode and not may_fail:
-        last = (complained.strip() or said.strip() or "it said nothing").splitlines()[-1]
-        raise BenchError(f"{argv[-1]}: {last}")
-    return Cost(cpu_s, memory / (1 << 20), time.monotonic() - began_s, said)
-
-
-def _watch(root: psutil.Process) -> tuple[float, int]:
-    """CPU seconds of a tree of processes, and the most memory that it had at once."""
-    used: dict[int, float] = {}
-    most = 0
-    while root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
-        now = 0
-        for each in [root, *_below(root)]:
-            try:
-                times = each.cpu_times()
-                used[each.pid] = times.user + times.system
-                now += each.memory_info().rss
-            except psutil.Error:
-                continue
-        most = max(most, now)
-        time.sleep(WATCH_S)
-    return sum(used.values()), most
-
-
-def _below(root: psutil.Process) -> list[psutil.Process]:
-    try:
-        found: list[psutil.Process] = root.children(recursive=True)
-    except psutil.Error:
-        return []
-    return found
 
 
 GROUP = Group(NAME, 0, "no broker", audit_figures)

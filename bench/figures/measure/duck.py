@@ -11,7 +11,7 @@ from typing import Any
 
 import duckdb
 
-__all__ = ["audit"]
+__all__ = ["VERDICTS", "audit", "opened"]
 
 THREADS, MEMORY = 2, "4GB"
 FATES = """
@@ -52,8 +52,8 @@ LATE = """
 """
 
 
-def audit(lake: str) -> dict[str, Any]:
-    """Of the tables of a lake with one run in it."""
+def opened(lake: str) -> duckdb.DuckDBPyConnection:
+    """A database of the tables of a lake with one run in it, `published` and `delivered`."""
     database = duckdb.connect()
     database.execute(f"SET threads = {THREADS}; SET memory_limit = '{MEMORY}'")
     database.execute(f"SET temp_directory = '{lake}/duckdb'")
@@ -61,8 +61,14 @@ def audit(lake: str) -> dict[str, Any]:
         database.execute(
             f"CREATE VIEW {kind} AS SELECT * FROM read_parquet('{lake}/{kind}/*/*/*/*.parquet')"
         )
-    verdicts: dict[str, int] = dict(database.execute(VERDICTS).fetchall())
-    late = [row[0].lower() for row in database.execute(LATE).fetchall()]
+    return database
+
+
+def audit(lake: str) -> dict[str, Any]:
+    """Of the tables of a lake with one run in it."""
+    with opened(lake) as database:
+        verdicts: dict[str, int] = dict(database.execute(VERDICTS).fetchall())
+        late = [row[0].lower() for row in database.execute(LATE).fetchall()]
     return {"verdicts": verdicts, "late": sorted(late)}
 
 

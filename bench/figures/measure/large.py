@@ -15,8 +15,9 @@ import click
 from bench.figures.cli import RESULTS, keep
 from bench.figures.environment import describe
 from bench.figures.form import Figure
-from bench.figures.measure.audit import NAME, Cost, audited, compared
+from bench.figures.measure.audit import NAME, audited, compared
 from bench.figures.measure.laid import lay
+from bench.figures.measure.watched import Cost
 
 __all__ = ["growth", "main"]
 

@@ -31,6 +31,10 @@ def session() -> Iterator[SparkSession]:
         "spark.master": "local[1]",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "1",
+        # Code for some rows is compiled for longer than they take without: half of all the time. By
+        # their names, in tests/integration/test_spark_jobs.py, jobs run compiled.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     made = spark_session("tests", **(QUICK | settings))
     yield made

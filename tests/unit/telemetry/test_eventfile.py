@@ -180,6 +180,7 @@ def test_a_delivery_has_the_columns_of_the_events(key: str, name: str) -> None:
         topic="t",
         subscription="s",
         consumer=name,
+        origin_headers=True,
     )
     came = delivery(key=key, headers={"publisher": name, "sequence": 3})
     rows.add(came, body_hash(b"abc"), "acked", 9)
@@ -212,6 +213,7 @@ def test_headers_of_a_foreign_publisher_leave_their_columns_out() -> None:
         topic="t",
         subscription="s",
         consumer="c",
+        origin_headers=True,
     )
     rows.add(delivery(headers={"publisher": 7, "sequence": "x"}), body_hash(b""), "none", None)
     assert not {"publisher", "sequence", "acknowledged_ns"} & set(lines.rows[0])

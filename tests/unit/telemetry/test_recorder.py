@@ -83,6 +83,15 @@ def test_rows_have_the_columns_of_the_events(tmp_path: Path) -> None:
     assert hooks.stats().written == 3
 
 
+def test_headers_of_the_application_are_its_own(tmp_path: Path) -> None:
+    hooks = recorder(tmp_path)
+    message = Message(body=b"", message_id=ID, headers={"publisher": "Penguin", "sequence": 7})
+    hooks.handled(Delivery(message, Receipt(BROKER, 1, 1), BILLING, False, 8), "ack", None)
+    write(hooks)
+    (row,) = rows(tmp_path, "delivered")
+    assert not {"publisher", "sequence"} & set(row)
+
+
 @pytest.mark.parametrize(
     ("answer", "ack"),
     [("ack", "acked"), ("park", "acked"), ("drop", "acked"), ("stale", "stale"), ("retry", "none")],

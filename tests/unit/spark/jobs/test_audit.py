@@ -37,6 +37,14 @@ def test_one_of_each_fault_is_found_with_its_id(planted_run: Planted, answer: An
     assert len(answer.page.faults) == 5
 
 
+def test_every_id_has_one_verdict(planted_run: Planted, answer: Answer) -> None:
+    events = [planted_run.run.events(kind) for kind in ("published", "delivered")]
+    ids = {row.message_id for rows in events for row in rows.select("message_id").collect()}
+    assert sum(answer.found["verdicts"].values()) == len(ids)
+    [orphan] = planted_run.truth.ids["orphan"]
+    assert len(ids) == planted_run.truth.published + len([orphan])
+
+
 def test_a_day_without_anything_says_so(planted_run: Planted) -> None:
     answer = audit.measure(dataclasses.replace(planted_run.run, day="2020-01-01"))
     assert answer.page.faults == ("nothing was published",)

@@ -1,8 +1,7 @@
-"""The whole job as people start it: spark-submit, from another folder."""
+"""What keeps a report from being made; tests/integration/test_spark_jobs.py makes one."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,39 +10,11 @@ from pathlib import Path
 import pytest
 
 from spark.jobs.report import main
-from tests.support.events import Faults, write_run
+from tests.support.events import write_run
 
 ROOT = Path(__file__).resolve().parents[4]
 JOB = ROOT / "spark" / "jobs" / "report.py"
 JOB_WITHIN_S = 300
-
-
-def test_spark_submit_reports_planted_faults_from_any_folder(tmp_path: Path) -> None:
-    faults = Faults(lost=2, owed=3, cut_lines=1)
-    truth = write_run(tmp_path / "run [1] of 2", messages=200, faults=faults)
-    bin_folder = Path(sys.executable).parent
-    done = subprocess.run(
-        [
-            *(str(bin_folder / "spark-submit"), "--master", "local[1]", "--driver-memory", "1g"),
-            *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-            *(str(JOB), "--events", "run [1] of 2", "--out", "out", "--max-bad", "1"),
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=JOB_WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr[-2000:]
-    assert "Traceback" not in done.stderr
-    found = json.loads((tmp_path / "out" / "audit.json").read_text())
-    assert found["faults"] == ["2 confirmed and never delivered"]
-    assert found["doubled"]["owed"] == 3
-    assert (found["lines"]["read"], found["lines"]["bad"]) == (truth.lines, 1)
-    assert (tmp_path / "out" / "report.txt").read_text().strip() in done.stdout
-    assert "The promise does not hold." in (tmp_path / "out" / "report.html").read_text()
-    assert (tmp_path / "out" / "tables" / "runs" / "run-1").is_dir()
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:

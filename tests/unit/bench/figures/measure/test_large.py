@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.figures.measure.audit import Cost
 from bench.figures.measure.large import growth
+from bench.figures.measure.watched import Cost
 
 M = 1_000_000
 

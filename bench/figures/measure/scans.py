@@ -1,0 +1,94 @@
+"""Questions that read a whole run once: what they cost Spark, and DuckDB on the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.errors import BenchError
+from bench.figures.form import Figure, at_least, at_most
+from bench.figures.measure.fed import Histograms, fed
+from bench.figures.measure.laid import lay
+from bench.figures.measure.turns import DUCKDB, SPARK, Costs, Words, both
+from bench.figures.scene import Group, Scene, repeat_command
+
+__all__ = ["GROUP", "RATIO_MAX", "different", "scan_figures", "told"]
+
+NAME = "measure.scans"
+MESSAGES = 10_000_000
+LEAST = 10_000
+SCANS = {
+    "seconds": "messages and bytes per publisher, broker, topic and second",
+    "latency": "exact percentiles per broker and topic",
+}
+ALONE = {"approximate": "percentiles by percentile_approx"}
+RATIO_MAX = 10.0
+APPROXIMATE_MAX = 1.2
+CELLS_MIN = 96
+
+
+def scan_figures(scene: Scene) -> Iterator[Figure]:
+    messages = scene.part(MESSAGES, LEAST)
+    lake = scene.folder / "lake"
+    scene.say(f"laying {messages:,} publishes and as many deliveries")
+    lay(lake, messages)
+    scene.say("feeding every latency to hdrhistogram")
+    reference = fed(lake)
+    with both(lake) as asked:
+        cells = _compared(asked.spark.ask("percentiles").found, reference)
+        asked.agree("bins")
+        costs = asked.by_turns(scene, SCANS, ALONE)
+    yield Figure(
+        id=f"{NAME}.percentiles",
+        what=f"Percentiles of {messages:,} latencies that were compared, and are hdrhistogram's",
+        value=cells,
+        unit="",
+        repeat=repeat_command(NAME),
+        **at_least(CELLS_MIN, cells),
+    )
+    yield from told(messages, costs, repeat_command(NAME, scene.repeat))
+
+
+def _compared(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> int:
+    """How many percentiles. Raises BenchError for one that differs."""
+    if faults := different(rows, reference):
+        raise BenchError(f"{NAME}: {len(faults)} percentiles differ: {faults[0]}")
+    return sum(len(row["percentiles"]) for row in rows)
+
+
+def different(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> list[str]:
+    """Where percentiles are not those of the histograms, in words; a group that is missing, too."""
+    faults = [] if len(rows) == len(reference) else [f"{len(rows)} groups of {len(reference)}"]
+    for row in rows:
+        histogram = reference[row["publisher"], row["broker"]]
+        faults += [
+            f"{row['publisher']} at {row['broker']}: p{percentile} is {value}"
+            for percentile, value in row["percentiles"].items()
+            if value != histogram.get_value_at_percentile(float(percentile))
+        ]
+        if row["total"] != histogram.get_total_count():
+            faults.append(f"{row['publisher']} at {row['broker']}: {row['total']} values")
+    return faults
+
+
+def told(messages: int, costs: Costs, repeat: str) -> Iterator[Figure]:
+    words = Words(name=NAME, messages=messages, bounded=messages == MESSAGES, repeat=repeat)
+    yield from words.costs(costs, SCANS | ALONE)
+    for question, what in SCANS.items():
+        yield words.ratio(
+            question,
+            f"{what}: CPU of Spark over DuckDB's",
+            costs[SPARK, question],
+            costs[DUCKDB, question],
+            lambda value: at_most(RATIO_MAX, value, "times"),
+        )
+    yield words.ratio(
+        "approximate",
+        "exact percentiles: CPU over that of percentile_approx",
+        costs[SPARK, "latency"],
+        costs[SPARK, "approximate"],
+        lambda value: at_most(APPROXIMATE_MAX, value, "times"),
+    )
+
+
+GROUP = Group(NAME, 0, "no broker", scan_figures)
