@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(str(fault), fault.exit_code)
     except ConfigError as fault:
         return _fail(str(fault), 2)
-    except MessageBusError as fault:
+    except (MessageBusError, OSError) as fault:
         return _fail(str(fault), 1)
     return 0
 

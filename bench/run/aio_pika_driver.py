@@ -7,11 +7,12 @@ import contextlib
 import time
 
 import aio_pika
-from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage, HeadersType
 from aio_pika.exceptions import DeliveryError, PublishError
 
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
+from bench.run.places import KEY_HEADER
 from bench.run.profile import Profile
 from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
@@ -45,13 +46,16 @@ class Sender:
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         await self._room.acquire()
-        task = asyncio.create_task(self._publish(sequence, body))
+        task = asyncio.create_task(self._publish(sequence, body, key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _publish(self, sequence: int, body: bytes) -> None:
+    async def _publish(self, sequence: int, body: bytes, key: str) -> None:
         sent_ns, outcome = time.monotonic_ns(), CONFIRMED
-        message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+        headers: HeadersType | None = {KEY_HEADER: key} if key else None
+        message = aio_pika.Message(
+            body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT, headers=headers
+        )
         try:
             await self._exchange.publish(message, "", mandatory=True)
         except (DeliveryError, PublishError):

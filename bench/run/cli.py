@@ -22,9 +22,10 @@ from bench.run.compare import PAIRS_MIN, told
 from bench.run.compare import compare as compare_results
 from bench.run.conduct import conduct
 from bench.run.drivers import Running, durability, started
+from bench.run.folders import made, made_empty
 from bench.run.knee import Knee, fault_of
 from bench.run.outside import conduct_outside, read_outside, write_outside
-from bench.run.profile import Profile, System
+from bench.run.profile import Profile
 from bench.run.result import Result, gather
 from bench.run.schedule import Constant
 from bench.run.series import Results, Step, carry_out, had
@@ -82,14 +83,18 @@ def run(
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
+        made(place)
         results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
     else:
+        if part > 1 or name:
+            raise InputInvalid(
+                f"--part, --name: of a workload alone, without --system: {', '.join(WORKLOADS)}"
+            )
         wanted = with_system(profile_of(profile), system)
+        numbers = [f"{number + 1:02}" for number in range(repeat)] if repeat > 1 else [""]
+        folders = [made_empty(place / each) for each in numbers]
         with started(wanted, network, click.echo) as running:
-            results = [
-                reported(wanted, place / f"{number + 1:02}" if repeat > 1 else place, running)
-                for number in range(repeat)
-            ]
+            results = [reported(wanted, each, running) for each in folders]
     if faults := [fault for result in results for fault in result["faults"]]:
         raise BenchError("; ".join(faults))
 
@@ -126,10 +131,11 @@ def with_system(profile: Profile, name: str | None) -> Profile:
     if name is None:
         return profile
     brokers = min(profile.system.brokers, SYSTEMS[name].brokers_max)
-    made = dataclasses.replace(profile, system=System(name=name, brokers=brokers))
-    if faults := made.faults():
+    system = dataclasses.replace(profile.system, name=name, brokers=brokers)
+    other = dataclasses.replace(profile, system=system)
+    if faults := other.faults():
         raise InputInvalid("; ".join(faults))
-    return made
+    return other
 
 
 @click.command(epilog="Example: python -m bench report out/steady")
@@ -191,7 +197,7 @@ def compare(
     else:
         wanted = (profile_of(first), profile_of(second))
         arms.refuse_unlike(*wanted, any_durability=unlike_durability)
-        place = folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+        place = made(folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
         found = one_by_one(arms.turns(*wanted, repeat), place, network)
         a, b = ([found[name] for name in sorted(found) if name.startswith(arm)] for arm in "ab")
     arms.refuse_unlike_machines(a, b)
@@ -261,7 +267,7 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
             f"--top {top:g}, --p99-max-ms {p99_max_ms:g}: finite numbers, and a top of "
             f"{schedule.rate_per_s:g} or more, the profile's own rate"
         )
-    place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
+    place = made(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
     search = Knee(first=schedule.rate_per_s, top=top)
     runs: list[str] = []
     lines: list[str] = []

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.control import read_progress
-from bench.errors import BenchError, InputInvalid
+from bench.errors import BenchError
 from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.manifest import write_atomically
 from bench.processes import Children
 from bench.run import sampling
 from bench.run.disturbing import Disturber
 from bench.run.drivers import Running, durability
+from bench.run.folders import made_empty
 from bench.run.meeting import Start, missing, say_over, say_start
 from bench.run.profile import Profile
 from bench.run.sampling import Sampler
@@ -51,9 +52,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
     Raises InputInvalid for a folder that is there already, BenchError when the load fails; what was
     recorded until then is in the folder, marked incomplete.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
-    folder.mkdir(parents=True, exist_ok=True)
+    made_empty(folder)
     (folder / "progress").mkdir()
     write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
@@ -97,6 +96,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
         children.stop_all()
         if disturber:
             about["disturbances"] = disturber.stop()
+            about["faults"] = [*about["faults"], *disturber.missed()]
         if sampler:
             samples, busy = sampler.stop()
             sampling.save(folder / SAMPLES, samples)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.errors import BenchError
 from bench.faults import Fault
 from bench.run.drivers import Running
 from bench.run.profile import Disturbance
@@ -52,6 +51,14 @@ class Disturber:
         self._thread.join(STOP_WITHIN_S)
         return [self._done[number] for number in sorted(self._done)]
 
+    def missed(self) -> list[str]:
+        """In words, once it is stopped: what was wanted and never begun."""
+        return [
+            f"{self._made[number]}: not done, the load was over before its second {each.at_s:g}"
+            for number, each in enumerate(self._wanted)
+            if number not in self._done and not self.faults
+        ]
+
     def _run(self) -> None:
         for at_s, number, begins in steps(self._wanted):
             self._over.wait(max(0.0, at_s - self._now_s()))
@@ -59,8 +66,8 @@ class Disturber:
                 continue
             try:
                 self._step(number, begins=begins)
-            except (BenchError, OSError) as fault:
-                self.faults.append(f"{self._made[number]}: {fault}")
+            except Exception as fault:  # the thread's top: of commands, HTTP, the balancer's kit
+                self.faults.append(f"{self._made[number]}: {fault or type(fault).__name__}")
                 return
 
     def _step(self, number: int, *, begins: bool) -> None:

@@ -12,6 +12,7 @@ from kombu.messaging import Consumer, Producer
 
 from bench.run.drivers import Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
+from bench.run.places import KEY_HEADER
 from bench.run.profile import Profile
 from bench.run.standalone import DURABILITY, started_direct
 from bench.run.threaded import ThreadedReceiver, ThreadedSender
@@ -46,7 +47,7 @@ class _Publishing:
         self._exchange = Topic(where.topic).exchange
         self._producer: Any = Producer(self._connection, auto_declare=False)  # type: ignore[no-untyped-call]
 
-    def publish(self, body: bytes, sequence: int) -> int:
+    def publish(self, body: bytes, sequence: int, key: str) -> int:
         try:
             self._producer.publish(
                 body,
@@ -55,6 +56,7 @@ class _Publishing:
                 delivery_mode=2,
                 mandatory=True,
                 message_id=str(sequence),
+                headers={KEY_HEADER: key} if key else None,
                 content_type="application/octet-stream",
                 content_encoding="binary",
             )

@@ -32,9 +32,9 @@ LEAST_S = 5.0
 
 
 def shorter(profile: Profile, part: int) -> Profile:
-    """Measured for a part of its time only; 10: a tenth, at least some seconds."""
+    """Measured for a part of its time only; 10: a tenth, at least some seconds, whole ones."""
     time = profile.time
-    measured_s = max(min(time.measured_s, LEAST_S), time.measured_s / part)
+    measured_s = max(min(time.measured_s, LEAST_S), float(round(time.measured_s / part)))
     warm_up_s = min(time.warm_up_s, measured_s)
     return dataclasses.replace(
         profile, time=dataclasses.replace(time, measured_s=measured_s, warm_up_s=warm_up_s)

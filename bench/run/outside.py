@@ -19,6 +19,7 @@ from bench.manifest import write_atomically
 from bench.run import sampling
 from bench.run.conduct import MACHINE, SAMPLES
 from bench.run.drivers import Outside, Running, durability, measure_outside
+from bench.run.folders import made_empty
 from bench.run.profile import Profile
 from bench.run.result import RESULT
 from bench.run.sampling import Sampler
@@ -31,9 +32,7 @@ def conduct_outside(
     profile: Profile, folder: Path, running: Running, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Do one run into a new folder; returns what `result.json` has. Raises BenchError."""
-    if folder.exists() and any(folder.iterdir()):
-        raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
-    folder.mkdir(parents=True, exist_ok=True)
+    made_empty(folder)
     write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe(),
@@ -68,9 +67,10 @@ def read_outside(folder: Path) -> dict[str, Any] | None:
     Raises InputInvalid for one that was cut short: nobody but the load itself knew its numbers.
     """
     try:
-        if not json.loads((folder / RUN).read_text()).get("outside"):
-            return None
+        about = json.loads((folder / RUN).read_text())
     except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict) or not about.get("outside"):
         return None
     try:
         found: dict[str, Any] = json.loads((folder / RESULT).read_text())

@@ -10,6 +10,7 @@ from pika.exceptions import AMQPError, NackError, UnroutableError
 
 from bench.run.drivers import Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
+from bench.run.places import KEY_HEADER
 from bench.run.profile import Profile
 from bench.run.standalone import DURABILITY, started_direct
 from bench.run.threaded import ThreadedReceiver, ThreadedSender
@@ -44,8 +45,11 @@ class _Publishing:
         self._exchange = Topic(where.topic).exchange
         self._channel.confirm_delivery()
 
-    def publish(self, body: bytes, sequence: int) -> int:
-        properties = pika.BasicProperties(delivery_mode=2, message_id=str(sequence))
+    def publish(self, body: bytes, sequence: int, key: str) -> int:
+        headers = {KEY_HEADER: key} if key else None
+        properties = pika.BasicProperties(
+            delivery_mode=2, message_id=str(sequence), headers=headers
+        )
         try:
             self._channel.basic_publish(self._exchange, "", body, properties, mandatory=True)
         except (NackError, UnroutableError):

@@ -13,6 +13,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from bench.errors import BenchError
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
+from bench.run.places import KEY_HEADER
 from bench.run.profile import Profile
 from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
@@ -50,7 +51,10 @@ class Sender:
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         await self._fewer_than(self._window)
         self._sent += 1
-        properties = pika.BasicProperties(delivery_mode=2, message_id=str(sequence))
+        headers = {KEY_HEADER: key} if key else None
+        properties = pika.BasicProperties(
+            delivery_mode=2, message_id=str(sequence), headers=headers
+        )
         self._open[self._sent] = (sequence, time.monotonic_ns())
         self._channel.basic_publish(self._exchange, "", body, properties, mandatory=True)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from bench.run.profile import Profile
 
-__all__ = ["places", "topic_of"]
+__all__ = ["KEY_HEADER", "places", "topic_of"]
+
+# Of docs/WIRE.md: where messagebus has a message's key. Other clients of RabbitMQ put it there too.
+KEY_HEADER = "mb-key"
 
 
 def topic_of(publisher: int, topics: int) -> str:

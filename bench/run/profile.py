@@ -13,24 +13,29 @@
     [time]
     measured_s = 30
 
-Everything has a default but the name and the schedule. Every fault of a file is told at once.
+Everything has a default but the name and the schedule. Every fault of a file is told at once: first what
+each setting may be by itself, and when that is right, what does not go together.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.errors import InputInvalid
 from bench.faults import FAULTS
+from bench.figures.environment import CHECKOUT
+from bench.records import records
 from bench.run.schedule import Bursts, Closed, Constant, Poisson, Ramp, Replay, Schedule, Steps
-from bench.run.systems import SYSTEMS
+from bench.run.shapes import ANY, beyond, known, made
+from bench.run.systems import PREFETCH_MAX, SYSTEMS
+from messagebus.message import BODY_BYTES_MAX
 
 __all__ = ["COMPARED", "Disturbance", "Load", "Messages", "Profile", "System", "Time", "unlike"]
 
@@ -45,6 +50,16 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 }
 PROCESSES_MAX = 200
 STAMP_LEAST = 18
+# Publishes of one connection, confirms of which carry 64 bits: beyond any use, and what our client takes.
+WINDOW_MAX = 65_535
+BATCH_MAX = 10_000
+# Each has a weight in a list.
+KEYS_MAX = 1_000_000
+KEY_SKEW_MAX = 10
+# A week: `bench soak` is for what is longer than a day.
+SECONDS_MAX = 604_800
+# Of a run whose events are recorded: what `messagebus.telemetry` takes, with room for the time behind it.
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +69,16 @@ class System:
     name: str = "messagebus"
     brokers: int = 3
     durability: str = "fsync"
+
+    def faults(self) -> list[str]:
+        about = SYSTEMS.get(self.name)
+        if about is None:
+            return [f"system.name: one of {', '.join(SYSTEMS)} wanted, not {self.name!r}"]
+        found = beyond(self, "system.", {"brokers": (1, about.brokers_max)})
+        if self.durability not in about.durabilities:
+            levels = ", ".join(about.durabilities)
+            found.append(f"system.durability: {self.name} has {levels}, not {self.durability!r}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +106,25 @@ class Load:
     def is_closed(self) -> bool:
         return isinstance(self.schedule, Closed)
 
+    def faults(self) -> list[str]:
+        bounds = {
+            "publishers": (1, PROCESSES_MAX),
+            "consumers": (0, PROCESSES_MAX),
+            "per_process": (1, PROCESSES_MAX),
+            "window": (1, WINDOW_MAX),
+            "batch": (1, BATCH_MAX),
+            "prefetch": (1, PREFETCH_MAX),
+            "lifetime_s": (0, SECONDS_MAX),
+            "consume_from_s": (0, SECONDS_MAX),
+        }
+        return beyond(self, "load.", bounds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
     """size: bytes. sizes: (part, bytes) instead, parts of 1 together. file: real payloads instead,
-    a paragraph each. keys: how many; 0 for none. key_skew: Zipf's exponent, 0 for even."""
+    a paragraph each; its path is from the checkout. keys: how many; 0 for none. key_skew: Zipf's
+    exponent, 0 for even."""
 
     size: int = 1024
     sizes: tuple[tuple[float, int], ...] = ()
@@ -95,17 +134,53 @@ class Messages:
     topics: int = 1
     subscriptions: int = 1
 
+    def faults(self) -> list[str]:
+        bounds = {
+            "size": (STAMP_LEAST, BODY_BYTES_MAX),
+            "keys": (0, KEYS_MAX),
+            "key_skew": (0, KEY_SKEW_MAX),
+            "topics": (1, PROCESSES_MAX),
+            "subscriptions": (1, PROCESSES_MAX),
+        }
+        found = beyond(self, "messages.", bounds)
+        if self.sizes and self.file:
+            found.append("messages.sizes, messages.file: one of them")
+        if any(not STAMP_LEAST <= size <= BODY_BYTES_MAX for _, size in self.sizes):
+            found.append(f"messages.sizes: {STAMP_LEAST} to {BODY_BYTES_MAX:,} bytes each wanted")
+        parts = [part for part, _ in self.sizes]
+        if parts and (min(parts) <= 0 or abs(sum(parts) - 1) > 1e-6):
+            found.append("messages.sizes: parts above 0, of 1 together, wanted")
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
     """warm_up_s: of the load, before what is measured. drain_s: at most, until all has arrived.
 
-    A closed loop is measured from its first message to its last; measured_s is the most it may take.
+    What is measured are whole seconds. A closed loop is measured from its first message to its last;
+    measured_s is the most it may take.
     """
 
     warm_up_s: float = 5.0
     measured_s: float = 30.0
     drain_s: float = 60.0
+
+    @property
+    def load_s(self) -> float:
+        """Of the whole load."""
+        return self.warm_up_s + self.measured_s
+
+    def faults(self) -> list[str]:
+        bounds = {
+            "warm_up_s": (0, SECONDS_MAX),
+            "measured_s": (1, SECONDS_MAX),
+            "drain_s": (0, SECONDS_MAX),
+        }
+        return beyond(self, "time.", bounds) + [
+            f"time.{name}: whole seconds wanted, not {value!r}"
+            for name in ("warm_up_s", "measured_s")
+            if (value := getattr(self, name)) % 1
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +192,13 @@ class Disturbance:
     what: str = "kill"
     broker: int = 1
     lasts_s: float = 5.0
+
+    def faults(self) -> list[str]:
+        bounds = {"at_s": (0, SECONDS_MAX), "lasts_s": (0, SECONDS_MAX), "broker": (1, ANY)}
+        found = beyond(self, "disturbances.", bounds)
+        if self.what not in FAULTS:
+            found.append(f"disturbances.what: one of {', '.join(FAULTS)} wanted, not {self.what!r}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,101 +222,100 @@ class Profile:
             raise InputInvalid(f"{path}: cannot read: {fault.strerror}") from fault
         except ValueError as fault:
             raise InputInvalid(f"{path}: not TOML: {fault}") from fault
-        return cls.from_values(values, str(path))
+        return cls.from_values(values, str(path), look=_unreadable)
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any], where: str) -> Profile:
-        """Raises InputInvalid."""
+    def from_values(
+        cls, values: object, where: str, *, look: Callable[[str], list[str]] = lambda _file: []
+    ) -> Profile:
+        """look: says what is wrong with `messages.file`. Raises InputInvalid."""
+        if not isinstance(values, Mapping):
+            raise InputInvalid(f"{where}: a table wanted")
         faults: list[str] = []
-        parts = {name: _part(values, name, kind, faults) for name, kind in PARTS.items()}
-        load = dict(parts["load"])
-        load["schedule"] = _schedule(load.get("schedule"), faults)
-        disturbances = _disturbances(values.get("disturbances", []), faults)
-        _known(values, (*PARTS, "name", "events", "disturbances"), "", faults)
+        known(values, (*PARTS, "name", "events", "disturbances"), "", faults)
         if not isinstance(values.get("name"), str) or not values["name"]:
             faults.append("name: a text wanted")
         if not isinstance(values.get("events", False), bool):
             faults.append("events: true or false")
+        tables, schedule = {name: values.get(name, {}) for name in PARTS}, None
+        if isinstance(tables["load"], Mapping):
+            schedule = _schedule(tables["load"].get("schedule"), faults)
+            tables["load"] = {**tables["load"], "schedule": schedule}
+        parts: dict[str, Any] = {
+            name: made(kind, tables[name], f"{name}.", faults) for name, kind in PARTS.items()
+        }
+        disturbances = _disturbances(values.get("disturbances", []), faults)
+        of_file = look(parts["messages"].file) if parts["messages"] else []
         if faults:
-            raise InputInvalid(f"{where}: {'; '.join(faults)}")
-        messages = parts["messages"]
-        if "sizes" in messages:
-            messages["sizes"] = tuple((float(part), int(size)) for part, size in messages["sizes"])
-        made = cls(
+            # What is there is judged by itself, so that all is told at once.
+            there = [each for each in (*parts.values(), schedule, *disturbances) if each]
+            faults += [fault for each in there for fault in each.faults()]
+            raise InputInvalid(f"{where}: {'; '.join(faults + of_file)}")
+        profile = cls(
             name=values["name"],
-            system=System(**parts["system"]),
-            load=Load(**load),
-            messages=Messages(**messages),
-            time=Time(**parts["time"]),
             disturbances=disturbances,
             events=values.get("events", False),
+            **parts,
         )
-        if faults := made.faults():
+        if faults := profile.faults() + of_file:
             raise InputInvalid(f"{where}: {'; '.join(faults)}")
-        return made
+        return profile
 
     def faults(self) -> list[str]:
         """What makes no sense, in words."""
+        load = (self.load.schedule, self.load)
+        parts = (self.system, *load, self.messages, self.time, *self.disturbances)
+        found = [fault for part in parts for fault in part.faults()]
+        if self.system.name in SYSTEMS:
+            found += self._not_had()
+        return list(dict.fromkeys(found + self._not_together()))
+
+    def _not_together(self) -> list[str]:
+        """What contradicts another setting."""
         load, messages, time = self.load, self.messages, self.time
-        sizes = [size for _, size in messages.sizes] or [messages.size]
+        subscriptions = messages.topics * messages.subscriptions
         checks = {
-            f"load.publishers: 1 to {PROCESSES_MAX}": 1 <= load.publishers <= PROCESSES_MAX,
-            f"load.consumers: 0 to {PROCESSES_MAX}": 0 <= load.consumers <= PROCESSES_MAX,
-            "load.per_process, load.window, load.batch, load.prefetch: 1 or more": min(
-                load.per_process, load.window, load.batch, load.prefetch
-            )
-            >= 1,
-            f"messages.size: {STAMP_LEAST} bytes or more, for what the audit needs": min(sizes)
-            >= STAMP_LEAST,
-            "messages.sizes: parts of 1 together": not messages.sizes
-            or abs(sum(part for part, _ in messages.sizes) - 1) < 1e-6,
-            "messages.topics, messages.subscriptions: 1 or more": min(
-                messages.topics, messages.subscriptions
-            )
-            >= 1,
-            "messages.keys, messages.key_skew: 0 or more": min(messages.keys, messages.key_skew)
-            >= 0,
-            "load.lifetime_s, load.consume_from_s: 0 or more": min(
-                load.lifetime_s, load.consume_from_s
-            )
-            >= 0,
-            f"disturbances: what is one of {', '.join(FAULTS)}": all(
-                each.what in FAULTS for each in self.disturbances
-            ),
-            "disturbances: at_s and lasts_s 0 or more, broker one of the system's": all(
-                min(each.at_s, each.lasts_s) >= 0 and 1 <= each.broker <= self.system.brokers
-                for each in self.disturbances
-            ),
             "time.warm_up_s: 0 for a closed loop": not load.is_closed or time.warm_up_s == 0,
-            "time: measured_s above 0, the others 0 or more": time.measured_s > 0
-            and min(time.warm_up_s, time.drain_s) >= 0,
+            f"load.publishers: one at least for each of {messages.topics} topics": load.publishers
+            >= messages.topics,
+            f"load.consumers: none, or one at least for each of {subscriptions} subscriptions of all "
+            "topics": load.consumers == 0 or load.consumers >= subscriptions,
+            f"disturbances.broker: 1 to {self.system.brokers}": all(
+                each.broker <= self.system.brokers for each in self.disturbances
+            ),
+            f"disturbances.at_s, disturbances.lasts_s: over after {time.load_s:g} s, as the load is": all(
+                each.at_s + each.lasts_s <= time.load_s for each in self.disturbances
+            ),
+            "name: letters, digits, '.', '_' and '-', 80 at most, of a run with events": not self.events
+            or RUN_NAME.fullmatch(self.name),
         }
-        return [fault for fault, holds in checks.items() if not holds] + self._not_had()
+        return [fault for fault, holds in checks.items() if not holds]
 
     def _not_had(self) -> list[str]:
         """What of it the system cannot."""
-        system, load = self.system, self.load
-        about = SYSTEMS.get(system.name)
-        if about is None:
-            return [f"system.name {system.name!r}: one of {', '.join(SYSTEMS)}"]
+        load, about = self.load, SYSTEMS[self.system.name]
+        what = {each.what for each in self.disturbances} & FAULTS.keys()
         checks = {
-            f"system.durability: one of {', '.join(about.durabilities)}": system.durability
-            in about.durabilities,
-            f"system.brokers: 1 to {about.brokers_max}": 1 <= system.brokers <= about.brokers_max,
             "load.batch: it has none": load.batch == 1 or about.batches,
             "load.lifetime_s: it has none": load.lifetime_s == 0 or about.lifetimes,
             f"load.ack: one of {', '.join(about.acks)}": load.ack in about.acks,
+            f"load.prefetch: {about.prefetch_max:,} at most, times load.batch": load.prefetch
+            <= about.prefetch_max * load.batch,
             "events: it has none": not self.events or about.events,
-            "a load of its own: a constant rate, one size, no keys": not about.own_load
-            or self._is_plain,
+            f"disturbances.what: {', '.join(about.faults) or 'it has none'}": what
+            <= set(about.faults),
+            "a load of its own: a constant rate, one size, no keys, one topic and subscription, "
+            "consume_from_s = 0": not about.own_load or self._is_plain,
         }
-        return [f"{system.name}: {fault}" for fault, holds in checks.items() if not holds]
+        return [f"{self.system.name}: {fault}" for fault, holds in checks.items() if not holds]
 
     @property
     def _is_plain(self) -> bool:
-        messages = self.messages
-        return isinstance(self.load.schedule, Constant) and not (
-            messages.sizes or messages.file or messages.keys
+        load, messages = self.load, self.messages
+        return (
+            isinstance(load.schedule, Constant)
+            and not (messages.sizes or messages.file or messages.keys or load.consume_from_s)
+            and messages.topics == messages.subscriptions == 1
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -284,64 +365,24 @@ def _disturbances(values: object, faults: list[str]) -> tuple[Disturbance, ...]:
     if not isinstance(values, list | tuple):
         faults.append("disturbances: an array of tables wanted")
         return ()
-    name = "disturbances"
-    parts = [_part({name: each}, name, Disturbance, faults) for each in values]
-    return () if faults else tuple(Disturbance(**part) for part in parts)
+    found = [made(Disturbance, each, "disturbances.", faults) for each in values]
+    return tuple(each for each in found if each is not None)
 
 
-def _part(
-    values: Mapping[str, Any], name: str, kind: type[Any], faults: list[str]
-) -> dict[str, Any]:
-    """The values of one table of the file, of the types of its fields' defaults."""
-    part = values.get(name, {})
-    if not isinstance(part, dict):
-        faults.append(f"{name}: a table wanted")
-        return {}
-    fields = {each.name: each for each in dataclasses.fields(kind)}
-    _known(part, fields, f"{name}.", faults)
-    good = {}
-    for key, value in part.items():
-        if key not in fields:
-            continue
-        default = fields[key].default
-        if not _is_like(value, default):
-            faults.append(f"{name}.{key}: {type(default).__name__} wanted, not {value!r}")
-        good[key] = value
-    return good
-
-
-def _is_like(value: object, default: object) -> bool:
-    if default is dataclasses.MISSING or isinstance(default, tuple):
-        return True
-    if isinstance(default, float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is type(default)
-
-
-def _known(given: Mapping[str, Any], names: Any, prefix: str, faults: list[str]) -> None:
-    for name in given:
-        if name not in names:
-            near = difflib.get_close_matches(name, list(names), 1)
-            hint = f"; meant is {prefix}{near[0]}?" if near else ""
-            faults.append(f"{prefix}{name} is not known{hint}")
-
-
-def _schedule(values: object, faults: list[str]) -> Any:
-    if not isinstance(values, dict) or values.get("kind") not in SCHEDULES:
+def _schedule(values: object, faults: list[str]) -> Schedule | None:
+    kind = values.get("kind") if isinstance(values, Mapping) else None
+    if not isinstance(values, Mapping) or not isinstance(kind, str) or kind not in SCHEDULES:
         faults.append(f"load.schedule: a table with kind = {' | '.join(SCHEDULES)}")
         return None
-    kind = SCHEDULES[values["kind"]]
     given = {key: value for key, value in values.items() if key != "kind"}
-    if "steps" in given:
-        given["steps"] = tuple((float(rate), float(lasts)) for rate, lasts in given["steps"])
-    if "offsets_ns" in given:
-        given["offsets_ns"] = tuple(given["offsets_ns"])
+    return made(SCHEDULES[kind], given, "load.schedule.", faults)
+
+
+def _unreadable(file: str) -> list[str]:
+    """What is wrong with a file of payloads, in words."""
     try:
-        made = kind(**given)
-    except TypeError as fault:
-        faults.append(f"load.schedule: {str(fault).removeprefix(f'{kind.__name__}.__init__() ')}")
-        return None
-    numbers = [value for value in given.values() if isinstance(value, int | float)]
-    if any(value <= 0 for value in numbers if value != given.get("from_per_s")):
-        faults.append("load.schedule: numbers above 0")
-    return made
+        if file:
+            next(records(str(CHECKOUT / file)))
+    except InputInvalid as fault:
+        return [f"messages.file: {fault}"]
+    return []

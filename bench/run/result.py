@@ -25,11 +25,19 @@ from bench.run.latencies import Bins, Latencies, histogram, summed
 from bench.run.machine import Busy, Usage, usage
 from bench.run.places import topic_of
 from bench.run.profile import Profile
-from bench.run.sampling import Sample
+from bench.run.sampling import Row, Sample
 from bench.run.schedule import Constant, Poisson
 from bench.run.verdict import Client, behind, bottlenecks, unsteady
 from bench.run.worker import PROFILE, RUN
-from bench.run.written import CONSUMER, PUBLISHER, Part, read_outcomes, read_parts, read_received
+from bench.run.written import (
+    CONSUMER,
+    PUBLISHER,
+    Part,
+    read_outcomes,
+    read_parts,
+    read_received,
+    unreadable,
+)
 
 __all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]
 
@@ -44,6 +52,8 @@ MEASURES = {
 CURVE = (0, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
 # fmt: on
 NS_PER_MS = 1e6
+# What `run.json` has from the start of a run.
+ABOUT = {"environment", "durability", "complete", "faults"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,9 +237,13 @@ def gather(folder: Path) -> Result:
         profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
     except (OSError, ValueError) as fault:
         raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
+    if not isinstance(about, dict) or not about.keys() >= ABOUT:
+        raise InputInvalid(f"{folder}: not the folder of a run: {RUN} is not of a run")
     if about.get("outside"):
         raise InputInvalid(f"{folder}: of a load of its own, which has no parts to gather")
     parts = read_parts(folder)
+    if broken := unreadable(folder, about.get("parts", ())):
+        about |= {"complete": False, "faults": [*about["faults"], *broken]}
     latencies = {measure: Latencies(0) for measure in MEASURES}
     counts = {measure: Counts(0) for measure in ("confirm", "delivery")}
     for part in parts:
@@ -249,10 +263,19 @@ def gather(folder: Path) -> Result:
         counts=counts,
         # Of a part of the messages nobody can say that the others are lost.
         fates=fates if about["complete"] else None,
-        samples=sampling.load(folder / SAMPLES, Sample),
-        busy=sampling.load(folder / MACHINE, Busy),
+        samples=_sampled(folder / SAMPLES, Sample, about),
+        busy=_sampled(folder / MACHINE, Busy, about),
         clients=[_client(part, profile) for part in parts],
     )
+
+
+def _sampled(path: Path, kind: type[Row], about: dict[str, Any]) -> list[Row]:
+    """A file that is spoilt is a fault of the run, and nothing of it counts."""
+    try:
+        return sampling.load(path, kind)
+    except InputInvalid as fault:
+        about["faults"] = [*about["faults"], str(fault)]
+        return []
 
 
 def percentiles(bins: Mapping[int, int]) -> dict[str, float]:

@@ -22,10 +22,11 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.errors import InputInvalid
 from bench.run import machine
 from bench.run.machine import Busy
 
-__all__ = ["Probe", "Sample", "Sampler", "between", "load", "look", "save", "totals"]
+__all__ = ["Probe", "Row", "Sample", "Sampler", "between", "load", "look", "save", "totals"]
 
 EVERY_S = 1.0
 # The last sample may be that much older than the end of what is measured, on a busy machine.
@@ -172,7 +173,10 @@ def save(path: Path, rows: Sequence[Sample] | Sequence[Busy]) -> None:
 
 
 def load(path: Path, kind: type[Row]) -> list[Row]:
-    """No file: nothing was sampled."""
+    """No file: nothing was sampled. Raises InputInvalid for one that is spoilt."""
     if not path.exists():
         return []
-    return [kind(**row) for row in pq.read_table(path).to_pylist()]
+    try:
+        return [kind(**row) for row in pq.read_table(path).to_pylist()]
+    except (OSError, TypeError, pa.ArrowException) as fault:
+        raise InputInvalid(f"{path.name}: not readable: {' '.join(str(fault).split())}") from fault

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from bench.run.shapes import beyond
+
 __all__ = [
     "Bursts",
     "Closed",
@@ -28,6 +30,17 @@ __all__ = [
 ]
 
 SECOND_NS = 1_000_000_000
+# A process counts what its schedule has: minutes of it at a rate that nothing here takes.
+RATE_MAX_PER_S = 1_000_000
+# One in a quarter of an hour.
+RATE_LEAST_PER_S = 0.001
+SECONDS = (0.001, 604_800)
+RATE = (RATE_LEAST_PER_S, RATE_MAX_PER_S)
+# A stamp has 32 bits for the number of a message.
+COUNT_MAX = (1 << 32) - 1
+SPEED = (0.001, 1000)
+# Of a profile, which faults name.
+PREFIX = "load.schedule."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +48,10 @@ class Constant:
     """Even distances."""
 
     rate_per_s: float
+
+    def faults(self) -> list[str]:
+        """Which of its numbers make no sense, in words; so of every schedule."""
+        return beyond(self, PREFIX, {"rate_per_s": RATE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +62,10 @@ class Ramp:
     to_per_s: float
     over_s: float
 
+    def faults(self) -> list[str]:
+        bounds = {"from_per_s": (0, RATE_MAX_PER_S), "to_per_s": RATE, "over_s": SECONDS}
+        return beyond(self, PREFIX, bounds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
@@ -52,12 +73,21 @@ class Steps:
 
     steps: tuple[tuple[float, float], ...]
 
+    def faults(self) -> list[str]:
+        if self.steps and all(_is_in(r, RATE) and _is_in(s, SECONDS) for r, s in self.steps):
+            return []
+        rates, seconds = (f"{least:,} to {most:,}" for least, most in (RATE, SECONDS))
+        return [f"{PREFIX}steps: one or more wanted, a rate of {rates} for {seconds} s"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poisson:
     """Independent arrivals: exponential distances of that mean rate."""
 
     rate_per_s: float
+
+    def faults(self) -> list[str]:
+        return beyond(self, PREFIX, {"rate_per_s": RATE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +97,12 @@ class Bursts:
     count: int
     every_s: float
 
+    def faults(self) -> list[str]:
+        found = beyond(self, PREFIX, {"count": (1, COUNT_MAX), "every_s": SECONDS})
+        if not found and self.count / self.every_s > RATE_MAX_PER_S:
+            found = [f"{PREFIX}count, every_s: {RATE_MAX_PER_S:,} a second at most"]
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
@@ -74,6 +110,13 @@ class Replay:
 
     offsets_ns: tuple[int, ...]
     speed: float = 1.0
+
+    def faults(self) -> list[str]:
+        found = beyond(self, PREFIX, {"speed": SPEED})
+        offsets = self.offsets_ns
+        if not offsets or offsets[0] < 0 or any(a > b for a, b in itertools.pairwise(offsets)):
+            found.append(f"{PREFIX}offsets_ns: one or more wanted, 0 or more, never decreasing")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +128,9 @@ class Closed:
     """
 
     count: int
+
+    def faults(self) -> list[str]:
+        return beyond(self, PREFIX, {"count": (1, COUNT_MAX)})
 
 
 Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay | Closed
@@ -112,6 +158,10 @@ def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
 def striped(times: Iterator[int], *, number: int, of: int) -> Iterator[int]:
     """The part of one of so many processes that share a schedule; number: 0 to of - 1."""
     return itertools.islice(times, number, None, of)
+
+
+def _is_in(value: float, bounds: tuple[float, float]) -> bool:
+    return bounds[0] <= value <= bounds[1]
 
 
 def _ramp(ramp: Ramp) -> Iterator[int]:

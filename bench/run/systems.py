@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["ACKS", "DURABILITIES", "SYSTEMS", "About"]
+__all__ = ["ACKS", "DURABILITIES", "PREFETCH_MAX", "SYSTEMS", "About"]
 
 DURABILITIES = ("fsync", "page-cache", "none")
 WITHOUT_NONE = ("fsync", "page-cache")
 # each: the application answers every delivery by itself. many: one answer for a quarter of the prefetch
 # together. none: what is delivered counts as answered before it is handled, so a crash loses it.
 ACKS = ("each", "many", "none")
+# AMQP has 16 bits for it.
+PREFETCH_MAX = 65_535
+# What our client takes, of AMQP messages: a batch is one.
+OUR_PREFETCH_MAX = 2_000
+# Of `bench.faults.FAULTS`. A client of one node would not outlive a kill or a close of that node, and knows
+# neither agents nor balancer nor list; a native cluster's clients know none of these either.
+ALL_FAULTS = ("kill", "freeze", "alarm", "reload", "agent", "close", "drain")
+NATIVE_FAULTS = ("kill", "freeze", "alarm")
+DIRECT_FAULTS = ("freeze", "alarm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +28,8 @@ class About:
     """module: of its driver, see `bench.run.drivers`. brokers_max: nodes that it may have.
 
     batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
-    message. own_load: it makes the load itself and says what came out; no message of it has a fate here.
+    message. faults: what can be done to its brokers. prefetch_max: of what a broker delivers at once.
+    own_load: it makes the load itself and says what came out; no message of it has a fate here.
     """
 
     module: str
@@ -29,6 +39,8 @@ class About:
     batches: bool = False
     lifetimes: bool = False
     events: bool = False
+    faults: tuple[str, ...] = ()
+    prefetch_max: int = PREFETCH_MAX
     own_load: bool = False
 
 
@@ -45,19 +57,27 @@ SYSTEMS: Mapping[str, About] = {
         batches=True,
         lifetimes=True,
         events=True,
+        faults=ALL_FAULTS,
+        prefetch_max=OUR_PREFETCH_MAX,
     ),
-    "pika": About(module="bench.run.pika_driver", acks=ACKS),
+    "pika": About(module="bench.run.pika_driver", acks=ACKS, faults=DIRECT_FAULTS),
     "native": About(
         module="bench.run.native",
         brokers_max=9,
         durabilities=WITHOUT_NONE,
         acks=("each", "none"),
         batches=True,
+        faults=NATIVE_FAULTS,
+        prefetch_max=OUR_PREFETCH_MAX,
     ),
-    "pika-blocking": About(module="bench.run.pika_blocking_driver", acks=("each", "none")),
-    "kombu": About(module="bench.run.kombu_driver", acks=("each", "none")),
+    "pika-blocking": About(
+        module="bench.run.pika_blocking_driver", acks=("each", "none"), faults=DIRECT_FAULTS
+    ),
+    "kombu": About(module="bench.run.kombu_driver", acks=("each", "none"), faults=DIRECT_FAULTS),
     "perf-test": About(module="bench.run.perf_test_driver", acks=ACKS, own_load=True),
-    "aio-pika": About(module="bench.run.aio_pika_driver", acks=("each", "none")),
+    "aio-pika": About(
+        module="bench.run.aio_pika_driver", acks=("each", "none"), faults=DIRECT_FAULTS
+    ),
     "kafka": About(
         module="bench.run.kafka_driver",
         brokers_max=9,

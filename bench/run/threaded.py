@@ -30,7 +30,7 @@ POLL_S = 0.005
 class BlockingSender(Protocol):
     broker: str
 
-    def publish(self, body: bytes, sequence: int) -> int:
+    def publish(self, body: bytes, sequence: int, key: str) -> int:
         """Returns its outcome, of `fates`."""
 
     def close(self) -> None: ...
@@ -50,7 +50,7 @@ class ThreadedSender:
 
     def __init__(self, connect: Callable[[], BlockingSender], window: int) -> None:
         self._connect = connect
-        self._work: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[int, bytes, str] | None] = queue.SimpleQueue()
         self._room = asyncio.Semaphore(window)
         self._done: queue.SimpleQueue[End] = queue.SimpleQueue()
         self._open: dict[int, int] = {}
@@ -68,7 +68,7 @@ class ThreadedSender:
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         await self._room.acquire()
         self._open[sequence] = time.monotonic_ns()
-        self._work.put((sequence, body))
+        self._work.put((sequence, body, key))
 
     def ends(self) -> list[End]:
         found = []
@@ -90,9 +90,9 @@ class ThreadedSender:
 
     def _run(self, client: BlockingSender) -> None:
         while (work := self._work.get()) is not None:
-            sequence, body = work
+            sequence, body, key = work
             sent_ns = time.monotonic_ns()
-            outcome = client.publish(body, sequence)
+            outcome = client.publish(body, sequence, key)
             self._done.put(End(sequence, outcome, client.broker, sent_ns, time.monotonic_ns()))
             self._loop.call_soon_threadsafe(self._room.release)
         client.close()

@@ -1,7 +1,8 @@
 """What a load process writes at its end, and how it is read again: JSON for numbers, Parquet for rows.
 
 ``parts/NAME.json`` has its latencies as histogram bins and its own behaviour; ``parts/NAME.parquet``
-a row per message. Both are replaced whole, so a part that is there is complete.
+a row per message. Both are replaced whole, so a part that is there is complete. Of one that was spoilt
+afterwards nothing counts, and its name is told.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.errors import InputInvalid
 from bench.manifest import write_atomically
 from bench.run.consuming import Had
 from bench.run.counts import Counts
@@ -23,10 +25,20 @@ from bench.run.fates import Outcomes, Received
 from bench.run.latencies import Latencies
 from bench.run.publishing import Sent
 
-__all__ = ["Part", "read_outcomes", "read_parts", "read_received", "write_had", "write_sent"]
+__all__ = [
+    "Part",
+    "read_outcomes",
+    "read_parts",
+    "read_received",
+    "unreadable",
+    "write_had",
+    "write_sent",
+]
 
 PARTS = "parts"
 PUBLISHER, CONSUMER = "publisher", "consumer"
+# Which are read again.
+COLUMNS = {PUBLISHER: {"outcome"}, CONSUMER: {"publisher", "sequence", "broker"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +114,52 @@ def _write(
 
 
 def read_parts(folder: Path) -> list[Part]:
-    """Of all processes that came to their end, by name."""
-    found = []
+    """Of all processes that came to their end, by name; without those that are not readable."""
+    return [found for found in _read(folder).values() if isinstance(found, Part)]
+
+
+def unreadable(folder: Path, names: Iterable[str] = ()) -> list[str]:
+    """A line for each part that is there and cannot be read, and for each of these names without one."""
+    read = _read(folder)
+    bad = [f"{name}: not readable: {why}" for name, why in read.items() if isinstance(why, str)]
+    return bad + [f"{name}: what it wrote is gone" for name in names if name not in read]
+
+
+def _read(folder: Path) -> dict[str, Part | str]:
+    """Name -> a part, or why it is none; of all that have a JSON, by name."""
+    found: dict[str, Part | str] = {}
     for path in sorted((folder / PARTS).glob("[!.]*.json")):
-        values: dict[str, Any] = json.loads(path.read_text())
-        found.append(Part(**{**values, "brokers": tuple(values["brokers"])}))
+        try:
+            found[path.stem] = _part(path)
+        except InputInvalid as fault:
+            found[path.stem] = str(fault)
     return found
 
 
+def _part(path: Path) -> Part:
+    """Raises InputInvalid for one whose JSON is no part, or whose Parquet is cut or has other columns."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+        part = Part(**{**values, "brokers": tuple(values["brokers"])})
+        wanted = COLUMNS[part.kind]
+    except (OSError, ValueError, TypeError, KeyError) as fault:
+        raise InputInvalid(f"{path.name}: {_why(fault)}") from fault
+    rows = path.with_suffix(".parquet")
+    try:
+        names = set(pq.read_schema(rows).names)
+    except (OSError, pa.ArrowException) as fault:
+        raise InputInvalid(f"{rows.name}: {_why(fault)}") from fault
+    if lacking := wanted - names:
+        raise InputInvalid(f"{rows.name}: without {', '.join(sorted(lacking))}")
+    return part
+
+
+def _why(fault: Exception) -> str:
+    return " ".join(str(fault).split()) or type(fault).__name__
+
+
 def read_outcomes(folder: Path, parts: Iterable[Part]) -> Outcomes:
+    """Raises InputInvalid, with the file, for rows that are spoilt."""
     return {
         part.number: _columns(folder, part)["outcome"].to_numpy()
         for part in parts
@@ -119,6 +168,7 @@ def read_outcomes(folder: Path, parts: Iterable[Part]) -> Outcomes:
 
 
 def read_received(folder: Path, parts: Iterable[Part]) -> list[Received]:
+    """Raises InputInvalid, with the file, for rows that are spoilt."""
     found = []
     for part in parts:
         if part.kind == CONSUMER:
@@ -136,4 +186,8 @@ def read_received(folder: Path, parts: Iterable[Part]) -> list[Received]:
 
 
 def _columns(folder: Path, part: Part) -> pa.Table:
-    return pq.read_table(folder / PARTS / f"{part.name}.parquet")
+    path = folder / PARTS / f"{part.name}.parquet"
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as fault:
+        raise InputInvalid(f"{path}: not readable: {_why(fault)}") from fault

@@ -68,7 +68,6 @@ TESTED_ELSEWHERE = {
     "bench/run/pika_driver.py": "tests/integration/test_bench_run.py",
     "bench/run/ours.py": "tests/integration/test_bench_run.py",
     "bench/run/worker.py": "tests/integration/test_bench_run.py",
-    "bench/run/written.py": "tests/unit/bench/run/test_result.py",
     "bench/demo/cli.py": "tests/integration/test_demo.py",
     "bench/demo/play.py": "tests/integration/test_demo.py",
     "bench/demo/stage.py": "tests/integration/test_demo.py",

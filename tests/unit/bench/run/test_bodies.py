@@ -21,6 +21,16 @@ def test_sizes_are_as_asked() -> None:
     assert found[50] > found[500]
 
 
+def test_a_rare_size_is_as_rare_as_asked() -> None:
+    found = sizes(Messages(sizes=((0.99, 50), (0.01, 500))), 4096)
+    assert 20 <= found[500] <= 65
+
+
+def test_large_bodies_are_few_and_not_all_the_same() -> None:
+    fillers = Drawer(Messages(size=16 << 20), seed=1).fillers()
+    assert 2 <= len({next(fillers).check for _ in range(64)}) <= 4
+
+
 def test_real_payloads_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "records"
     path.write_text("a long enough first record\n\nshort\n")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from bench.cli import main
 from bench.errors import BenchError, InputInvalid
 from bench.faults import Fault
-from bench.run import cli
+from bench.run import cli, series
 from bench.run.cli import measured, one_by_one, profile_of, with_system
 from bench.run.drivers import Running
 from bench.run.profile import Profile
@@ -77,6 +78,71 @@ def test_another_system_has_the_same_load_on_as_many_brokers_as_it_may_have() ->
     assert other.load == steady.load
     assert with_system(steady, "native").system.brokers == steady.system.brokers
     assert with_system(steady, None) is steady
+
+
+def test_another_system_keeps_the_durability_or_is_refused_when_it_has_it_not() -> None:
+    steady = profile_of("steady")
+    cached = replace(steady, system=replace(steady.system, durability="page-cache"))
+    assert with_system(cached, "native").system.durability == "page-cache"
+    with pytest.raises(InputInvalid, match=r"system\.durability: pika has fsync, not 'page-cache'"):
+        with_system(cached, "pika")
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No system is started."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a system was started")
+
+    monkeypatch.setattr(cli, "started", refuse)
+    monkeypatch.setattr(series, "started", refuse)
+
+
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize("profile", ["steady", "fan-in"])
+def test_a_place_that_is_no_folder_is_refused_before_anything_starts(
+    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place in (file, file / "below", Path("/proc/x")):
+        assert main(["run", profile, "--dir", str(place)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"bench: {place}: no folder can be made: ")
+        assert said.count("\n") == 1
+
+
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize("arguments", [[], ["--repeat", "2"]])
+def test_a_folder_with_something_in_it_is_refused_before_anything_starts(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in (tmp_path, tmp_path / "02"):
+        place.mkdir(exist_ok=True)
+        (place / "run.json").touch()
+    assert main(["run", "steady", "--dir", str(tmp_path), *arguments]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize("option", [["--part", "10"], ["--name", "mine"]])
+def test_what_workloads_alone_have_is_refused_for_a_profile(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "steady", "--dir", str(tmp_path), *option]) == 2
+    assert "of a workload alone, without --system: seed-s1" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path)
+    (tmp_path / "confirm.hlog").mkdir()
+    assert main(["report", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "Is a directory" in said
+    assert said.count("\n") == 1
 
 
 def test_a_system_that_cannot_do_it_is_refused_with_the_reason() -> None:
@@ -157,7 +223,7 @@ def test_one_run_that_fails_does_not_end_the_others(
             raise BenchError("publisher-1 died")
         return {"complete": True, "confirmed_per_s": 1.0}
 
-    monkeypatch.setattr("bench.run.series.started", lambda *_: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(series, "started", lambda *_: contextlib.nullcontext(Nothing()))
     monkeypatch.setattr(cli, "of_any_load", fails_once)
     steps = [Step(name, profile_of("steady")) for name in ("a/01", "b/01")]
     found = one_by_one(steps, tmp_path, "127.0.1")
@@ -187,7 +253,7 @@ def test_a_knee_is_searched_over_rates_that_break_the_load_and_its_answer_is_kep
         (folder / "profile.json").write_text(json.dumps(profile.as_json()))
         return result(delivery=5.0, profile=profile.as_json())
 
-    monkeypatch.setattr("bench.run.series.started", lambda *_: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(series, "started", lambda *_: contextlib.nullcontext(Nothing()))
     monkeypatch.setattr(cli, "of_any_load", takes_3000)
     assert main(["knee", "steady", "--dir", str(tmp_path)]) == 0
     answer, _, *tries = (tmp_path / "summary.txt").read_text().splitlines()

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import time
 
+import httpx
+import pytest
+
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.run.disturbing import Disturber, steps
@@ -12,14 +15,14 @@ from tests.support.eventually import eventually
 class Noted:
     """A system that notes what is done to it; refuses: to be killed."""
 
-    def __init__(self, *, refuses: bool = False) -> None:
+    def __init__(self, *, refuses: Exception | None = None) -> None:
         self.done: list[str] = []
         self._refuses = refuses
 
     def fault(self, name: str, number: int) -> Fault:
         def begin() -> None:
             if self._refuses:
-                raise BenchError("it does not run")
+                raise self._refuses
             self.done.append(f"{name} {number}")
 
         return Fault(name, f"mb{number}", 0.0, "", begin, lambda: self.done.append(f"end {number}"))
@@ -37,13 +40,19 @@ def test_what_is_done_is_undone_when_the_run_ends_before() -> None:
     disturber.start()
     eventually(lambda: system.done == ["kill 2"], within_s=10)
     (done,) = disturber.stop()
+    assert disturber.missed() == ["kill mb1: not done, the load was over before its second 900"]
     assert system.done == ["kill 2", "end 2"]
     assert done["what"] == "kill mb2"
     assert done["ended_s"] >= done["began_s"]
 
 
-def test_what_cannot_be_done_is_a_fault_of_the_run() -> None:
-    disturber = Disturber([Disturbance(at_s=0)], Noted(refuses=True), time.monotonic_ns())  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "why", [BenchError("it does not run"), httpx.ConnectError("it does not run")]
+)
+def test_what_cannot_be_done_is_a_fault_of_the_run(why: Exception) -> None:
+    refuses = Noted(refuses=why)
+    disturber = Disturber([Disturbance(at_s=0)], refuses, time.monotonic_ns())  # type: ignore[arg-type]
     disturber.start()
     disturber.stop()
     assert disturber.faults == ["kill mb1: it does not run"]
+    assert disturber.missed() == []

@@ -36,7 +36,7 @@ def test_it_batches_as_it_does_by_itself_unless_the_profile_says_how_many() -> N
 
 @pytest.mark.parametrize(("consumers", "topics"), [(1, 1), (3, 1), (4, 2), (5, 2), (3, 3)])
 def test_every_partition_has_one_consumer_of_a_subscription(consumers: int, topics: int) -> None:
-    wanted = profile(topics, consumers=consumers)
+    wanted = profile(topics, publishers=topics, consumers=consumers)
     for topic in range(topics):
         own = range(topic, consumers, topics)
         found = [each for number in own for each in partitions_of(wanted, number, 6)]

@@ -84,9 +84,35 @@ def test_percentiles_go_as_far_as_the_count_supports_them() -> None:
     assert percentiles({}) == {}
 
 
-@pytest.mark.parametrize("text", [None, "{"])
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"faults": []}'])
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path, text: str | None) -> None:
     if text:
+        write_run(tmp_path)
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(InputInvalid, match="not the folder of a run"):
         gather(tmp_path)
+
+
+def test_a_profile_that_is_none_is_one_line(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "profile.json").write_text("[]")
+    with pytest.raises(InputInvalid, match=r"profile\.json: a table wanted"):
+        gather(tmp_path)
+
+
+def test_a_part_that_is_spoilt_is_a_fault_and_the_others_are_reported(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "parts" / "publisher-0.parquet").write_bytes(b"")
+    result = gather(tmp_path)
+    assert result.faults[0].startswith("publisher-0: not readable: publisher-0.parquet: ")
+    assert [part.name for part in result.parts] == ["consumer-0", "publisher-1"]
+    assert not result.about["complete"]
+
+
+@pytest.mark.parametrize("name", ["brokers.parquet", "machine.parquet"])
+def test_samples_that_are_spoilt_are_a_fault(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path)
+    (tmp_path / name).write_bytes(b"")
+    result = gather(tmp_path)
+    assert result.about["faults"][0].startswith(f"{name}: not readable: ")
+    assert result.about["complete"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.errors import InputInvalid
 from bench.run.machine import Busy
 from bench.run.sampling import Probe, Sample, between, load, look, save, totals
 
@@ -69,6 +70,20 @@ def test_a_broker_that_was_killed_meanwhile_has_no_totals() -> None:
     seen = [Sample("mb1", float(at), at * 0.5, 100.0, at) for at in range(10)]
     assert list(totals(seen, 0, 12)) == ["mb1"]
     assert totals(seen, 0, 40) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 50])
+def test_a_file_of_samples_that_is_cut_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "brokers.parquet"
+    path.write_bytes(content)
+    with pytest.raises(InputInvalid, match=r"brokers\.parquet: not readable: "):
+        load(path, Sample)
+
+
+def test_samples_of_another_kind_are_named(tmp_path: Path) -> None:
+    save(tmp_path / "m.parquet", [Busy(1.0, 2.0, 0.5, 3.0)])
+    with pytest.raises(InputInvalid, match=r"m\.parquet: not readable: "):
+        load(tmp_path / "m.parquet", Sample)
 
 
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:

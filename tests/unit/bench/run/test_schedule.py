@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bench.run.schedule import (
     Bursts,
+    Closed,
     Constant,
     Poisson,
     Ramp,
@@ -75,3 +76,35 @@ def test_processes_share_a_schedule_exactly(of: int, count: int) -> None:
     ]
     assert sorted(time for part in parts for time in part) == first(schedule, count)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "named"),
+    [
+        (Constant(rate_per_s=1), []),
+        (Constant(rate_per_s=0), ["rate_per_s"]),
+        (Constant(rate_per_s=1e12), ["rate_per_s"]),
+        (Poisson(rate_per_s=-1), ["rate_per_s"]),
+        (Ramp(from_per_s=0, to_per_s=1, over_s=1), []),
+        (Ramp(from_per_s=0, to_per_s=0, over_s=1), ["to_per_s"]),
+        (Ramp(from_per_s=-5, to_per_s=-5, over_s=0), ["from_per_s", "to_per_s", "over_s"]),
+        (Steps(steps=((1, 1),)), []),
+        (Steps(steps=()), ["steps"]),
+        (Steps(steps=((0, 1),)), ["steps"]),
+        (Steps(steps=((1, -1),)), ["steps"]),
+        (Bursts(count=5000, every_s=5), []),
+        (Bursts(count=0, every_s=0), ["count", "every_s"]),
+        (Bursts(count=10_000_000, every_s=1), ["count, every_s"]),
+        (Replay(offsets_ns=(0, 0, 5)), []),
+        (Replay(offsets_ns=(5, 0)), ["offsets_ns"]),
+        (Replay(offsets_ns=(-1, 0)), ["offsets_ns"]),
+        (Replay(offsets_ns=(), speed=0), ["speed", "offsets_ns"]),
+        (Closed(count=1), []),
+        (Closed(count=0), ["count"]),
+        (Closed(count=1 << 32), ["count"]),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_named(schedule: Schedule, named: list[str]) -> None:
+    assert [each.split(":")[0] for each in schedule.faults()] == [
+        f"load.schedule.{name}" for name in named
+    ]

@@ -20,9 +20,11 @@ class Blocks:
         if lets:
             self.let.set()
         self.bodies: list[bytes] = []
+        self.keys: list[str] = []
 
-    def publish(self, body: bytes, sequence: int) -> int:
+    def publish(self, body: bytes, sequence: int, key: str) -> int:
         self.let.wait(30)
+        self.keys.append(key)
         return CONFIRMED
 
     def take(self, max_wait_s: float) -> list[bytes]:
@@ -43,6 +45,20 @@ def test_everything_that_was_handed_over_ends_once() -> None:
         return [end.sequence for end in sender.ends()]
 
     assert asyncio.run(work()) == list(range(10))
+
+
+def test_a_message_keeps_its_key() -> None:
+    client = Blocks()
+
+    async def work() -> None:
+        sender = ThreadedSender(lambda: client, window=2)
+        await sender.open()
+        for key in ("k0", ""):
+            await sender.send(0, b"x", key)
+        await sender.close(30)
+
+    asyncio.run(work())
+    assert client.keys == ["k0", ""]
 
 
 def test_what_has_no_answer_at_the_end_is_unknown() -> None:
