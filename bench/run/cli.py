@@ -197,7 +197,7 @@ def compare(
     else:
         wanted = (profile_of(first), profile_of(second))
         arms.refuse_unlike(*wanted, any_durability=unlike_durability)
-        place = folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+        place = made(folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
         found = one_by_one(arms.turns(*wanted, repeat), place, network)
         a, b = ([found[name] for name in sorted(found) if name.startswith(arm)] for arm in "ab")
     arms.refuse_unlike_machines(a, b)
@@ -267,7 +267,7 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
             f"--top {top:g}, --p99-max-ms {p99_max_ms:g}: finite numbers, and a top of "
             f"{schedule.rate_per_s:g} or more, the profile's own rate"
         )
-    place = folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}"
+    place = made(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
     search = Knee(first=schedule.rate_per_s, top=top)
     runs: list[str] = []
     lines: list[str] = []

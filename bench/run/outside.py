@@ -67,9 +67,10 @@ def read_outside(folder: Path) -> dict[str, Any] | None:
     Raises InputInvalid for one that was cut short: nobody but the load itself knew its numbers.
     """
     try:
-        if not json.loads((folder / RUN).read_text()).get("outside"):
-            return None
+        about = json.loads((folder / RUN).read_text())
     except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict) or not about.get("outside"):
         return None
     try:
         found: dict[str, Any] = json.loads((folder / RESULT).read_text())

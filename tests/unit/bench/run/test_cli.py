@@ -13,7 +13,6 @@ from bench.cli import main
 from bench.errors import BenchError, InputInvalid
 from bench.faults import Fault
 from bench.run import cli, series
-from bench.run import cli as commands
 from bench.run.cli import measured, one_by_one, profile_of, with_system
 from bench.run.drivers import Running
 from bench.run.profile import Profile
@@ -96,7 +95,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a system was started")
 
-    monkeypatch.setattr(commands, "started", refuse)
+    monkeypatch.setattr(cli, "started", refuse)
     monkeypatch.setattr(series, "started", refuse)
 
 
@@ -224,7 +223,7 @@ def test_one_run_that_fails_does_not_end_the_others(
             raise BenchError("publisher-1 died")
         return {"complete": True, "confirmed_per_s": 1.0}
 
-    monkeypatch.setattr("bench.run.series.started", lambda *_: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(series, "started", lambda *_: contextlib.nullcontext(Nothing()))
     monkeypatch.setattr(cli, "of_any_load", fails_once)
     steps = [Step(name, profile_of("steady")) for name in ("a/01", "b/01")]
     found = one_by_one(steps, tmp_path, "127.0.1")
@@ -254,7 +253,7 @@ def test_a_knee_is_searched_over_rates_that_break_the_load_and_its_answer_is_kep
         (folder / "profile.json").write_text(json.dumps(profile.as_json()))
         return result(delivery=5.0, profile=profile.as_json())
 
-    monkeypatch.setattr("bench.run.series.started", lambda *_: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(series, "started", lambda *_: contextlib.nullcontext(Nothing()))
     monkeypatch.setattr(cli, "of_any_load", takes_3000)
     assert main(["knee", "steady", "--dir", str(tmp_path)]) == 0
     answer, _, *tries = (tmp_path / "summary.txt").read_text().splitlines()

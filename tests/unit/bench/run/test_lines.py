@@ -54,17 +54,6 @@ def test_a_shorter_run_still_has_some_seconds() -> None:
     assert (time.measured_s, time.warm_up_s) == (5.0, 5.0)
 
 
-def test_a_shorter_run_measures_whole_seconds() -> None:
-    profile = Profile.load_file(PROFILES / "fan-in.toml")
-    times = [lines.shorter(profile, part).time for part in (1, 2, 3, 7)]
-    assert [(time.warm_up_s, time.measured_s) for time in times] == [
-        (5, 20),
-        (5, 10),
-        (5, 7),
-        (5, 5),
-    ]
-
-
 def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
     base = Profile.load_file(PROFILES / "fan-in.toml")
     steps = lines.fan_in_steps(base, repeat=3)
@@ -91,3 +80,14 @@ def test_a_cost_that_is_not_known_is_a_dash() -> None:
     del killed["brokers"]["mb0"]
     _head, line, _note = lines.fan_in_told({"4-brokers": killed | {"clients": []}})
     assert line.split()[:4] == ["4", "100", NONE, NONE]
+
+
+def test_a_shorter_run_measures_whole_seconds() -> None:
+    profile = Profile.load_file(PROFILES / "fan-in.toml")
+    times = [lines.shorter(profile, part).time for part in (1, 2, 3, 7)]
+    assert [(time.warm_up_s, time.measured_s) for time in times] == [
+        (5, 20),
+        (5, 10),
+        (5, 7),
+        (5, 5),
+    ]
