@@ -23,7 +23,12 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-INCIDENTS = ("kill", "cut", "start", "add", "remove", "reload")
+INCIDENTS = (
+    *("kill", "cut", "start", "add", "remove", "reload"),
+    *("freeze", "close", "alarm", "agent", "drain"),
+)
+# In these, links end with acks under way that may be lost.
+CUTS = ("kill", "cut", "freeze", "close")
 # A run's id names a folder of tables.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -88,8 +93,8 @@ class Manifest:
 
     @property
     def kills(self) -> list[tuple[str, int]]:
-        """(broker, when) of every kill, and of links cut: acks under way may be lost in both."""
-        return [(i.broker, i.at_ns) for i in self.incidents if i.kind in ("kill", "cut")]
+        """(broker, when) of every kill, and of what else cuts links."""
+        return [(i.broker, i.at_ns) for i in self.incidents if i.kind in CUTS]
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.manifest import Incident
 from bench.run.drivers import Running
 from bench.run.profile import Disturbance
 
@@ -35,6 +36,7 @@ class Disturber:
         self._wanted = disturbances
         self._start_ns = start_ns
         self._made: list[Fault] = [running.fault(each.what, each.broker) for each in disturbances]
+        self._brokers = [probe.broker for probe in running.probes()]
         self._done: dict[int, dict[str, Any]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="disturber", daemon=True)
@@ -47,6 +49,22 @@ class Disturber:
         self._over.set()
         self._thread.join(STOP_WITHIN_S)
         return [self._done[number] for number in sorted(self._done)]
+
+    def incidents(self) -> list[Incident]:
+        """The same for the manifest of recorded events; a broker that was killed came back."""
+        found = []
+        for number, done in sorted(self._done.items()):
+            fault = self._made[number]
+            broker = self._brokers[self._wanted[number].broker - 1] if fault.target else ""
+            began = self._ns(done["began_s"])
+            ended = None if done["ended_s"] is None else self._ns(done["ended_s"])
+            found.append(Incident(kind=fault.name, broker=broker, at_ns=began, done_ns=ended))
+            if fault.name == "kill" and ended is not None:
+                found.append(Incident(kind="start", broker=broker, at_ns=ended))
+        return sorted(found, key=lambda one: one.at_ns)
+
+    def _ns(self, at_s: float) -> int:
+        return self._start_ns + int(at_s * 1e9)
 
     def _run(self) -> None:
         for at_s, number, begins in steps(self._wanted):

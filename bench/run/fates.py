@@ -69,8 +69,13 @@ class Fates:
         return {**asdict(self), "faults": self.faults}
 
 
-def judge(outcomes: Outcomes, received: Sequence[Received]) -> Fates:
-    """Every subscription that anybody consumes should have every confirmed message."""
+def judge(
+    outcomes: Outcomes, received: Sequence[Received], topics: Mapping[int, str] | None = None
+) -> Fates:
+    """Every subscription that anybody consumes should have every confirmed message of its topic.
+
+    topics: publisher -> the topic that it publishes to; None: all to the one that there is.
+    """
     fates = Fates()
     for each in outcomes.values():
         fates.published += len(each)
@@ -79,10 +84,20 @@ def judge(outcomes: Outcomes, received: Sequence[Received]) -> Fates:
     fates.altered = sum(each.altered for each in received)
     for subscription in sorted({each.subscription for each in received}):
         own = [each for each in received if each.subscription == subscription]
-        _judge_subscription(fates, subscription, outcomes, own)
+        _judge_subscription(fates, subscription, _of_topic(subscription, outcomes, topics), own)
     for consumer in received:
         _judge_order(fates, consumer)
     return fates
+
+
+def _of_topic(subscription: str, outcomes: Outcomes, topics: Mapping[int, str] | None) -> Outcomes:
+    """What the subscription should have. subscription: TOPIC/NAME."""
+    topic = subscription.partition("/")[0]
+    return {
+        publisher: outcome
+        for publisher, outcome in outcomes.items()
+        if topics is None or topics[publisher] == topic
+    }
 
 
 def _judge_subscription(

@@ -7,7 +7,7 @@ import dataclasses
 from collections import deque
 from pathlib import Path
 
-from bench.run.drivers import Delivered, End, Where
+from bench.run.drivers import EVENTS, Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
 from bench.run.schedule import Closed
@@ -50,7 +50,7 @@ def _bus(where: Where) -> BusConfig:
 def _recorder(profile: Profile, where: Where) -> Recorder | None:
     if not profile.events:
         return None
-    return Recorder(Path(where.folder) / "events", run_id=profile.name, name=where.name)
+    return Recorder(Path(where.folder) / EVENTS, run_id=profile.name, name=where.name)
 
 
 class Sender:

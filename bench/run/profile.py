@@ -192,6 +192,9 @@ class Profile:
                 messages.topics, messages.subscriptions
             )
             >= 1,
+            "load.consumers: none, or one at least of each topic's subscriptions": load.consumers
+            == 0
+            or load.consumers >= messages.topics * messages.subscriptions,
             "messages.keys, messages.key_skew: 0 or more": min(messages.keys, messages.key_skew)
             >= 0,
             "load.lifetime_s, load.consume_from_s: 0 or more": min(

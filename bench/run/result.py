@@ -21,6 +21,7 @@ from bench.run import sampling
 from bench.run.conduct import RUN, SAMPLES
 from bench.run.fates import Fates, judge
 from bench.run.latencies import Bins, Latencies, histogram, summed
+from bench.run.places import topic_of_publisher
 from bench.run.profile import Profile
 from bench.run.sampling import Sample
 from bench.run.verdict import Client, bottlenecks, steady_from
@@ -197,8 +198,11 @@ def gather(folder: Path) -> Result:
             latencies[measure].below_zero += part.below_zero[measure]
     outcomes, received = read_outcomes(folder, parts), read_received(folder, parts)
     whole = not about["faults"]
+    topics = {publisher: topic_of_publisher(profile, publisher) for publisher in outcomes}
     fates = (
-        judge(outcomes, received) if whole else Fates(published=sum(map(len, outcomes.values())))
+        judge(outcomes, received, topics)
+        if whole
+        else Fates(published=sum(map(len, outcomes.values())))
     )
     return Result(
         folder=folder,

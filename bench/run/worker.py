@@ -19,7 +19,7 @@ from bench.run.bodies import Drawer
 from bench.run.consuming import Consuming
 from bench.run.drivers import Where, receiver, sender
 from bench.run.meeting import Start, is_over, say_ready, wait_for_start
-from bench.run.places import places, topic_of
+from bench.run.places import places, topic_of_publisher
 from bench.run.profile import Profile
 from bench.run.publishing import Publishing, Sent
 from bench.run.schedule import Closed, intended, striped
@@ -64,7 +64,7 @@ async def _work(profile: Profile, folder: Path, kind: str, number: int) -> None:
 
 def _where(profile: Profile, folder: Path, kind: str, number: int) -> Where:
     if kind == PUBLISHER:
-        topic, subscription = topic_of(number % profile.messages.topics), ""
+        topic, subscription = topic_of_publisher(profile, number), ""
     else:
         every = places(profile)
         topic, subscription = every[number % len(every)]

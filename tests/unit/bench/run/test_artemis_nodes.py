@@ -16,7 +16,7 @@ def profile(**system: Any) -> Profile:
         {
             "name": "x",
             "system": {"name": "artemis", "brokers": 2} | system,
-            "load": {"schedule": {"kind": "constant", "rate_per_s": 1}},
+            "load": {"schedule": {"kind": "constant", "rate_per_s": 1}, "consumers": 4},
             "messages": {"topics": 2, "subscriptions": 2},
         },
         "x",

@@ -78,3 +78,14 @@ def test_what_nobody_sent_and_what_is_altered_are_faults() -> None:
 
 def test_no_messages_are_no_fault() -> None:
     assert judge({}, []) == Fates()
+
+
+def test_a_subscription_should_have_the_messages_of_its_topic_alone() -> None:
+    outcomes = {0: confirmed(10)[0], 1: confirmed(20)[0]}
+    had = [
+        dataclasses.replace(received(list(range(10))), subscription="load0/a"),
+        dataclasses.replace(received(list(range(19)), 1), subscription="load1/a"),
+    ]
+    found = judge(outcomes, had, {0: "load0", 1: "load1"})
+    assert (found.expected, found.delivered, found.lost, found.strange) == (30, 29, 1, 0)
+    assert found.examples == {"lost": ["load1/a: p1/19"]}
