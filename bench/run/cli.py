@@ -28,6 +28,7 @@ from bench.run.schedule import Constant
 from bench.run.series import carry_out
 from bench.run.summary import page
 from bench.run.systems import SYSTEMS
+from bench.run.tables import columns_here
 from bench.run.workloads import WORKLOADS
 from ops.local.layout import DEFAULT_NETWORK
 
@@ -100,10 +101,10 @@ def work_through(
     workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
-    text = "\n".join(workload.told(results, repeat))
-    (place / "summary.txt").write_text(text + "\n")
-    write_atomically(place / "summary.html", page(name, text, place, list(results)))
-    click.echo(f"\n{text}\n\n{place / 'summary.html'}")
+    told_of = workload.told(results, repeat)
+    (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
+    write_atomically(place / "summary.html", page(name, told_of, place, list(results)))
+    click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
     if name_of_file:
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
@@ -133,7 +134,7 @@ def report(folder: Path) -> None:
     """Make the report of a run again from its files; of one that was cut short, of what is there."""
     result = gather(folder)
     result.save()
-    click.echo(reports.write(result))
+    click.echo(reports.write(result, columns_here()))
     click.echo(f"\n{folder / 'report.html'}")
     if result.faults:
         raise BenchError(result.faults[0])
@@ -293,7 +294,7 @@ def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
         (folder / "report.txt").write_text(text + "\n")
         click.echo(text)
     else:
-        click.echo(reports.write(gather(folder)))
+        click.echo(reports.write(gather(folder), columns_here()))
         click.echo(f"\n{folder / 'report.html'}")
     return found
 

@@ -54,14 +54,17 @@ class Disturber:
         """The same for the manifest of recorded events; a broker that was killed came back."""
         found = []
         for number, done in sorted(self._done.items()):
-            fault = self._made[number]
-            broker = self._brokers[self._wanted[number].broker - 1] if fault.target else ""
+            fault, broker = self._made[number], self._broker(number)
             began = self._ns(done["began_s"])
             ended = None if done["ended_s"] is None else self._ns(done["ended_s"])
             found.append(Incident(kind=fault.name, broker=broker, at_ns=began, done_ns=ended))
             if fault.name == "kill" and ended is not None:
                 found.append(Incident(kind="start", broker=broker, at_ns=ended))
         return sorted(found, key=lambda one: one.at_ns)
+
+    def _broker(self, number: int) -> str:
+        """As events and charts name it; "" for what is about none."""
+        return self._brokers[self._wanted[number].broker - 1] if self._made[number].target else ""
 
     def _ns(self, at_s: float) -> int:
         return self._start_ns + int(at_s * 1e9)
@@ -80,7 +83,8 @@ class Disturber:
     def _step(self, number: int, *, begins: bool) -> None:
         fault = self._made[number]
         if begins:
-            self._done[number] = {"what": str(fault), "began_s": self._now_s(), "ended_s": None}
+            what = f"{fault.name} {self._broker(number)}".rstrip()
+            self._done[number] = {"what": what, "began_s": self._now_s(), "ended_s": None}
             fault.begin()
         else:
             fault.end()

@@ -10,6 +10,7 @@ from bench.figures.form import Figure
 from bench.run.compare import numbers_of
 from bench.run.profile import Profile
 from bench.run.series import Step
+from bench.run.told import Bar, Told, faults_of
 
 __all__ = [
     "MATRIX",
@@ -21,7 +22,6 @@ __all__ = [
     "matrix_steps",
     "matrix_told",
     "shorter",
-    "table",
 ]
 
 MATRIX = ("latency-256", "latency-1024", "latency-5120", "latency-1024-25", "latency-1048576")
@@ -45,9 +45,10 @@ def matrix_steps(profiles: Iterable[Profile], part: int = 1) -> list[Step]:
     return [Step(each.name, shorter(each, part)) for each in profiles]
 
 
-def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
     """Corrected: from the intended time. Uncorrected: from the sending, as most tools have it."""
-    rows: list[Sequence[str]] = [("ms", "", "confirmed/s", "samples", *SHOWN)]
+    rows: list[Sequence[str]] = []
+    bars = []
     for name, result in results.items():
         for measure, words in (
             ("confirm", "corrected"),
@@ -64,7 +65,18 @@ def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                     *(f"{found[each]:,.3g}" if each in found else NONE for each in SHOWN),
                 )
             )
-    return [*table(rows), *_faults(results)]
+            if "p99" in found:
+                shown = f"{found['p99']:,.3g} ms"
+                bars.append(Bar(f"{name}, {words}", found["p99"], shown, len(bars) % 3))
+    return Told(
+        head=("", "ms", "confirmed/s", "samples", *SHOWN),
+        rows=rows,
+        left=2,
+        bars_title="99 of 100 messages took no longer",
+        bars=bars,
+        notes=["Corrected: from the intended time. Uncorrected: from the sending."],
+        faults=faults_of(results),
+    )
 
 
 def matrix_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
@@ -97,20 +109,45 @@ def fan_in_steps(base: Profile, part: int = 1) -> list[Step]:
     ]
 
 
-def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    rows: list[Sequence[str]] = [
-        ("brokers", "confirmed/s", "client CPU us", "broker CPU us", "confirm p50 ms", "p99 ms")
-    ]
+def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
+    rows: list[Sequence[str]] = []
+    bars = []
     for name, result in results.items():
         found = numbers_of(result)
         cells = [f"{found.get(each, 0):,.3g}" for each in ("client CPU us", "broker CPU us")]
         cells += [f"{found.get(each, 0):,.3g}" for each in ("confirm p50", "confirm p99")]
-        rows.append((name.partition("-")[0], f"{found['confirmed a second']:,.0f}", *cells))
+        brokers = name.partition("-")[0]
+        rows.append((brokers, f"{found['confirmed a second']:,.0f}", *cells))
+        for look, part in enumerate(("client CPU us", "broker CPU us")):
+            if part in found:
+                bars.append(
+                    Bar(
+                        f"{brokers} brokers, {part[:6]}",
+                        found[part],
+                        f"{found[part]:,.3g} µs",
+                        look,
+                    )
+                )
     note = (
         "CPU us: of a message, of all clients and of all brokers together. A broker at rest costs CPU too, "
         "which the same few messages have to bear."
     )
-    return [*table(rows), note, *_faults(results)]
+    return Told(
+        head=(
+            "brokers",
+            "confirmed/s",
+            "client CPU us",
+            "broker CPU us",
+            "confirm p50 ms",
+            "p99 ms",
+        ),
+        rows=rows,
+        left=0,
+        bars_title="CPU of a message",
+        bars=bars,
+        notes=[note],
+        faults=faults_of(results),
+    )
 
 
 def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
@@ -126,15 +163,3 @@ def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> It
                     unit="us",
                     repeat=command,
                 )
-
-
-def _faults(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

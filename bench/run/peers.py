@@ -12,11 +12,12 @@ from typing import Any
 
 from bench.figures.form import Figure
 from bench.run.compare import numbers_of
-from bench.run.lines import NONE, shorter, table
+from bench.run.lines import NONE, shorter
 from bench.run.profile import Profile, System
 from bench.run.schedule import Closed
 from bench.run.series import Step
 from bench.run.systems import SYSTEMS
+from bench.run.told import Bar, Told, faults_of
 
 __all__ = ["ARMS", "figures", "steps", "told"]
 
@@ -73,21 +74,33 @@ def _name(system: System, kind: str) -> str:
     return f"{system.name}-{system.brokers}-{system.durability}-{kind}"
 
 
-def told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    rows: list[Sequence[str]] = [HEAD]
+def told(results: Mapping[str, Mapping[str, Any]]) -> Told:
+    rows: list[Sequence[str]] = []
+    bars = []
     for system in ARMS:
         paced, full = (results.get(_name(system, kind)) for kind in (PACED, FULL))
         if paced is None:
             continue
         synced = "yes" if system.durability == "fsync" else "no"
         rows.append((system.name, str(system.brokers), synced, *_rates(full), *_latencies(paced)))
+        if full is not None:
+            rate = numbers_of(full)["confirmed a second"]
+            name = f"{system.name}, {system.brokers}, {system.durability}"
+            bars.append(Bar(name, rate, _told(rate), 0 if synced == "yes" else 1))
     meant = {
-        f"{system.name}, {system.brokers} nodes, {system.durability}: {run['durability']}": None
+        f"{system.name}, {system.brokers} nodes, {system.durability}": str(run["durability"])
         for system in ARMS
         if (run := results.get(_name(system, PACED))) is not None
     }
-    faults = [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]
-    return [*table(rows), NOTE, "What a confirm means:", *(f"  {each}" for each in meant), *faults]
+    return Told(
+        head=HEAD,
+        rows=rows,
+        bars_title="Confirmed a second, full load; striped: not on disk at the confirm",
+        bars=bars,
+        notes=[NOTE],
+        meant=meant,
+        faults=faults_of(results),
+    )
 
 
 NOTE = (

@@ -42,7 +42,7 @@ def test_what_is_done_is_undone_when_the_run_ends_before_and_is_an_incident() ->
     eventually(lambda: system.done == ["kill 2"], within_s=10)
     (done,) = disturber.stop()
     assert system.done == ["kill 2", "end 2"]
-    assert done["what"] == "kill mb2"
+    assert done["what"] == "kill 127.0.0.12:5672"
     assert done["ended_s"] >= done["began_s"]
     kill, start = disturber.incidents()
     assert (kill.kind, start.kind) == ("kill", "start")

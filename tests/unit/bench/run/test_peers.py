@@ -43,7 +43,7 @@ def test_paced_comes_before_full_on_the_same_start_of_a_system() -> None:
 
 def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
     found = {step.name: result(step.profile) for step in steps()}
-    head, *lines = peers.told(found)
+    head, *lines = peers.told(found).lines(200)
     assert "on disk at confirm" in head
     kafka = [line.split() for line in lines if line.split()[:2] == ["kafka", "1"]]
     assert [(line[2], line[3]) for line in kafka] == [("yes", "1,234"), ("no", "1,234")]
@@ -52,7 +52,8 @@ def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
 
 def test_what_was_not_run_or_is_not_measured_is_a_dash_or_no_line() -> None:
     java = next(each for each in steps() if each.name == "artemis-java-1-fsync-paced")
-    _head, line, *_ = peers.told({java.name: result(java.profile, measure="service")})
+    told = peers.told({java.name: result(java.profile, measure="service")})
+    _head, line, *_ = told.lines(200)
     assert line.split() == ["artemis-java", "1", "yes", *[NONE] * 4, "1.5", "20", NONE, NONE]
 
 

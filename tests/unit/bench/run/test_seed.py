@@ -67,7 +67,7 @@ def test_costs_are_compared_the_other_way_round() -> None:
 
 
 def test_what_is_told_has_the_predecessors_number_beside() -> None:
-    text = "\n".join(seed.told("seed-s2", results(2), 2))
+    text = "\n".join(seed.told("seed-s2", results(2), 2).lines())
     assert "1.97" in text
     assert "delivered" in text
 

@@ -3,10 +3,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.run.summary import page
+from bench.run.told import Bar, Told
+
+TOLD = Told(
+    head=("system", "p99 < 5 ms"),
+    rows=[("kafka", "no")],
+    bars_title="Confirmed a second",
+    bars=[Bar("kafka", 2.0, "2/s"), Bar("<ours>", 4.0, "4/s", 1)],
+    notes=["on one machine"],
+    faults=["kafka: late"],
+)
 
 
 def test_a_run_that_is_not_there_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
-    made = page("matrix", "p99 < 5 ms", tmp_path, ["gone"])
+    made = page("matrix", TOLD, tmp_path, ["gone"])
     assert "p99 &lt; 5 ms" in made
     assert 'href="gone/report.html"' in made
     assert "not the folder of a run" in made
+
+
+def test_faults_come_first_and_bars_have_one_scale(tmp_path: Path) -> None:
+    made = page("peers", TOLD, tmp_path, [])
+    assert made.index("kafka: late") < made.index("Confirmed a second")
+    assert "width: 50.00%" in made
+    assert "&lt;ours&gt;" in made
