@@ -89,6 +89,13 @@ class Lake:
         """The runs that were ingested, by name."""
         return sorted(path.name for path in self.folder(NOTES).glob("*") if path.is_dir())
 
+    def days(self, run_id: str, names: Sequence[str]) -> list[str]:
+        """On which a run has rows in any of these tables, in order."""
+        found = (
+            path for name in names for path in self.folder(name).glob(f"{DATE}=*/{RUN}={run_id}")
+        )
+        return sorted({path.parent.name.partition("=")[2] for path in found})
+
     def run_folder(self, run_id: str) -> Path:
         return self.folder(NOTES) / run_id
 

@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+# Below the folder of a run of bench, which has much besides.
+BENCH_EVENTS = "events"
 INCIDENTS = (
     *("kill", "cut", "start", "add", "remove", "reload"),
     *("freeze", "close", "alarm", "agent", "drain"),
@@ -105,7 +107,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError as fault:
-        raise RunInvalid(f"{folder}: no {MANIFEST} in it: not the folder of a run") from fault
+        within = folder / BENCH_EVENTS
+        hint = f"; its events are in {within}" if (within / MANIFEST).exists() else ""
+        raise RunInvalid(f"{folder}: no {MANIFEST} in it: not the folder of a run{hint}") from fault
     except (OSError, ValueError) as fault:
         raise RunInvalid(f"{path}: not readable JSON: {fault}") from fault
     try:

@@ -57,8 +57,11 @@ class Disturber:
             fault, broker = self._made[number], self._broker(number)
             began = self._ns(done["began_s"])
             ended = None if done["ended_s"] is None else self._ns(done["ended_s"])
-            found.append(Incident(kind=fault.name, broker=broker, at_ns=began, done_ns=ended))
-            if fault.name == "kill" and ended is not None:
+            # A kill is done at once; how long the broker is away is said by its start.
+            is_kill = fault.name == "kill"
+            done_ns = began if is_kill else ended
+            found.append(Incident(kind=fault.name, broker=broker, at_ns=began, done_ns=done_ns))
+            if is_kill and ended is not None:
                 found.append(Incident(kind="start", broker=broker, at_ns=ended))
         return sorted(found, key=lambda one: one.at_ns)
 

@@ -40,6 +40,7 @@ WORDS = {
     "which they were intended. Fates are of all messages, the warm-up's too.",
     "percentiles": "from exact counts per HdrHistogram bin (3 digits), as far as the count supports "
     "them: one sample lies beyond, or it is the longest.",
+    "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw.",
     "late": "a first delivery after a later message of the same publisher and broker, at one consumer.",
 }
 
@@ -220,16 +221,21 @@ BROKER_HEAD = (
 
 
 def _broker_rows(result: Result) -> list[tuple[str, ...]]:
-    return [
-        *_each_broker(result),
-        *([_all_brokers(result)] if len(result.brokers) > 1 else []),
+    lost = [
+        (broker, f"{sum(result.bins('confirm', broker).values()):,}", *[NONE] * 6)
+        for broker in result.unwatched
     ]
+    rows = sorted([*_each_broker(result), *lost])
+    return [*rows, *([_all_brokers(result)] if len(result.brokers) > 1 else [])]
 
 
 def _all_brokers(result: Result) -> tuple[str, ...]:
-    every = list(result.brokers.values())
+    """What is not known of one is not known of all."""
+    every = [] if result.unwatched else list(result.brokers.values())
     confirmed = sum(result.bins("confirm").values())
     cpu_s = sum(each["cpu_s"] for each in every)
+    if not every:
+        return ("all", f"{confirmed:,}", *[NONE] * 6)
     return (
         "all",
         f"{confirmed:,}",

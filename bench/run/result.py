@@ -139,6 +139,13 @@ class Result:
             each["cpu_us"] = each["cpu_s"] / count * 1e6 if count else None
         return found
 
+    @property
+    def unwatched(self) -> list[str]:
+        """Brokers that confirmed and whose process ended meanwhile: what they cost is not known."""
+        found = self.brokers
+        confirmed = self.rates("confirm")
+        return [broker for broker in confirmed if broker and broker not in found and found]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "profile": self.profile.as_json(),
@@ -170,6 +177,7 @@ class Result:
                 for each in self.clients
             ],
             "brokers": self.brokers,
+            "unwatched": self.unwatched,
             "rates": {measure: self.rates(measure) for measure in ("confirm", "delivery")},
         }
 
