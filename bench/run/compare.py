@@ -15,6 +15,7 @@ from bench.errors import InputInvalid
 from bench.run.profile import Profile, unlike
 from bench.run.ratios import Ratio, is_worse, ratio_of
 from bench.run.result import RESULT
+from bench.run.tables import text_table
 
 __all__ = ["NUMBERS", "Compared", "Number", "compare", "numbers_of", "order", "read_arm", "told"]
 
@@ -24,19 +25,20 @@ class Number:
     """Of a run's result. judged: whether its getting worse is a regression."""
 
     name: str
+    unit: str
     more_is_better: bool
     judged: bool = True
 
 
 NUMBERS = (
-    Number("confirmed a second", more_is_better=True),
-    Number("delivered a second", more_is_better=True),
-    Number("confirm p50", more_is_better=False),
-    Number("confirm p99", more_is_better=False),
-    Number("delivery p50", more_is_better=False),
-    Number("delivery p99", more_is_better=False),
-    Number("client CPU us", more_is_better=False),
-    Number("broker CPU us", more_is_better=False, judged=False),
+    Number("confirmed a second", "messages", more_is_better=True),
+    Number("delivered a second", "messages", more_is_better=True),
+    Number("confirm p50", "ms", more_is_better=False),
+    Number("confirm p99", "ms", more_is_better=False),
+    Number("delivery p50", "ms", more_is_better=False),
+    Number("delivery p99", "ms", more_is_better=False),
+    Number("client CPU us", "a message", more_is_better=False),
+    Number("broker CPU us", "a message", more_is_better=False, judged=False),
 )
 
 
@@ -117,21 +119,21 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 def told(compared: Sequence[Compared], names: tuple[str, str], bound: float) -> list[str]:
     """As a table of text."""
-    head = ("", *names, "second / first, 95 %")
     rows = [
         (
-            each.number.name,
-            f"{_middle(each.a):,.3g}",
-            f"{_middle(each.b):,.3g}",
-            str(each.ratio or "") + ("  REGRESSION" if each.is_regression(bound) else ""),
+            f"{each.number.name}, {each.number.unit}",
+            _told(_middle(each.a)),
+            _told(_middle(each.b)),
+            str(each.ratio or ""),
+            "REGRESSION" if each.is_regression(bound) else "",
         )
         for each in compared
     ]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, *rows)
-    ]
+    return text_table(("median of the runs", *names, "second / first, 95 %", ""), rows)
+
+
+def _told(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
 def _middle(values: Sequence[float]) -> float:

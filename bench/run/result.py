@@ -196,7 +196,11 @@ def gather(folder: Path) -> Result:
     try:
         about = json.loads((folder / RUN).read_text())
         profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
-    except (OSError, ValueError) as fault:
+    except OSError as fault:
+        name = Path(fault.filename or folder).name
+        said = f"{name}: {fault.strerror}"
+        raise InputInvalid(f"{folder}: not the folder of a run: {said}") from fault
+    except ValueError as fault:
         raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
     parts = read_parts(folder)
     latencies = {measure: Latencies(0) for measure in MEASURES}
