@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from bench.figures.environment import CHECKOUT
 from bench.run.charts import (
     ANY,
     latency_chart,
@@ -28,7 +29,9 @@ SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 LATENCY_HEAD = ("latency", "samples", *SHOWN[:-1], "longest")
 EXAMPLES_SHOWN = 5
 NONE = "\N{EN DASH}"
-STYLE = (Path(__file__).parent / "templates" / "style.css").read_text()
+# One style for the pages of both kits, and what is bench's own behind it.
+STYLES = (CHECKOUT / "spark/templates/style.css", Path(__file__).parent / "templates/style.css")
+STYLE = "".join(path.read_text() for path in STYLES)
 WORDS = {
     "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "
     "from it, so a stall shows in every message that it held up.",

@@ -124,7 +124,7 @@ def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> To
     bars = []
     for measure in _measures(name):
         for each in pairs(results, repeat, measure):
-            cells = [f"{each.nodes}", f"{each.window}", f"{each.count:,}", measure.name]
+            cells = [measure.name, f"{each.nodes}", f"{each.window}", f"{each.count:,}"]
             cells += [plain(_middle(each.standalone)), plain(_middle(each.native)), str(each.ratio)]
             rows.append([*cells, "" if measure.is_cost else f"{PREDECESSOR[name]:g}"])
             if measure is CONFIRMED:
@@ -136,17 +136,16 @@ def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> To
         title=f"{name}: standalone nodes (messagebus) and a native cluster (quorum queues), by turns; ratio "
         "above 1: standalone nodes do better",
         head=(
+            "",
             "nodes",
             "window",
             "messages each",
-            "",
             "standalone",
             "native",
             "ratio, 95 %",
             "2013",
         ),
         rows=rows,
-        left=0,
         bars_title="Confirmed a second",
         bars=bars,
         notes=NOTES,
