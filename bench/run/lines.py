@@ -48,7 +48,7 @@ def matrix_steps(profiles: Iterable[Profile], part: int = 1) -> list[Step]:
 def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
     """Corrected: from the intended time. Uncorrected: from the sending, as most tools have it."""
     rows: list[Sequence[str]] = []
-    bars = []
+    bars: list[Bar] = []
     for name, result in results.items():
         for measure, words in (
             ("confirm", "corrected"),
@@ -111,7 +111,7 @@ def fan_in_steps(base: Profile, part: int = 1) -> list[Step]:
 
 def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
     rows: list[Sequence[str]] = []
-    bars = []
+    bars: list[Bar] = []
     for name, result in results.items():
         found = numbers_of(result)
         cells = [f"{found.get(each, 0):,.3g}" for each in ("client CPU us", "broker CPU us")]

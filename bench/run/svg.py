@@ -100,7 +100,7 @@ def _by_powers(
         dataclasses.replace(line, y=[max(bottom, math.log10(max(y, 1e-6))) for y in line.y])
         for line in lines
     ]
-    ticks = [(power, 10.0**power) for power in range(bottom, top + 1)]
+    ticks = [(float(power), 10.0**power) for power in range(bottom, top + 1)]
     return scaled, _Frame(left, right, bottom, top), ticks
 
 

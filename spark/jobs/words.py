@@ -128,15 +128,7 @@ def series_by(
         found.setdefault(row[name], {})[row[x]] = row[y]
     if not found:
         return []
-    largest = sorted(found, key=lambda one: -sum(found[one].values()))
-    if len(largest) > len(COLOURS):
-        largest, rest = largest[: len(COLOURS) - 1], largest[len(COLOURS) - 1 :]
-        others = [found.pop(one) for one in rest]
-        ats = {at for points in others for at in points}
-        found[f"{len(rest)} others"] = {
-            at: together(points.get(at, 0.0) for points in others) for at in ats
-        }
-        largest.append(f"{len(rest)} others")
+    found = _largest(found, together)
     ats = sorted({at for points in found.values() for at in points})
     every = list(range(ats[0], ats[-1] + 1, width)) if width else []
     return [
@@ -146,7 +138,18 @@ def series_by(
             [found[one].get(at, missing) for at in every or sorted(found[one])],
             COLOURS[number],
         )
-        for number, one in enumerate(
-            sorted(largest, key=lambda one: (one.endswith(" others"), one))
-        )
+        for number, one in enumerate(found)
     ]
+
+
+def _largest(
+    found: dict[str, dict[int, float]], together: Callable[[Iterable[float]], float]
+) -> dict[str, dict[int, float]]:
+    """As many as there are colours, by name; behind them what is left, as one."""
+    ordered = sorted(found, key=lambda one: -sum(found[one].values()))
+    if len(ordered) <= len(COLOURS):
+        return {one: found[one] for one in sorted(ordered)}
+    largest, rest = ordered[: len(COLOURS) - 1], ordered[len(COLOURS) - 1 :]
+    ats = {at for one in rest for at in found[one]}
+    others = {at: together(found[one].get(at, 0.0) for one in rest) for at in ats}
+    return {one: found[one] for one in sorted(largest)} | {f"{len(rest)} others": others}

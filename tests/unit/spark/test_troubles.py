@@ -14,14 +14,14 @@ def test_each_trouble_is_counted_in_the_window_in_which_it_was_sent(session: Spa
     def both(message: str, **changed: Any) -> list[dict[str, Any]]:
         return [delivery(message, each, **changed) for each in ("audit", "billing")]
 
-    late = {"intended_ns": 25 * SECOND, "sent_ns": 25 * SECOND, "confirmed_ns": 26 * SECOND}
+    later = {"intended_ns": 25 * SECOND, "sent_ns": 25 * SECOND}
     published = [
         publish("fine"),
         publish("lost"),
         publish("altered"),
         publish("again"),
-        publish("twice", attempts=2, **late),
-        publish("refused", outcome="refused", confirmed_ns=None, **late),
+        publish("twice", attempts=2, confirmed_ns=26 * SECOND, **later),
+        publish("refused", outcome="refused", confirmed_ns=None, **later),
     ]
     delivered = [
         *both("fine"),

@@ -47,7 +47,7 @@ def test_what_is_done_is_undone_when_the_run_ends_before_and_is_an_incident() ->
     kill, start = disturber.incidents()
     assert (kill.kind, start.kind) == ("kill", "start")
     assert kill.broker == start.broker == "127.0.0.12:5672"
-    assert kill.at_ns == kill.done_ns <= start.at_ns
+    assert kill.done_ns == kill.at_ns <= start.at_ns
 
 
 def test_what_cannot_be_done_is_a_fault_of_the_run() -> None:
