@@ -72,6 +72,7 @@ def command(root: Path, out: Path, worse_max: float, first: str, second: str) ->
     def work() -> int:
         lake = Lake(root)
         sources = [_source(lake, name) for name in (first, second)]
+        lake.check()
         with session_for("compare", sum(source.weight for source, _ in sources)) as session:
             runs = [run_of(session, lake, *source) for source in sources]
             measured = [_measured(run) for run in runs]

@@ -100,6 +100,7 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
 
         def work() -> int:
             source = plan(folder, lake) if folder else ingested(lake, str(run_id))
+            lake.check()
             with session_for(name, source.weight) as session:
                 found = ingest(session, lake, source) if isinstance(source, Plan) else source
                 answer = measure(run_of(session, lake, found, day))
@@ -165,10 +166,13 @@ def in_one_line(name: str, work: Callable[[], int]) -> int:
 
 
 def _cause(text: str) -> str:
-    """Of what the JVM says, the last cause: No space left on device; else its first line."""
+    """Of what the JVM says, the last cause: No space left on device; else what it said first."""
     lines = text.splitlines() or ["failed, and nothing was said"]
     causes = [line for line in lines if line.startswith("Caused by: ")]
-    return causes[-1].removeprefix("Caused by: ") if causes else lines[0]
+    if causes:
+        return causes[-1].removeprefix("Caused by: ")
+    # What was called in the JVM, and only behind it what it said.
+    return lines[1][2:] if len(lines) > 1 and lines[1].startswith(": ") else lines[0]
 
 
 @contextmanager

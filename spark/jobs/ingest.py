@@ -59,6 +59,7 @@ def command(folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: in
                 faults.append(str(fault))
         if not plans:
             raise RunInvalid("; ".join(faults))
+        lake.check()
         with session_for("ingest", sum(each.weight for each in plans)) as session:
             found = [ingest(session, lake, each) for each in plans]
         for one in found:

@@ -63,7 +63,7 @@ def command(folder: Path, out: Path, bad_max: int) -> int:
     def work() -> int:
         lake = Lake(out / "tables")
         source = plan(folder, lake)
-        out.mkdir(parents=True, exist_ok=True)
+        lake.check()
         with session_for("report", source.weight) as session:
             run = Run(session, lake, ingest(session, lake, source))
             summary = summarize(collect(run), run.ingested, bad_max=bad_max)

@@ -50,6 +50,10 @@ def test_bad_lines_are_a_fault_beyond_what_is_put_up_with(planted_run: Planted) 
             RunInvalid("An error occurred\nCaused by: first\nCaused by: java.io.IOException: full"),
             "audit: java.io.IOException: full\n",
         ),
+        (
+            RunInvalid("An error occurred while calling o1.parquet.\n: java.io.IOException: no"),
+            "audit: java.io.IOException: no\n",
+        ),
     ],
 )
 def test_whatever_ends_a_job_is_one_line(
