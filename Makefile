@@ -16,6 +16,7 @@ demo: install ## the whole way on real parts: publish, add, remove and kill brok
 	@$(PYTHON) -m bench demo
 
 test: lint types ## everything that CI runs
+	@ops/local/install.sh --also maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
 	@$(PYTHON) -m bench demo --small
 	@$(PYTHON) tests/run.py
 

@@ -1,8 +1,7 @@
 """Runs the whole suite, in parts beside each other: most of its time is waiting for brokers.
 
-Each part is a pytest of its own, with clusters of its own: two halves of the suite, and the virtual hosts
-of tests/hosts, whose image is built meanwhile where there is none. What fails is run once more, by itself,
-when all are done: brokers that are killed on a shared machine are not always in time. All runs are told.
+Each part is a pytest of its own, with clusters of its own. What fails is run once more, by itself, when
+all are done: brokers that are killed on a shared machine are not always in time. All runs are told.
 
     python tests/run.py
 """
@@ -19,11 +18,17 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
-# About equally long: one folder but for its longest files, and whatever else lies in tests/.
-FIRST = "integration"
-NOT_FIRST = ("integration/test_playbooks.py", "integration/test_playbooks_interrupted.py")
-# A third part: minutes of waiting for hosts that boot, and go before all others then (tests/hosts/lab.py).
-HOSTS = "hosts"
+# About equally long. Virtual hosts wait for themselves, most of the time, and for their image where there
+# is none yet: they have the longest files of other folders beside them.
+PARTS = {
+    "first": ("contract", "integration"),
+    "hosts": (
+        "hosts",
+        "integration/test_docs_operations.py",
+        "integration/test_playbooks_interrupted.py",
+    ),
+    "rest": ("integration/test_playbooks.py",),  # and all that no other part has
+}
 SOME_FAILED = 1  # pytest's exit code
 
 
@@ -96,13 +101,17 @@ def _wait(running: list[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _paths() -> dict[str, tuple[str, ...]]:
-    """What pytest is given, by part."""
+    """What pytest is given, by part: a file goes to the part that names it, or else its folder."""
     there = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    rest = sorted(there.difference((FIRST, HOSTS)))
+    named = {name for names in PARTS.values() for name in names}
+    files = {name for name in named if name.endswith(".py")}
+    parts = PARTS | {"rest": (*sorted(there - named), *PARTS["rest"])}
     return {
-        "first": (f"tests/{FIRST}", *(f"--ignore=tests/{name}" for name in NOT_FIRST)),
-        "rest": tuple(f"tests/{name}" for name in (*rest, *NOT_FIRST)),
-        HOSTS: (f"tests/{HOSTS}",),
+        part: (
+            *(f"tests/{name}" for name in names),
+            *(f"--ignore=tests/{name}" for name in sorted(files.difference(names))),
+        )
+        for part, names in parts.items()
     }
 
 

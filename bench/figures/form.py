@@ -29,10 +29,13 @@ __all__ = [
     "at_most",
     "below",
     "figures_table",
+    "goal",
     "markdown",
     "median_of",
+    "newest",
     "no_goal",
     "plain",
+    "value",
 ]
 
 
@@ -150,16 +153,16 @@ def figures_table(figures: Iterable[Figure]) -> Table:
     for column in ("figure", "value", "goal", "met"):
         table.add_column(column, justify="right" if column == "value" else "left", no_wrap=True)
     for figure in figures:
-        table.add_row(figure.id, _value(figure), figure.goal, _met(figure))
+        table.add_row(figure.id, value(figure), figure.goal, _met(figure))
     return table
 
 
-def _value(figure: Figure) -> str:
+def value(figure: Figure) -> str:
     """With the range of its samples."""
-    value = f"{plain(figure.value)} {figure.unit}".rstrip()
+    told = f"{plain(figure.value)} {figure.unit}".rstrip()
     if len(figure.samples) < 2:
-        return value
-    return f"{value} ({plain(min(figure.samples))} to {plain(max(figure.samples))})"
+        return told
+    return f"{told} ({plain(min(figure.samples))} to {plain(max(figure.samples))})"
 
 
 def _met(figure: Figure) -> Text:
@@ -170,16 +173,23 @@ def _met(figure: Figure) -> Text:
 
 def markdown(results: Sequence[Results], *, only_goals: bool = False) -> str:
     """A table of each figure, from the newest file that has it; only_goals: of those that have one."""
-    newest: dict[str, tuple[Figure, str]] = {}
-    for each in sorted(results, key=lambda one: str(one.environment.get("at", ""))):
-        for figure in each.figures:
-            newest[figure.id] = (figure, each.name)
     lines = ["| figure | value | goal | measured by |", "|---|---|---|---|"]
-    for name in sorted(newest):
-        figure, file = newest[name]
-        if only_goals and not figure.goal:
-            continue
-        goal = figure.goal + ("" if figure.met is not False else " (**not met**)")
-        what = f"{figure.what} (`{name}`)"
-        lines.append(f"| {what} | {_value(figure)} | {goal} | `{figure.repeat}` → `{file}.json` |")
+    for name, (figure, file) in sorted(newest(results).items()):
+        if figure.goal or not only_goals:
+            what = f"{figure.what} (`{name}`) | {value(figure)} | {goal(figure)}"
+            lines.append(f"| {what} | `{figure.repeat}` → `{file}.json` |")
     return "\n".join(lines)
+
+
+def newest(results: Sequence[Results]) -> dict[str, tuple[Figure, str]]:
+    """id -> its figure, and the name of the newest results that have it."""
+    return {
+        figure.id: (figure, each.name)
+        for each in sorted(results, key=lambda one: str(one.environment.get("at", "")))
+        for figure in each.figures
+    }
+
+
+def goal(figure: Figure) -> str:
+    """For a table in Markdown."""
+    return figure.goal + ("" if figure.met is not False else " (**not met**)")

@@ -30,9 +30,9 @@ from bench.run.schedule import Closed
 from bench.run.worker import PROFILE, members
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
 
-__all__ = ["RUN", "SAMPLES", "conduct"]
+__all__ = ["MACHINE", "RUN", "SAMPLES", "conduct"]
 
-RUN, SAMPLES = "run.json", "brokers.parquet"
+RUN, SAMPLES, MACHINE = "run.json", "brokers.parquet", "machine.parquet"
 READY_WITHIN_S = 120.0
 # From the word to the load: processes poll for it.
 HEAD_START_S = 1.0
@@ -80,10 +80,12 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
         disturber = Disturber(profile.disturbances, running, start_ns)
         disturber.start()
         _work(children, profile, processes, say)
-        _drain(children, profile, folder, start_ns, processes, names)
+        # Consumers that come late are waited for from then on.
+        from_s = max(time.monotonic(), start_ns / 1e9 + profile.load.consume_from_s)
+        not_drained = _drain(children, profile, folder, from_s, sampler, disturber)
         say_over(folder)
         _finish(children, folder, names)
-        about |= {"complete": True, "faults": disturber.faults}
+        about |= {"complete": True, "faults": [*disturber.faults, *not_drained]}
     except BenchError as fault:
         about["faults"] = [str(fault)]
         raise
@@ -97,7 +99,9 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
             about["disturbances"] = disturber.stop()
             _note_incidents(folder / EVENTS, disturber.incidents())
         if sampler:
-            sampling.save(folder / SAMPLES, sampler.stop())
+            samples, busy = sampler.stop()
+            sampling.save(folder / SAMPLES, samples)
+            sampling.save(folder / MACHINE, busy)
         about["environment"]["load_after"] = load_average()
         about["parts"] = [part.name for part in read_parts(folder)]
         _save(folder, about)
@@ -163,23 +167,33 @@ def _drain(
     children: Children,
     profile: Profile,
     folder: Path,
-    start_ns: int,
-    processes: Names,
-    names: Names,
-) -> None:
-    """Until nothing more has come for a while, or the time for it is over."""
-    had = 0
-    since_s = max(time.monotonic(), start_ns / 1e9 + profile.load.consume_from_s)
-    until_s = since_s + profile.time.drain_s
-    while time.monotonic() < until_s and names[CONSUMER]:
-        children.check(processes[CONSUMER])
-        progress = read_progress(folder)
-        now = sum(progress[name].done for name in names[CONSUMER] if name in progress)
+    from_s: float,
+    sampler: Sampler,
+    disturber: Disturber,
+) -> list[str]:
+    """Until nothing more has come for a while, or the time for it is over; in words, what waits then.
+
+    While less has come than was sent, what is known to wait in the queues, or may be held up by a
+    disturbance, is waited for however quiet it is.
+    """
+    consumers = [name for name in children.names if name.startswith(CONSUMER)]
+    sent = sum(part.sent for part in read_parts(folder)) * profile.messages.subscriptions
+    had, since_s, until_s = 0, from_s, from_s + profile.time.drain_s
+    while consumers and time.monotonic() < until_s:
+        children.check(consumers)
+        progress = read_progress(folder).values()
+        now = sum(each.done for each in progress if each.name.startswith(CONSUMER))
         if now != had:
             had, since_s = now, time.monotonic()
-        elif time.monotonic() - since_s > QUIET_S:
-            return
+        elif time.monotonic() - since_s > QUIET_S and (
+            had >= sent or not (disturber.is_under_way or sampler.waiting())
+        ):
+            return []
         time.sleep(POLL_S)
+    left = sampler.waiting() if consumers else 0
+    return (
+        [f"not drained within {profile.time.drain_s:g} s: {left:,} messages wait"] if left else []
+    )
 
 
 def _finish(children: Children, folder: Path, names: Names) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.run.counts import Counts
 from bench.run.drivers import Receiver
 from bench.run.latencies import Latencies
 from bench.run.stamp import read
@@ -37,8 +38,10 @@ class Had:
     altered: int = 0
     earlier: int = 0
     delivery: Latencies = field(init=False)
+    received: Counts = field(init=False)
 
     def __post_init__(self) -> None:
+        self.received = Counts(self.start_ns)
         self.delivery = Latencies(self.start_ns)
 
 
@@ -100,4 +103,5 @@ class Consuming:
         of = np.array(had.broker_of[since:], dtype=np.int64)
         for number, broker in enumerate(had.brokers):
             own = of == number
+            had.received.add(broker, received[own])
             had.delivery.add(broker, intended[own], received[own] - intended[own])

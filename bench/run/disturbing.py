@@ -44,6 +44,10 @@ class Disturber:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def is_under_way(self) -> bool:
+        return self._thread.is_alive()
+
     def stop(self) -> list[dict[str, Any]]:
         """What was done, and when; what is not undone yet is undone now."""
         self._over.set()

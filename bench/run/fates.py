@@ -6,7 +6,7 @@ in their order. Pure: arrays in, counts and examples out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,6 +56,11 @@ class Fates:
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
+    def refused(self) -> int:
+        """Ended neither confirmed nor unknown."""
+        return self.published - self.confirmed - self.unknown
+
+    @property
     def faults(self) -> list[str]:
         """In words. A double is none by itself: at least once is the promise."""
         told = {
@@ -66,15 +71,15 @@ class Fates:
         return [f"{count:,} {what}" for what, count in told.items() if count]
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "faults": self.faults}
+        return {**asdict(self), "refused": self.refused, "faults": self.faults}
 
 
 def judge(
-    outcomes: Outcomes, received: Sequence[Received], topics: Mapping[int, str] | None = None
+    outcomes: Outcomes, received: Sequence[Received], topic_of: Callable[[int], str]
 ) -> Fates:
     """Every subscription that anybody consumes should have every confirmed message of its topic.
 
-    topics: publisher -> the topic that it publishes to; None: all to the one that there is.
+    topic_of: says to which one a publisher sends.
     """
     fates = Fates()
     for each in outcomes.values():
@@ -84,20 +89,12 @@ def judge(
     fates.altered = sum(each.altered for each in received)
     for subscription in sorted({each.subscription for each in received}):
         own = [each for each in received if each.subscription == subscription]
-        _judge_subscription(fates, subscription, _of_topic(subscription, outcomes, topics), own)
+        topic = subscription.partition("/")[0]
+        of_topic = {number: each for number, each in outcomes.items() if topic_of(number) == topic}
+        _judge_subscription(fates, subscription, of_topic, own)
     for consumer in received:
         _judge_order(fates, consumer)
     return fates
-
-
-def _of_topic(subscription: str, outcomes: Outcomes, topics: Mapping[int, str] | None) -> Outcomes:
-    """What the subscription should have. subscription: TOPIC/NAME."""
-    topic = subscription.partition("/")[0]
-    return {
-        publisher: outcome
-        for publisher, outcome in outcomes.items()
-        if topics is None or topics[publisher] == topic
-    }
 
 
 def _judge_subscription(

@@ -18,10 +18,12 @@ from messagebus import (
     Batching,
     BusConfig,
     ConsumerConfig,
+    Durability,
     Message,
     Outcome,
     Published,
     PublisherConfig,
+    Topic,
 )
 from messagebus.telemetry.recorder import Recorder
 
@@ -33,14 +35,22 @@ DEADLINE_MS = 60_000
 BATCH_BYTES_MAX = 1 << 20
 RECEIVE_MAX = 500
 CODES = {Outcome.CONFIRMED: CONFIRMED, Outcome.UNKNOWN: UNKNOWN}
+# Of durability none, where every publish ends unknown, as soon as it is written.
+CODES_OF_NONE = {Outcome.UNKNOWN: CONFIRMED}
 
 
 def durability(profile: Profile) -> str:
     return {
         "fsync": "fsynced by one broker before the confirm (quorum queues of one member)",
         "page-cache": "handed to the operating system before the confirm (durable classic queues)",
-        "none": "nothing is confirmed",
+        "none": "nothing: a message counts when it was written to the socket",
     }[profile.system.durability]
+
+
+def _topic(profile: Profile, where: Where) -> Topic | str:
+    """By its name alone where that says all: the client's shorter way."""
+    level = Durability(profile.system.durability)
+    return where.topic if level is Durability.FSYNC else Topic(where.topic, level)
 
 
 def _bus(where: Where) -> BusConfig:
@@ -55,7 +65,8 @@ def _recorder(profile: Profile, where: Where) -> Recorder | None:
 
 class Sender:
     def __init__(self, profile: Profile, where: Where) -> None:
-        self._topic = where.topic
+        self._topic = _topic(profile, where)
+        self._codes = CODES_OF_NONE if profile.system.durability == "none" else CODES
         self._recorder = _recorder(profile, where)
         self._open: deque[tuple[int, asyncio.Future[Published]]] = deque()
         load = profile.load
@@ -98,7 +109,7 @@ class Sender:
         while waiting and waiting[0][1].done():
             sequence, future = waiting.popleft()
             end = future.result()
-            code = CODES.get(end.outcome, OTHERWISE)
+            code = self._codes.get(end.outcome, OTHERWISE)
             found.append(End(sequence, code, end.broker, end.sent_ns, end.settled_ns))
         return found
 
@@ -119,7 +130,7 @@ class Receiver:
         )
         self._recorder = _recorder(profile, where)
         self._consumer = AsyncConsumer(
-            _bus(where), where.topic, subscription=where.subscription, config=config
+            _bus(where), _topic(profile, where), subscription=where.subscription, config=config
         )
 
     async def open(self) -> None:

@@ -17,7 +17,7 @@ from bench.errors import InputInvalid
 from bench.figures.environment import describe, load_average
 from bench.manifest import write_atomically
 from bench.run import sampling
-from bench.run.conduct import RUN, SAMPLES
+from bench.run.conduct import MACHINE, RUN, SAMPLES
 from bench.run.drivers import Outside, Running, durability, measure_outside
 from bench.run.profile import Profile
 from bench.run.result import RESULT
@@ -51,8 +51,9 @@ def conduct_outside(
         found = measure_outside(profile, running, folder)
         about |= {"complete": True, "faults": []}
     finally:
-        samples = sampler.stop()
+        samples, busy = sampler.stop()
         sampling.save(folder / SAMPLES, samples)
+        sampling.save(folder / MACHINE, busy)
         about["environment"]["load_after"] = load_average()
         write_atomically(folder / RUN, json.dumps(about, indent=1))
     brokers = sampling.totals(samples, profile.time.warm_up_s, _end_s(profile))

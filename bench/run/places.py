@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from bench.run.profile import Profile
 
-__all__ = ["places", "topic_of", "topic_of_publisher"]
+__all__ = ["places", "topic_of"]
 
 
-def topic_of(number: int) -> str:
+def topic_of(publisher: int, topics: int) -> str:
+    """To which of so many topics a publisher sends."""
+    return _topic(publisher % topics)
+
+
+def _topic(number: int) -> str:
     return f"load{number}"
-
-
-def topic_of_publisher(profile: Profile, number: int) -> str:
-    """Publishers have the topics by turns."""
-    return topic_of(number % profile.messages.topics)
 
 
 def places(profile: Profile) -> list[tuple[str, str]]:
     """(topic, subscription), all of a run."""
     messages = profile.messages
     return [
-        (topic_of(topic), f"sink{subscription}")
+        (_topic(topic), f"sink{subscription}")
         for topic in range(messages.topics)
         for subscription in range(messages.subscriptions)
     ]

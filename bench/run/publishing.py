@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.run.counts import Counts
 from bench.run.drivers import End, Sender
 from bench.run.fates import CONFIRMED, UNKNOWN
 from bench.run.latencies import Latencies
@@ -27,6 +28,8 @@ TICK_NS = 50_000_000
 TOGETHER_MAX = 50
 # A send that took longer waited for room: what is late then is the system, not the pacer.
 WAITED_NS = 1_000_000
+# What is due at the end and not sent yet still goes, that long: it would be missing among the slowest.
+OVERDUE_NS = 1_000_000_000
 SLEEP_MAX_S = 0.05
 CLOSE_S = 60.0
 
@@ -35,19 +38,22 @@ CLOSE_S = 60.0
 class Sent:
     """What one publisher has done. Times: the run's wall clock; outcomes: one byte per message.
 
-    ended_ns: of its last end so far.
+    ended_ns: of its last end so far. waited_ns: in sends that waited for room. settled: confirms, by when
+    they came.
     """
 
     start_ns: int
     intended_ns: array[int] = field(default_factory=lambda: array("q"))
     outcomes: bytearray = field(default_factory=bytearray)
-    waits: int = 0
+    waited_ns: int = 0
     ended_ns: int = 0
     confirm: Latencies = field(init=False)
     service: Latencies = field(init=False)
     pacing: Latencies = field(init=False)
+    settled: Counts = field(init=False)
 
     def __post_init__(self) -> None:
+        self.settled = Counts(self.start_ns)
         self.confirm, self.service, self.pacing = (Latencies(self.start_ns) for _ in range(3))
 
 
@@ -91,7 +97,7 @@ class Publishing:
             intended_ns = start_ns + since_ns
             if intended_ns > now_ns:
                 now_ns = await self._until(intended_ns, now_ns)
-            if intended_ns >= until_ns or now_ns >= until_ns or self.stopping:
+            if intended_ns >= until_ns or now_ns >= until_ns + OVERDUE_NS or self.stopping:
                 break
             late.append(now_ns - (intended_ns if intended_ns > free_ns else free_ns))
             sequence = len(sent.outcomes)
@@ -101,7 +107,7 @@ class Publishing:
             await send(sequence, body, next(keys))
             before_ns, now_ns = now_ns, clock() + offset
             if now_ns - before_ns > WAITED_NS:
-                sent.waits += 1
+                sent.waited_ns += now_ns - before_ns
                 free_ns = now_ns
             together += 1
             if together >= TOGETHER_MAX:
@@ -167,6 +173,7 @@ class Publishing:
         names = np.array(brokers)
         for broker in set(brokers):
             own = (ended == CONFIRMED) & (names == broker)
-            waited = took[own] + self._offset_ns - intended[own]
-            sent.confirm.add(broker, intended[own], waited)
+            settled = took[own] + self._offset_ns
+            sent.settled.add(broker, settled)
+            sent.confirm.add(broker, intended[own], settled - intended[own])
             sent.service.add(broker, intended[own], took[own] - times[own])

@@ -29,6 +29,7 @@ SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 LATENCY_HEAD = ("latency", "samples", *SHOWN[:-1], "longest")
 EXAMPLES_SHOWN = 5
 NONE = "\N{EN DASH}"
+NOT_JUDGED = "not judged: the run did not come to its end"
 # One style for the pages of both kits, and what is bench's own behind it.
 STYLES = (CHECKOUT / "spark/templates/style.css", Path(__file__).parent / "templates/style.css")
 STYLE = "".join(path.read_text() for path in STYLES)
@@ -68,6 +69,7 @@ def render_text(result: Result, columns: int = COLUMNS) -> str:
         *[f"  ! {fault}" for fault in result.faults],
         *_wrapped(_about(result), columns),
         *_wrapped(f"a confirm means: {result.about['durability']}", columns),
+        *(_wrapped(f"while measured: {result.machine}", columns) if result.machine else []),
     ]
     for head, rows in tables:
         if rows:
@@ -86,6 +88,7 @@ def render_html(result: Result) -> str:
     kind = "fails" if result.faults else "holds"
     name = f"{result.profile.name}, {result.profile.system.name}"
     machine = [
+        *([("while measured", str(result.machine))] if result.machine else []),
         *result.about.get("system", {}).items(),
         *sorted(result.about["environment"].items()),
     ]
@@ -130,6 +133,8 @@ def render_html(result: Result) -> str:
 
 
 def _verdict(result: Result) -> str:
+    if not result.about["complete"]:
+        return "incomplete, and not to be trusted."
     if result.faults:
         return "not to be trusted as it stands."
     told = [f"{result.per_s:,.0f} confirmed a second"]
@@ -146,12 +151,18 @@ def _sentence(text: str) -> str:
 def _tiles(result: Result) -> str:
     """What is looked for first."""
     found, fates = percentiles(result.bins("confirm")), result.fates
-    tiles = (
-        (f"{result.per_s:,.0f}", "confirmed a second", f"{fates.confirmed:,} in all"),
-        (f"{result.delivered_per_s:,.0f}", "delivered a second", f"{fates.delivered:,} in all"),
+    tiles = [
+        (f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} so counted"),
+        (
+            f"{result.delivered_per_s:,.0f}",
+            "delivered a second",
+            f"{result.came('delivery'):,} so counted",
+        ),
         (_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
-        (f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"),
-    )
+        (NONE, "lost", NOT_JUDGED)
+        if fates is None
+        else (f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"),
+    ]
     return (
         '<div class="figures">'
         + "".join(
@@ -201,7 +212,18 @@ def _latency_rows(result: Result) -> list[tuple[str, ...]]:
 
 def _fate_rows(result: Result) -> list[tuple[str, ...]]:
     fates = result.fates
-    named = ("published", "confirmed", "unknown", "expected", "delivered", "lost", "doubled")
+    if fates is None:
+        return [(NOT_JUDGED, NONE)]
+    named = (
+        "published",
+        "confirmed",
+        "refused",
+        "unknown",
+        "expected",
+        "delivered",
+        "lost",
+        "doubled",
+    )
     rows: list[tuple[str, ...]]
     rows = [(name, f"{getattr(fates, name):,}") for name in (*named, "altered", "late", "strange")]
     if result.earlier:
@@ -213,7 +235,7 @@ def _examples(result: Result) -> list[str]:
     """Which message at which subscription; a publisher's number and the message's there."""
     return [
         f"{fault}, for example: {', '.join(names[:EXAMPLES_SHOWN])}"
-        for fault, names in result.fates.examples.items()
+        for fault, names in (result.fates.examples if result.fates else {}).items()
     ]
 
 
@@ -224,25 +246,26 @@ BROKER_HEAD = (
 
 
 def _broker_rows(result: Result) -> list[tuple[str, ...]]:
-    lost = [
-        (broker, f"{sum(result.bins('confirm', broker).values()):,}", *[NONE] * 6)
-        for broker in result.unwatched
+    measured = result.measured
+    ended = [
+        (broker, f"{sum(rates[measured.start : measured.stop]):,}", *[NONE] * 6)
+        for broker, rates in result.rates("confirm").items()
+        if broker and broker not in result.brokers
     ]
-    rows = sorted([*_each_broker(result), *lost])
-    return [*rows, *([_all_brokers(result)] if len(result.brokers) > 1 else [])]
+    rows = sorted([*_each_broker(result), *ended])
+    return [*rows, *([_all_brokers(result)] if len(rows) > 1 and result.brokers else [])]
 
 
 def _all_brokers(result: Result) -> tuple[str, ...]:
-    """What is not known of one is not known of all."""
-    every = [] if result.unwatched else list(result.brokers.values())
-    confirmed = sum(result.bins("confirm").values())
-    cpu_s = sum(each["cpu_s"] for each in every)
-    if not every:
-        return ("all", f"{confirmed:,}", *[NONE] * 6)
+    every = list(result.brokers.values())
+    confirmed = result.came("confirm")
+    cpu_s = sum(each["cpu_s"] / each["seconds"] for each in every) * result.measured_s
+    # Without one that was killed, nobody knows what the messages cost.
+    is_whole = confirmed and len(every) == result.profile.system.brokers
     return (
         "all",
         f"{confirmed:,}",
-        f"{cpu_s / confirmed * 1e6:.1f}" if confirmed else NONE,
+        f"{cpu_s / confirmed * 1e6:.1f}" if is_whole else NONE,
         f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
         f"{sum(each['memory_mib'] for each in every):,.0f}",
         f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",

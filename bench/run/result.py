@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from hdrh.log import HistogramLogWriter
 from bench.errors import InputInvalid
 from bench.manifest import write_atomically
 from bench.run import sampling
-from bench.run.conduct import RUN, SAMPLES
+from bench.run.conduct import MACHINE, RUN, SAMPLES
+from bench.run.counts import Counts
 from bench.run.fates import Fates, judge
 from bench.run.latencies import Bins, Latencies, histogram, summed
-from bench.run.places import topic_of_publisher
+from bench.run.machine import Busy, Usage, usage
+from bench.run.places import topic_of
 from bench.run.profile import Profile
 from bench.run.sampling import Sample
-from bench.run.verdict import Client, bottlenecks, steady_from
+from bench.run.schedule import Constant, Poisson
+from bench.run.verdict import Client, behind, bottlenecks, unsteady
 from bench.run.worker import PROFILE
 from bench.run.written import CONSUMER, PUBLISHER, Part, read_outcomes, read_parts, read_received
 
@@ -45,16 +48,20 @@ NS_PER_MS = 1e6
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """latencies: measure -> of the measured seconds and the others. faults: why the run's numbers
-    are not to be trusted, or what it lost."""
+    """latencies: measure -> of the measured seconds and the others, by when a message was intended.
+    counts: "confirm" and "delivery", by when they came. fates: None of a run that was cut short. faults:
+    why the run's numbers are not to be trusted, or what it lost.
+    """
 
     folder: Path
     profile: Profile
     about: dict[str, Any]
     parts: list[Part]
     latencies: dict[str, Latencies]
-    fates: Fates
+    counts: dict[str, Counts]
+    fates: Fates | None
     samples: list[Sample]
+    busy: list[Busy]
     clients: list[Client] = field(default_factory=list)
 
     @property
@@ -79,26 +86,23 @@ class Result:
         return self.latencies[measure].whole(self.measured, broker)
 
     def rates(self, measure: str) -> dict[str, list[int]]:
-        """broker -> messages in each second of the whole load, by when they were intended."""
-        found = self.latencies[measure].bins
-        last = max((second for second, _ in found), default=0)
-        rates: dict[str, list[int]] = {}
-        for (second, broker), bins in found.items():
-            if second >= 0:
-                rates.setdefault(broker, [0] * (last + 1))[second] += sum(bins.values())
-        return dict(sorted(rates.items()))
+        """broker -> confirms, or deliveries, in each second of the whole load."""
+        return self.counts[measure].by_broker()
+
+    def came(self, measure: str) -> int:
+        """Confirms, or deliveries, in the measured part; of a closed loop all of them."""
+        return self.counts[measure].total(None if self.profile.load.is_closed else self.measured)
 
     @property
     def per_s(self) -> float:
         """Confirmed messages of the measured part, a second."""
-        return _rate(sum(self.bins("confirm").values()), self.measured_s)
+        return _rate(self.came("confirm"), self.measured_s)
 
     @property
     def delivered_per_s(self) -> float:
         """The same of deliveries; of a closed loop until the last one."""
-        count = sum(self.bins("delivery").values())
         closed = self.profile.load.is_closed
-        return _rate(count, self._busy_s(CONSUMER) if closed else self.measured_s)
+        return _rate(self.came("delivery"), self._busy_s(CONSUMER) if closed else self.measured_s)
 
     @property
     def earlier(self) -> int:
@@ -110,41 +114,66 @@ class Result:
         return [
             *self.about["faults"],
             *bottlenecks(self.clients),
-            *self.fates.faults,
-            *self.unsteady,
+            *(self.fates.faults if self.fates else []),
+            *self._lacking,
         ]
 
     @property
-    def unsteady(self) -> list[str]:
-        totals = [sum(each) for each in zip(*self.rates("confirm").values(), strict=True)]
-        within = totals[self.measured.start : self.measured.stop]
-        if len(within) < 5 or not self._is_even or steady_from(within) is not None:
+    def _lacking(self) -> list[str]:
+        """What a whole run without disturbances would have."""
+        if not self.came("confirm"):
+            return ["nothing was confirmed in the measured part"]
+        if self.fates is None or self.profile.disturbances:
             return []
-        return ["no steady state: the rate of confirms went up and down by more than a tenth"]
+        found = []
+        if open_ends := self.fates.published - self.fates.confirmed:
+            found.append(f"{open_ends:,} publishes did not end confirmed")
+        if not self.profile.load.is_closed:
+            found += self._behind
+        if self._is_even:
+            totals = [sum(each) for each in zip(*self.rates("confirm").values(), strict=True)]
+            found += unsteady(totals[self.measured.start : self.measured.stop])
+        return found
+
+    @property
+    def _behind(self) -> list[str]:
+        load, confirmed = self.profile.load, self.came("confirm")
+        waits_for_consumers = not load.consumers or load.consume_from_s > 0
+        subscriptions = 0 if waits_for_consumers else self.profile.messages.subscriptions
+        intended = sum(self.bins("pacing").values())
+        expected, delivered = confirmed * subscriptions, self.came("delivery")
+        return behind(intended, confirmed, expected, delivered, self.measured_s)
 
     @property
     def _is_even(self) -> bool:
         """Whether the schedule itself has a steady rate."""
-        return self.profile.as_json()["load"]["schedule"]["kind"] in ("constant", "poisson")
+        return isinstance(self.profile.load.schedule, Constant | Poisson)
 
     @property
     def brokers(self) -> dict[str, dict[str, Any]]:
         """broker -> what it cost in the measured part."""
-        measured = self.measured
-        found = sampling.totals(self.samples, measured.start, measured.stop)
+        begin_s = float(self.measured.start)
+        found = sampling.totals(self.samples, begin_s, begin_s + self.measured_s)
         confirmed = self.rates("confirm")
         for broker, each in found.items():
-            count = sum(confirmed.get(broker, [])[measured.start : measured.stop])
+            count = sum(confirmed.get(broker, [])[self.measured.start : self.measured.stop])
             each["confirmed"] = count
-            each["cpu_us"] = each["cpu_s"] / count * 1e6 if count else None
+            # Of the same time, also where a little of it was not seen.
+            cpu_s = each["cpu_s"] / each["seconds"] * self.measured_s
+            each["cpu_us"] = cpu_s / count * 1e6 if count else None
         return found
 
     @property
-    def unwatched(self) -> list[str]:
-        """Brokers that confirmed and whose process ended meanwhile: what they cost is not known."""
-        found = self.brokers
-        confirmed = self.rates("confirm")
-        return [broker for broker in confirmed if broker and broker not in found and found]
+    def machine(self) -> Usage | None:
+        """Of the measured part; None where nobody looked."""
+        brokers = self.brokers.values()
+        return usage(
+            self.busy,
+            self.measured,
+            cores=self.about["environment"]["cores"],
+            brokers=sum(each["cpu_s"] / each["seconds"] for each in brokers),
+            clients=sum(each.cpu_share for each in self.clients),
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -162,7 +191,7 @@ class Result:
                 for broker in self.rates("confirm")
             },
             "below_zero": {name: each.below_zero for name, each in self.latencies.items()},
-            "fates": self.fates.as_json(),
+            "fates": self.fates.as_json() if self.fates else None,
             "of_an_earlier_run": self.earlier,
             "clients": [
                 {
@@ -177,7 +206,7 @@ class Result:
                 for each in self.clients
             ],
             "brokers": self.brokers,
-            "unwatched": self.unwatched,
+            "machine": asdict(self.machine) if self.machine else None,
             "rates": {measure: self.rates(measure) for measure in ("confirm", "delivery")},
         }
 
@@ -197,34 +226,33 @@ def gather(folder: Path) -> Result:
         about = json.loads((folder / RUN).read_text())
         profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
     except OSError as fault:
-        name = Path(fault.filename or folder).name
-        said = f"{name}: {fault.strerror}"
+        said = f"{Path(fault.filename or folder).name}: {fault.strerror}"
         raise InputInvalid(f"{folder}: not the folder of a run: {said}") from fault
     except ValueError as fault:
         raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
     parts = read_parts(folder)
     latencies = {measure: Latencies(0) for measure in MEASURES}
+    counts = {measure: Counts(0) for measure in ("confirm", "delivery")}
     for part in parts:
+        counts["confirm" if part.kind == PUBLISHER else "delivery"].merge(part.counts)
         for measure, rows in part.latencies.items():
             latencies[measure].merge(rows)
             latencies[measure].below_zero += part.below_zero[measure]
     outcomes, received = read_outcomes(folder, parts), read_received(folder, parts)
-    whole = not about["faults"]
-    topics = {publisher: topic_of_publisher(profile, publisher) for publisher in outcomes}
-    fates = (
-        judge(outcomes, received, topics)
-        if whole
-        else Fates(published=sum(map(len, outcomes.values())))
-    )
+    topics = profile.messages.topics
+    fates = judge(outcomes, received, lambda publisher: topic_of(publisher, topics))
     return Result(
         folder=folder,
         profile=profile,
         about=about,
         parts=parts,
         latencies=latencies,
-        fates=fates,
-        samples=sampling.load(folder / SAMPLES),
-        clients=[_client(part) for part in parts],
+        counts=counts,
+        # Of a part of the messages nobody can say that the others are lost.
+        fates=fates if about["complete"] else None,
+        samples=sampling.load(folder / SAMPLES, Sample),
+        busy=sampling.load(folder / MACHINE, Busy),
+        clients=[_client(part, profile) for part in parts],
     )
 
 
@@ -245,8 +273,10 @@ def _rate(count: int, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
-def _client(part: Part) -> Client:
-    pacing = summed(_bins(row) for row in part.latencies.get("pacing", []))
+def _client(part: Part, profile: Profile) -> Client:
+    warm_s, time = profile.time.warm_up_s, profile.time
+    rows = [row for row in part.latencies.get("pacing", []) if int(str(row["second"])) >= warm_s]
+    pacing = summed(_bins(row) for row in rows)
     p99 = histogram(pacing).get_value_at_percentile(99) / NS_PER_MS if pacing else 0.0
     return Client(
         name=part.name,
@@ -255,7 +285,7 @@ def _client(part: Part) -> Client:
         intended=part.intended if part.kind == PUBLISHER else 0,
         unsent=max(0, part.intended - part.sent),
         per_process=part.per_process,
-        waited=part.waits > 0,
+        waited=part.waited_s / (time.warm_up_s + time.measured_s),
     )
 
 

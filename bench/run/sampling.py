@@ -1,7 +1,8 @@
 """What the brokers cost while they are measured: CPU, memory, what they write and sync, what waits in them.
 
 Looked at from outside, once a second, by the coordinator: processes by their numbers in /proc, queues
-by the management API. A broker that does not answer has a row that says so, never a zero.
+by the management API. A broker that does not answer has a row that says so, never a zero. The machine as a
+whole has a row of its own each time.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["Probe", "Sample", "Sampler", "load", "look", "save", "totals"]
+from bench.run import machine
+from bench.run.machine import Busy
+
+__all__ = ["Probe", "Sample", "Sampler", "between", "load", "look", "save", "totals"]
 
 EVERY_S = 1.0
 # The last sample may be that much older than the end of what is measured, on a busy machine.
@@ -46,6 +51,9 @@ class Sample:
     unacked: int | None = None
 
 
+Row = TypeVar("Row", Sample, Busy)
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """How one broker is looked at. pid: of its process; counts: asks it for syncs, ready, unacked."""
@@ -59,7 +67,8 @@ class Sampler:
     """Samples until it is stopped, on a thread of its own."""
 
     def __init__(self, probes: Sequence[Probe], start_ns: int) -> None:
-        self.samples: list[Sample] = []
+        self._samples: list[Sample] = []
+        self._busy: list[Busy] = []
         self._probes = probes
         self._start_ns = start_ns
         self._over = threading.Event()
@@ -68,17 +77,24 @@ class Sampler:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> list[Sample]:
+    def waiting(self) -> int:
+        """Messages in the queues of all brokers that answered at the last look."""
+        last = {each.broker: (each.ready or 0) + (each.unacked or 0) for each in self._samples}
+        return sum(last.values())
+
+    def stop(self) -> tuple[list[Sample], list[Busy]]:
+        """Of the brokers, of the machine."""
         self._over.set()
         self._thread.join(EVERY_S * 5)
-        return self.samples
+        return self._samples, self._busy
 
     def _run(self) -> None:
         with ThreadPoolExecutor(max(1, len(self._probes))) as pool:
             while not self._over.wait(EVERY_S):
                 at_s = (time.monotonic_ns() - self._start_ns) / 1e9
+                self._busy.append(machine.look(at_s))
                 looked = pool.map(partial(look, at_s=at_s), self._probes)
-                self.samples += [sample for sample in looked if sample is not None]
+                self._samples += [sample for sample in looked if sample is not None]
 
 
 def look(probe: Probe, at_s: float) -> Sample | None:
@@ -109,33 +125,54 @@ def look(probe: Probe, at_s: float) -> Sample | None:
 def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, dict[str, Any]]:
     """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready.
 
-    Without those whose process ended before the time was over: it cost something that nobody saw.
+    Between two samples it went evenly. Without those whose process ended before the time was over: it cost
+    something that nobody saw.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for broker in sorted({each.broker for each in samples}):
-        own = [each for each in samples if each.broker == broker and from_s <= each.at_s <= to_s]
-        if len(own) < 2 or own[-1].at_s < to_s - LATE_S:
-            continue
-        first, last = own[0], own[-1]
-        known = first.syncs is not None and last.syncs is not None
-        found[broker] = {
-            "seconds": last.at_s - first.at_s,
-            "cpu_s": last.cpu_s - first.cpu_s,
-            "written_bytes": last.written_bytes - first.written_bytes,
-            "syncs": (last.syncs or 0) - (first.syncs or 0) if known else None,
-            "memory_mib": max(each.memory_mib for each in own),
-            "ready_max": max((each.ready for each in own if each.ready is not None), default=None),
-        }
-    return found
+    names = sorted({each.broker for each in samples})
+    found = {
+        name: _used([each for each in samples if each.broker == name], from_s, to_s)
+        for name in names
+    }
+    return {name: used for name, used in found.items() if used is not None}
 
 
-def save(path: Path, samples: Sequence[Sample]) -> None:
+def _used(own: Sequence[Sample], from_s: float, to_s: float) -> dict[str, Any] | None:
+    begin_s, end_s = max(from_s, own[0].at_s), min(to_s, own[-1].at_s)
+    if end_s <= begin_s or end_s < to_s - LATE_S:
+        return None
+    near = [each for each in own if begin_s - EVERY_S <= each.at_s <= end_s + EVERY_S]
+    ready = [each.ready for each in near if each.ready is not None]
+
+    def grew(what: Callable[[Sample], float | None]) -> float | None:
+        points = [(each.at_s, value) for each in own if (value := what(each)) is not None]
+        return between(points, begin_s, end_s)
+
+    syncs = grew(lambda each: each.syncs)
+    return {
+        "seconds": end_s - begin_s,
+        "cpu_s": grew(lambda each: each.cpu_s),
+        "written_bytes": round(grew(lambda each: each.written_bytes) or 0),
+        "syncs": None if syncs is None else round(syncs),
+        "memory_mib": max(each.memory_mib for each in near),
+        "ready_max": max(ready, default=None),
+    }
+
+
+def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
+    """How much a counter grew from begin to end; its points in order of time. None: not known there."""
+    if not points or points[0][0] > begin or points[-1][0] < end:
+        return None
+    times, values = zip(*points, strict=True)
+    return float(np.interp(end, times, values) - np.interp(begin, times, values))
+
+
+def save(path: Path, rows: Sequence[Sample] | Sequence[Busy]) -> None:
     """A row per sample."""
-    pq.write_table(pa.Table.from_pylist([asdict(each) for each in samples]), path)
+    pq.write_table(pa.Table.from_pylist([asdict(each) for each in rows]), path)
 
 
-def load(path: Path) -> list[Sample]:
+def load(path: Path, kind: type[Row]) -> list[Row]:
     """No file: nothing was sampled."""
     if not path.exists():
         return []
-    return [Sample(**row) for row in pq.read_table(path).to_pylist()]
+    return [kind(**row) for row in pq.read_table(path).to_pylist()]

@@ -1,16 +1,17 @@
 """Whether a run measured the system or its own load: pacing, CPU of the clients, a steady state.
 
 Pure rules over what the load processes recorded; each bound is named. A run that fails one is told
-so on the first line of its report: its latencies are the client's, not the broker's.
+so on the first lines of its report.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Client", "bottlenecks", "steady_from"]
+__all__ = ["Client", "behind", "bottlenecks", "unsteady"]
 
 # Of one core, in the measured part: above that a Python process is late by itself.
 CPU_SHARE_MAX = 0.9
@@ -19,9 +20,17 @@ CPU_SHARE_MAX = 0.9
 PACING_P99_MAX_MS = 5.0
 # Messages that were intended and never tried, because the run was over: of all.
 UNSENT_PART_MAX = 0.01
-# Two thirds of a window of seconds lie that near to its median when the load is steady.
-STEADY_WITHIN = 0.1
+# More load processes with the same fault are told in one line.
+EACH_MAX = 3
+# The mean of so many seconds lies that near to the median of all when the load is steady, and within that
+# many standard deviations of a count.
 STEADY_WINDOW_S = 5
+STEADY_WITHIN = 0.1
+STEADY_DEVIATIONS = 3.0
+# Of what was intended in the measured part, as much, or what is under way at its end, may come later.
+LATER_PART, LATER_S = 0.01, 0.5
+# Of its time: a publisher that waited for room longer was held back by the system.
+WAITED_PART = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +38,8 @@ class Client:
     """One load process in the measured part. pacing_p99_ms: how late it looked at what was due.
 
     cpu_share: of one core, of each of the per_process in it. unsent: messages that were intended and
-    that it never came to send; waited: whether it was held back by a full window, so that the system
-    was slower than the load.
+    that it never came to send, of its whole load; waited: the part of its time in which it waited for
+    room in its window.
     """
 
     name: str
@@ -39,36 +48,79 @@ class Client:
     intended: int
     unsent: int = 0
     per_process: int = 1
-    waited: bool = False
+    waited: float = 0.0
 
 
 def bottlenecks(clients: Sequence[Client]) -> list[str]:
     """In words, what of the load was too slow to measure by; empty when nothing was."""
-    found = []
-    for each in clients:
-        share = each.cpu_share * each.per_process
-        if share > CPU_SHARE_MAX:
-            found.append(f"{each.name} used {share:.0%} of a core: the client was the bottleneck")
-        elif each.pacing_p99_ms > PACING_P99_MAX_MS:
-            found.append(
-                f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: "
-                "its pacer was the bottleneck"
-            )
-        if each.intended and each.unsent / each.intended > UNSENT_PART_MAX:
-            held = "held back by its window" if each.waited else "too slow"
-            found.append(
-                f"{each.name} sent {each.intended - each.unsent:,} of {each.intended:,} intended "
-                f"messages: {held}"
-            )
-    return found
+    return [
+        *_told({each: _busy(each) for each in clients}, lambda each: each.cpu_share),
+        *_told({each: _late(each) for each in clients}, lambda each: each.pacing_p99_ms),
+        *_told({each: _unsent(each) for each in clients}, lambda each: each.unsent),
+    ]
 
 
-def steady_from(rates: Sequence[float]) -> int | None:
-    """The first second from which on the rate is steady for `STEADY_WINDOW_S`; None: it never is."""
+def _told(said: Mapping[Client, str], severity: Callable[[Client], float]) -> list[str]:
+    """Each of a few; of more the worst, and how many others there are."""
+    found = sorted((each for each in said if said[each]), key=severity, reverse=True)
+    if len(found) <= EACH_MAX:
+        return [said[each] for each in found]
+    return [f"{said[found[0]]} (and {len(found) - 1} others less so)"]
+
+
+def _busy(each: Client) -> str:
+    share = each.cpu_share * each.per_process
+    if share <= CPU_SHARE_MAX:
+        return ""
+    return f"{each.name} used {share:.0%} of a core: the client was the bottleneck"
+
+
+def _late(each: Client) -> str:
+    if each.pacing_p99_ms <= PACING_P99_MAX_MS or _busy(each):
+        return ""
+    return (
+        f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: its pacer was "
+        "the bottleneck"
+    )
+
+
+def _unsent(each: Client) -> str:
+    if not each.intended or each.unsent / each.intended <= UNSENT_PART_MAX:
+        return ""
+    sent = f"{each.intended - each.unsent:,} of {each.intended:,}"
+    held = "held back by its window" if each.waited > WAITED_PART else "too slow"
+    return f"{each.name} sent {sent} intended messages: {held}"
+
+
+def unsteady(rates: Sequence[float]) -> list[str]:
+    """Of the measured seconds, in words, where the rate was not what it mostly was; too few: nothing."""
+    if len(rates) < STEADY_WINDOW_S:
+        return []
+    middle = statistics.median(rates)
+    bound = STEADY_WITHIN * middle + STEADY_DEVIATIONS * math.sqrt(middle / STEADY_WINDOW_S)
     for start in range(len(rates) - STEADY_WINDOW_S + 1):
-        window = rates[start : start + STEADY_WINDOW_S]
-        middle = statistics.median(window)
-        near = [abs(rate - middle) <= STEADY_WITHIN * middle for rate in window]
-        if middle > 0 and near[0] and sum(near) * 3 >= 2 * len(window):
-            return start
-    return None
+        mean = statistics.fmean(rates[start : start + STEADY_WINDOW_S])
+        if abs(mean - middle) > bound:
+            return [
+                f"no steady state: {mean:,.0f} a second from measured second {start} on, "
+                f"{middle:,.0f} at the median"
+            ]
+    return []
+
+
+def behind(
+    intended: int, confirmed: int, expected: int, delivered: int, measured_s: float
+) -> list[str]:
+    """In words, what did not keep up in the measured part: the system, or its consumers.
+
+    expected: deliveries, were each confirmed message delivered to each of its subscriptions.
+    """
+    least = 1 - max(LATER_PART, LATER_S / measured_s)
+    found = []
+    if confirmed < least * intended:
+        found.append(f"did not keep up: {confirmed:,} confirmed of {intended:,} intended meanwhile")
+    if delivered < least * expected:
+        found.append(
+            f"consumers did not keep up: {delivered:,} delivered of {expected:,} meanwhile"
+        )
+    return found

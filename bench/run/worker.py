@@ -19,7 +19,7 @@ from bench.run.bodies import Drawer
 from bench.run.consuming import Consuming
 from bench.run.drivers import Where, receiver, sender
 from bench.run.meeting import Start, is_over, say_ready, wait_for_start
-from bench.run.places import places, topic_of_publisher
+from bench.run.places import places, topic_of
 from bench.run.profile import Profile
 from bench.run.publishing import Publishing, Sent
 from bench.run.schedule import Closed, intended, striped
@@ -52,6 +52,11 @@ def members(profile: Profile, kind: str, number: int) -> range:
     return range(number * each, min((number + 1) * each, of))
 
 
+def _together(profile: Profile, kind: str, number: int) -> int:
+    """How many share that one's process."""
+    return len(members(profile, kind, number // profile.load.per_process))
+
+
 async def _work(profile: Profile, folder: Path, kind: str, number: int) -> None:
     told = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
@@ -64,7 +69,7 @@ async def _work(profile: Profile, folder: Path, kind: str, number: int) -> None:
 
 def _where(profile: Profile, folder: Path, kind: str, number: int) -> Where:
     if kind == PUBLISHER:
-        topic, subscription = topic_of_publisher(profile, number), ""
+        topic, subscription = topic_of(number, profile.messages.topics), ""
     else:
         every = places(profile)
         topic, subscription = every[number % len(every)]
@@ -97,17 +102,18 @@ async def _publish(profile: Profile, folder: Path, number: int, told: asyncio.Ev
         sent = await _sent(publishing, profile, number, until_ns)
     shown.cancel()
     busy_s = max(0.0, (sent.ended_ns - start.at_wall_ns) / NS)
+    together = _together(profile, PUBLISHER, number)
     part = Part(
         name=where.name,
         kind=PUBLISHER,
         number=number,
-        cpu_s=await _metered(meter, ended=publishing.stopping or load.is_closed) / load.per_process,
-        per_process=load.per_process,
+        cpu_s=await _metered(meter, ended=publishing.stopping or load.is_closed) / together,
+        per_process=together,
         measured_s=busy_s if load.is_closed else profile.time.measured_s,
         busy_s=busy_s,
         intended=_due(profile, number, until_ns - start.at_wall_ns),
         sent=len(sent.outcomes),
-        waits=sent.waits,
+        waited_s=sent.waited_ns / NS,
     )
     write_sent(folder, part, sent)
 
@@ -151,13 +157,14 @@ async def _consume(profile: Profile, folder: Path, number: int, told: asyncio.Ev
     write_progress(folder, progress)
     began_ns = start.at_wall_ns + int(load.consume_from_s * NS)
     busy_s = (had.received_ns[-1] - began_ns) / NS if had.received_ns else 0.0
+    together = _together(profile, CONSUMER, number)
     part = Part(
         name=where.name,
         kind=CONSUMER,
         number=number,
         subscription=f"{where.topic}/{where.subscription}",
-        cpu_s=await _metered(meter, ended=True) / load.per_process,
-        per_process=load.per_process,
+        cpu_s=await _metered(meter, ended=True) / together,
+        per_process=together,
         measured_s=busy_s if load.is_closed else profile.time.measured_s,
         busy_s=busy_s,
         altered=had.altered,

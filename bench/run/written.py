@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from bench.manifest import write_atomically
 from bench.run.consuming import Had
+from bench.run.counts import Counts
 from bench.run.fates import Outcomes, Received
 from bench.run.latencies import Latencies
 from bench.run.publishing import Sent
@@ -32,7 +33,8 @@ PUBLISHER, CONSUMER = "publisher", "consumer"
 class Part:
     """What a load process says of itself. number: of a publisher in the run.
 
-    latencies: measure -> of `Latencies.as_json`. cpu_s: used in the measured part, which lasted
+    latencies: measure -> of `Latencies.as_json`; counts: of `Counts.as_json`, confirms of a publisher and
+    deliveries of a consumer, by when they came. cpu_s: used in the measured part, which lasted
     measured_s for it; its share, where per_process of them ran in one. busy_s: from the start of the
     load to its last confirm, or from when it was to consume to its last delivery. intended: messages of
     its schedule; sent: of these.
@@ -43,6 +45,7 @@ class Part:
     number: int = 0
     subscription: str = ""
     latencies: Mapping[str, list[dict[str, object]]] = field(default_factory=dict)
+    counts: list[dict[str, object]] = field(default_factory=list)
     below_zero: Mapping[str, int] = field(default_factory=dict)
     cpu_s: float = 0.0
     per_process: int = 1
@@ -50,7 +53,7 @@ class Part:
     busy_s: float = 0.0
     intended: int = 0
     sent: int = 0
-    waits: int = 0
+    waited_s: float = 0.0
     altered: int = 0
     earlier: int = 0
     brokers: tuple[str, ...] = ()
@@ -65,7 +68,7 @@ def write_sent(folder: Path, part: Part, sent: Sent) -> None:
         }
     )
     measures = {"confirm": sent.confirm, "service": sent.service, "pacing": sent.pacing}
-    _write(folder, part, table, measures)
+    _write(folder, part, table, measures, sent.settled)
 
 
 def write_had(folder: Path, part: Part, had: Had) -> None:
@@ -78,10 +81,12 @@ def write_had(folder: Path, part: Part, had: Had) -> None:
             "received_ns": pa.array(had.received_ns, pa.int64()),
         }
     )
-    _write(folder, part, table, {"delivery": had.delivery})
+    _write(folder, part, table, {"delivery": had.delivery}, had.received)
 
 
-def _write(folder: Path, part: Part, table: pa.Table, measures: Mapping[str, Latencies]) -> None:
+def _write(
+    folder: Path, part: Part, table: pa.Table, measures: Mapping[str, Latencies], counts: Counts
+) -> None:
     parts = folder / PARTS
     parts.mkdir(exist_ok=True)
     candidate = parts / f".{part.name}.parquet.part"
@@ -89,6 +94,7 @@ def _write(folder: Path, part: Part, table: pa.Table, measures: Mapping[str, Lat
     candidate.replace(parts / f"{part.name}.parquet")
     values = asdict(part) | {
         "latencies": {name: each.as_json() for name, each in measures.items()},
+        "counts": counts.as_json(),
         "below_zero": {name: each.below_zero for name, each in measures.items()},
     }
     # Last: a part is there when its JSON is.

@@ -19,13 +19,19 @@ from bench.run import conduct as conducting
 from bench.run.cli import measured
 from bench.run.conduct import conduct
 from bench.run.drivers import started
+from bench.run.fates import Fates
 from bench.run.profile import Profile
 from bench.run.report import render_text
-from bench.run.result import gather
+from bench.run.result import Result, gather, percentiles
 from bench.run.standalone import Standalone
 from bench.run.written import read_parts
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
+
+
+def judged(result: Result) -> Fates:
+    assert result.fates is not None
+    return result.fates
 
 
 def profile(name: str, **time: float) -> Profile:
@@ -49,7 +55,7 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     result = measured(profile("whole"), tmp_path / "run", Standalone(cluster))
-    fates = result.fates
+    fates = judged(result)
     assert fates.published == fates.confirmed == fates.delivered > 200
     assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
     assert result.about["complete"]
@@ -57,6 +63,8 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert sum(result.latencies["delivery"].whole().values()) == fates.delivered + fates.doubled
     assert set(result.brokers) == {cluster.node(name).broker for name in cluster.names}
     assert "intended to confirmed" in render_text(result)
+    assert result.machine is not None
+    assert 0 < result.machine.brokers < result.machine.busy <= result.machine.cores
     # And as rows, for the reports of spark/.
     events = tmp_path / "run" / "events"
     assert json.loads((events / "manifest.json").read_text())["complete"]
@@ -71,9 +79,30 @@ def test_other_clients_are_measured_by_the_same_load(
     values = profile("peer", measured_s=2.0).as_json() | {"events": False}
     values["system"] = {"name": system, "brokers": 1}
     wanted = Profile.from_values(values, "test")
-    fates = measured(wanted, tmp_path / "run", Standalone(cluster, direct=True)).fates
+    fates = judged(measured(wanted, tmp_path / "run", Standalone(cluster, direct=True)))
     assert fates.published == fates.confirmed == fates.delivered > 100
     assert (fates.lost, fates.doubled, fates.altered, fates.late) == (0, 0, 0, 0)
+
+
+def test_a_broker_that_freezes_and_consumers_that_come_late_are_told_and_lose_nothing(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    values = profile("disturbed").as_json() | {
+        "disturbances": [{"at_s": 2, "what": "freeze", "broker": 1, "lasts_s": 1}],
+        "events": False,
+    }
+    values["load"]["consume_from_s"] = 3
+    wanted = Profile.from_values(values, "test")
+    result = measured(wanted, tmp_path / "run", Standalone(cluster))
+    fates = judged(result)
+    assert fates.published == fates.confirmed + fates.unknown > 200
+    assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
+    (done,) = result.about["disturbances"]
+    assert done["what"] == f"freeze {cluster.names[0]}"
+    assert done["ended_s"] - done["began_s"] >= 1
+    # The first message waited for its consumers, who came two seconds into the measured part.
+    assert percentiles(result.bins("delivery"))["p100"] > 1000
+    assert f"freeze {cluster.names[0]}" in render_text(result)
 
 
 def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
@@ -133,7 +162,7 @@ def test_a_coordinator_that_is_stopped_leaves_a_run_that_can_be_read(
     result = gather(folder)
     assert not result.about["complete"]
     assert result.faults[0] == why
-    assert result.fates.published > 0
+    assert sum(part.sent for part in result.parts) > 0
     assert "not to be trusted" in render_text(result)
 
 
@@ -147,7 +176,8 @@ def test_a_closed_loop_sends_so_many_however_long_it_takes(
     values = profile("closed", warm_up_s=0.0).as_json() | {"events": False}
     values["load"] |= {"schedule": {"kind": "closed", "count": 200}, "window": 5, "per_process": 2}
     result = measured(Profile.from_values(values, "test"), tmp_path / "run", Standalone(cluster))
-    assert result.fates.published == result.fates.confirmed == result.fates.delivered == 400
+    fates = judged(result)
+    assert fates.published == fates.confirmed == fates.delivered == 400
     assert result.per_s == pytest.approx(400 / result.measured_s)
     assert result.faults == []
 
@@ -158,7 +188,7 @@ def test_a_native_cluster_has_a_member_of_every_queue_on_every_node(tmp_path: Pa
     wanted = Profile.from_values(values, "test")
     # Declaring raises unless both nodes are members.
     with started(wanted, f"127.{1 + os.getpid() % 250}.77", print) as running:
-        fates = measured(wanted, tmp_path / "run", running).fates
+        fates = judged(measured(wanted, tmp_path / "run", running))
     assert fates.published == fates.confirmed == fates.delivered > 100
     assert (fates.lost, fates.doubled, fates.altered) == (0, 0, 0)
 

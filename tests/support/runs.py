@@ -25,9 +25,18 @@ WARM_UP_S, MEASURED_S = 2, 8
 
 
 def write_run(
-    folder: Path, *, rate: int = 200, lost: int = 0, slow: float = 1.0, complete: bool = True
+    folder: Path,
+    *,
+    rate: int = 200,
+    lost: int = 0,
+    slow: float = 1.0,
+    behind_s: float = 0.0,
+    complete: bool = True,
 ) -> None:
-    """Two publishers, one consumer, at so many messages a second together."""
+    """Two publishers, one consumer, at so many messages a second together.
+
+    behind_s: how long the last message waits, and each before it according to its place.
+    """
     chance = random.Random(1)
     folder.mkdir(parents=True, exist_ok=True)
     schedule = {"kind": "constant", "rate_per_s": rate}
@@ -53,12 +62,14 @@ def write_run(
     (folder / RUN).write_text(json.dumps(about))
     had = Had(START_NS, brokers=list(BROKERS))
     for number in range(2 if complete else 1):
-        _publisher(folder, number, rate // 2, had, chance, slow)
+        _publisher(folder, number, rate // 2, had, chance, (slow, behind_s))
     had_rows = len(had.sequences) - lost
     for rows in (had.publishers, had.sequences, had.broker_of, had.received_ns, had.intended_ns):
         del rows[had_rows:]
     intended = np.array(had.intended_ns, dtype=np.int64)
-    had.delivery.add(BROKERS[0], intended, np.array(had.received_ns, dtype=np.int64) - intended)
+    received = np.array(had.received_ns, dtype=np.int64)
+    had.received.add(BROKERS[0], received)
+    had.delivery.add(BROKERS[0], intended, received - intended)
     part = Part(
         name="consumer-0",
         kind=CONSUMER,
@@ -77,16 +88,26 @@ def write_run(
 
 
 def _publisher(
-    folder: Path, number: int, rate: int, had: Had, chance: random.Random, slow: float
+    folder: Path,
+    number: int,
+    rate: int,
+    had: Had,
+    chance: random.Random,
+    slowness: tuple[float, float],
 ) -> None:
+    slow, behind_s = slowness
     count = rate * (WARM_UP_S + MEASURED_S)
     sent = Sent(START_NS)
     intended = [START_NS + n * S // rate for n in range(count)]
-    took = [int(chance.lognormvariate(1, 0.5) * MS * slow) for _ in range(count)]
+    took = [
+        int(chance.lognormvariate(1, 0.5) * MS * slow + behind_s * S * place / count)
+        for place in range(count)
+    ]
     sent.intended_ns = array("q", intended)
     sent.outcomes = bytearray([CONFIRMED] * count)
     at, waits = np.array(intended, dtype=np.int64), np.array(took, dtype=np.int64)
     broker = BROKERS[number]
+    sent.settled.add(broker, at + waits)
     sent.confirm.add(broker, at, waits)
     sent.service.add(broker, at, waits // 2)
     sent.pacing.add("", at, waits // 50)

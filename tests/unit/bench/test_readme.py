@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.errors import InputInvalid
-from bench.figures.form import Figure, Results
-from bench.readme import update
+from bench.figures.form import Figure, Results, newest
+from bench.readme import FIRST, in_short, update
 
 REPEAT = "python -m bench figures"
 FIGURE = Figure(id="way.x", what="What", value=1, unit="s", repeat=REPEAT, goal="<= 2 s", met=True)
@@ -17,7 +18,8 @@ def test_only_the_text_between_the_markers_changes(tmp_path: Path) -> None:
     Results(name="r", environment={}, figures=(FIGURE,)).save(tmp_path)
     assert update(readme, tmp_path) == 1
     text = readme.read_text()
-    assert text.startswith("before\n<!-- figures -->\n| figure |")
+    assert text.startswith("before\n<!-- figures -->\n| | value |")
+    assert "1 figures that have a goal; 1 meet it" in text
     assert text.endswith("<!-- /figures -->\nafter\n")
     assert "old" not in text
     assert update(readme, tmp_path) == 1
@@ -36,6 +38,20 @@ def test_the_readme_shows_what_has_a_goal_and_a_page_beside_the_results_shows_al
     everything = (folder / "README.md").read_text()
     assert "way.x" in everything
     assert "way.y" in everything
+
+
+def test_what_is_asked_for_first_stands_first_also_when_it_is_missed() -> None:
+    name, *_ = FIRST
+    missed = replace(FIGURE, id=name, met=False)
+    lines = in_short([Results(name="r", environment={}, figures=(FIGURE, missed))]).splitlines()
+    assert lines[2] == f"| {FIRST[name]} | 1 s | <= 2 s (**not met**) |"
+    assert "2 figures that have a goal; 1 meet it" in lines[4]
+
+
+def test_every_figure_that_is_asked_for_first_has_been_measured() -> None:
+    folder = Path(__file__).resolve().parents[3] / "bench" / "results"
+    known = newest([Results.load(path) for path in folder.glob("*.json")])
+    assert not [name for name in FIRST if name not in known]
 
 
 def test_missing_markers_or_results_are_one_clear_error(tmp_path: Path) -> None:

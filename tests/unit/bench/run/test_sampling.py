@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.run.sampling import Probe, Sample, load, look, save, totals
+from bench.run.machine import Busy
+from bench.run.sampling import Probe, Sample, between, load, look, save, totals
 
 
 def counts() -> Mapping[str, int]:
@@ -42,9 +43,26 @@ def test_totals_are_of_the_measured_part() -> None:
     found = totals(samples, 2, 6)["mb1"]
     assert found["seconds"] == 4
     assert found["cpu_s"] == pytest.approx(2)
-    assert (found["written_bytes"], found["memory_mib"], found["ready_max"]) == (40, 106, 6)
+    assert (found["written_bytes"], found["memory_mib"], found["ready_max"]) == (40, 107, 7)
     assert found["syncs"] is None
     assert totals(samples[:1], 0, 9) == {}
+
+
+def test_what_was_used_between_two_samples_is_counted_by_its_part() -> None:
+    seen = [
+        Sample("mb1", at, cpu_s=at * 0.5, memory_mib=1.0, written_bytes=0) for at in (0.4, 1.4, 2.4)
+    ]
+    found = totals(seen, 0.9, 2.0)["mb1"]
+    assert found["seconds"] == pytest.approx(1.1)
+    assert found["cpu_s"] == pytest.approx(0.55)
+
+
+def test_a_counter_is_known_between_its_points_alone() -> None:
+    points = [(1.0, 10.0), (3.0, 30.0)]
+    assert between(points, 1.5, 2.5) == pytest.approx(10)
+    assert between(points, 0.5, 2.0) is None
+    assert between(points, 2.0, 3.5) is None
+    assert between([], 0.0, 1.0) is None
 
 
 def test_a_broker_that_was_killed_meanwhile_has_no_totals() -> None:
@@ -56,5 +74,8 @@ def test_a_broker_that_was_killed_meanwhile_has_no_totals() -> None:
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     samples = [Sample("mb1", 1.0, 2.0, 3.0, 4), Sample("mb1", 2.0, 2.5, 3.0, 5, 6, 7, 8)]
     save(tmp_path / "s.parquet", samples)
-    assert load(tmp_path / "s.parquet") == samples
-    assert load(tmp_path / "none.parquet") == []
+    assert load(tmp_path / "s.parquet", Sample) == samples
+    assert load(tmp_path / "none.parquet", Sample) == []
+    busy = [Busy(1.0, 2.0, 0.5, 3.0)]
+    save(tmp_path / "m.parquet", busy)
+    assert load(tmp_path / "m.parquet", Busy) == busy
