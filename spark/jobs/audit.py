@@ -242,13 +242,13 @@ def _fate_bar(row: dict[str, Any]) -> Bar:
     explained = sum(row[why] for why in audit.REPEATS if why != "unexplained")
     parts = (
         Part("as published", max(0, row["delivered"] - row["altered"])),
-        Part("pending", row["pending"], 4),
+        Part("pending", row["pending"], 2),
         Part("lost", row["lost"], "alarm"),
-        Part("altered", row["altered"], 6),
+        Part("altered", row["altered"], 5),
         Part("again, explained", explained, 1),
         Part("again, unexplained", row["unexplained"], 3),
         Part("never published", row["orphan_deliveries"], 7),
-        Part("not confirmed, and came", row["unconfirmed_delivered"], 5),
+        Part("not confirmed, and came", row["unconfirmed_delivered"], 4),
     )
     name = f"{row['topic']}/{row['subscription']}"
     return Bar(name, parts, f"{row['delivered']:,} of {row['expected']:,}")

@@ -46,8 +46,13 @@ def test_workers_run_this_interpreter(session: SparkSession) -> None:
 def test_an_interrupt_while_the_jvm_starts_takes_effect_when_it_has_started() -> None:
     done: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), _interrupted_afterwards():
-        signal.raise_signal(signal.SIGINT)
-        done.append("started")
+
+    def start() -> None:
+        with _interrupted_afterwards():
+            signal.raise_signal(signal.SIGINT)
+            done.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
     assert done == ["started"]
     assert signal.getsignal(signal.SIGINT) is before
