@@ -59,7 +59,7 @@ def silences(events: Sequence[Around]) -> str:
     drawn = [event for event in events if event.gaps]
     if not drawn:
         return ""
-    kinds = list(dict.fromkeys(gap.kind for event in drawn for gap in event.gaps))
+    kinds = sorted({gap.kind for event in drawn for gap in event.gaps}, reverse=True)
     inches = [TITLE_IN + AXIS_IN + ROW_IN * min(ROWS_MAX, len(event.gaps)) for event in drawn]
     with matplotlib.rc_context(SETTINGS | {"axes.grid.axis": "x"}):
         height_in, top_in = sum(inches), 0.0

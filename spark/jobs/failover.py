@@ -87,7 +87,8 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             Section(
                 title="Around each of them",
                 note="Bars: who was silent from when to when. A publisher had no confirm, a broker delivered "
-                "nothing new, while something waited for it. Shaded: as long as it lasted.",
+                "nothing new, while something waited for it. Shaded: as long as it lasted."
+                + _rest(found),
                 chart=silences(_events(found)),
             ),
             Section(
@@ -133,6 +134,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         ),
         tables="fates",
     )
+
+
+def _rest(found: dict[str, Any]) -> str:
+    count = len(found["incidents"])
+    return f" The first {FIGURES_MAX} of {count:,}." if count > FIGURES_MAX else ""
 
 
 def _events(found: dict[str, Any]) -> list[Around]:
