@@ -10,7 +10,7 @@ __all__ = ["COLUMNS", "Table", "columns_here", "table_of", "text_table"]
 
 ROWS_SHOWN_MAX = 40
 # In a terminal; a page has them all.
-TEXT_ROWS_MAX = 20
+TEXT_ROWS_MAX = 25
 # Where nobody looks on: in a file.
 COLUMNS = 120
 INDENT, BETWEEN = "  ", "  "

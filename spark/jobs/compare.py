@@ -121,10 +121,7 @@ def _page(
         ("", *names, "second / first"),
         [
             (
-                MEASURE_NAMES.get(row.name.rpartition(" ")[0], row.name.rpartition(" ")[0])
-                + f" {row.name.rpartition(' ')[2]}"
-                if row.unit == "ms"
-                else row.name.replace("_", " "),
+                _name(row),
                 *[_value(row, value) for value in (row.a, row.b)],
                 words.NONE if row.ratio is None else f"{row.ratio:.2f}",
             )
@@ -140,7 +137,7 @@ def _page(
         figures=tuple(
             Figure(
                 words.NONE if row.ratio is None else f"{row.ratio:.2f}",
-                row.name.replace("_", " "),
+                _name(row),
                 "second / first",
             )
             for row in rows
@@ -163,6 +160,13 @@ def _page(
         ),
         tables="throughput, latency_bins, fates",
     )
+
+
+def _name(row: Row) -> str:
+    measure, _, percentile = row.name.rpartition(" ")
+    if measure in MEASURE_NAMES:
+        return f"{MEASURE_NAMES[measure]} {percentile}"
+    return row.name.replace("_", " ")
 
 
 def _value(row: Row, value: float | None) -> str:

@@ -32,4 +32,4 @@ def test_a_terminal_gets_the_first_rows_and_how_many_more_there_are() -> None:
     table = table_of(("n",), [(str(n),) for n in range(30)])
     lines = text_table(table)
     assert len(lines) == 1 + TEXT_ROWS_MAX + 1
-    assert lines[-1] == "  10 more rows are on the page."
+    assert lines[-1] == "  5 more rows are on the page."
