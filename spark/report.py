@@ -152,6 +152,7 @@ def render_html(summary: Summary) -> str:
             latency_table=_latency_table(summary),
             figures=_figures(summary),
             rows_max=ROWS_SHOWN_MAX,
+            curves_max=BROKERS_DRAWN_MAX,
             gap=_gap,
         )
     )
@@ -286,13 +287,25 @@ def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str])
     return charts.over_time(
         [
             Panel("confirmed per second", layers if windows else [], "stack", height=3),
-            Panel("delivered per second", received[:BROKERS_DRAWN_MAX], "step", height=1.6),
+            Panel(
+                _some("delivered per second", received),
+                received[:BROKERS_DRAWN_MAX],
+                "step",
+                height=1.6,
+            ),
             Panel("latency", _latency_lines(timeline["latency"]), "line", "ms", height=2.4),
         ],
         marks=marks,
         spans=spans,
         until_s=ends,
     )
+
+
+def _some(title: str, series: Sequence[Series]) -> str:
+    """Says how many are drawn, where these are not all."""
+    if len(series) <= BROKERS_DRAWN_MAX:
+        return title
+    return f"{title}, {BROKERS_DRAWN_MAX} of {len(series)} subscriptions"
 
 
 def _windows(summary: Summary) -> tuple[list[int], int]:
