@@ -17,6 +17,7 @@ __all__ = ["describe", "load_average"]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMMAND_WITHIN_S = 10.0
+LIBRARIES = ("pika", "uvloop", "aio-pika", "kombu", "confluent-kafka", "pyspark")
 
 
 def describe() -> dict[str, Any]:
@@ -25,7 +26,7 @@ def describe() -> dict[str, Any]:
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
         "python": platform.python_version(),
-        "pika": importlib.metadata.version("pika"),
+        **{name: importlib.metadata.version(name) for name in LIBRARIES},
         "rabbitmq": _package("rabbitmq-server"),
         "haproxy": _first(r"version (\S+)", ["haproxy", "-v"]),
         "erlang": _package("erlang-base"),

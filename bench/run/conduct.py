@@ -29,6 +29,7 @@ from bench.run.sampling import Sampler
 from bench.run.schedule import Closed
 from bench.run.worker import PROFILE, members
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
+from bench.systems.turn import best_loop
 
 __all__ = ["MACHINE", "RUN", "SAMPLES", "conduct"]
 
@@ -57,7 +58,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
     (folder / "progress").mkdir()
     write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
-        "environment": describe(),
+        "environment": describe() | {"event_loop": best_loop()},
         "system": dict(running.about()),
         "durability": durability(profile),
         "complete": False,

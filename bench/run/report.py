@@ -226,6 +226,11 @@ def _fate_rows(result: Result) -> list[tuple[str, ...]]:
     )
     rows: list[tuple[str, ...]]
     rows = [(name, f"{getattr(fates, name):,}") for name in (*named, "altered", "late", "strange")]
+    rows += [
+        (f"below zero: {MEASURES[measure]}", f"{each.below_zero:,}")
+        for measure, each in result.latencies.items()
+        if each.below_zero
+    ]
     if result.earlier:
         rows.append(("of an earlier run", f"{result.earlier:,}"))
     return rows
