@@ -27,13 +27,13 @@ from bench.run.meeting import Start, missing, say_over, say_start
 from bench.run.profile import Profile
 from bench.run.sampling import Sampler
 from bench.run.schedule import Closed
-from bench.run.worker import PROFILE, members
+from bench.run.worker import PROFILE, RUN, members
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
 from bench.systems.turn import best_loop
 
-__all__ = ["MACHINE", "RUN", "SAMPLES", "conduct"]
+__all__ = ["MACHINE", "SAMPLES", "conduct"]
 
-RUN, SAMPLES, MACHINE = "run.json", "brokers.parquet", "machine.parquet"
+SAMPLES, MACHINE = "brokers.parquet", "machine.parquet"
 READY_WITHIN_S = 120.0
 # From the word to the load: processes poll for it.
 HEAD_START_S = 1.0

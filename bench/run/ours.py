@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import re
 from collections import deque
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
 from bench.run.schedule import Closed
 from bench.run.standalone import started
+from bench.run.worker import RUN
 from messagebus import (
     AsyncConsumer,
     AsyncPublisher,
@@ -60,7 +63,11 @@ def _bus(where: Where) -> BusConfig:
 def _recorder(profile: Profile, where: Where) -> Recorder | None:
     if not profile.events:
         return None
-    return Recorder(Path(where.folder) / EVENTS, run_id=profile.name, name=where.name)
+    folder = Path(where.folder)
+    at = json.loads((folder / RUN).read_text())["environment"]["at"]
+    # Runs of one profile are told apart by when they began.
+    run_id = f"{profile.name}-{re.sub('[-:]', '', at)}"
+    return Recorder(folder / EVENTS, run_id=run_id, name=where.name)
 
 
 class Sender:

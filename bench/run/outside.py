@@ -17,12 +17,12 @@ from bench.errors import InputInvalid
 from bench.figures.environment import describe, load_average
 from bench.manifest import write_atomically
 from bench.run import sampling
-from bench.run.conduct import MACHINE, RUN, SAMPLES
+from bench.run.conduct import MACHINE, SAMPLES
 from bench.run.drivers import Outside, Running, durability, measure_outside
 from bench.run.profile import Profile
 from bench.run.result import RESULT
 from bench.run.sampling import Sampler
-from bench.run.worker import PROFILE
+from bench.run.worker import PROFILE, RUN
 
 __all__ = ["conduct_outside", "render_outside"]
 

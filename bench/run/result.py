@@ -18,7 +18,7 @@ from hdrh.log import HistogramLogWriter
 from bench.errors import InputInvalid
 from bench.manifest import write_atomically
 from bench.run import sampling
-from bench.run.conduct import MACHINE, RUN, SAMPLES
+from bench.run.conduct import MACHINE, SAMPLES
 from bench.run.counts import Counts
 from bench.run.fates import Fates, judge
 from bench.run.latencies import Bins, Latencies, histogram, summed
@@ -28,7 +28,7 @@ from bench.run.profile import Profile
 from bench.run.sampling import Sample
 from bench.run.schedule import Constant, Poisson
 from bench.run.verdict import Client, behind, bottlenecks, unsteady
-from bench.run.worker import PROFILE
+from bench.run.worker import PROFILE, RUN
 from bench.run.written import CONSUMER, PUBLISHER, Part, read_outcomes, read_parts, read_received
 
 __all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]

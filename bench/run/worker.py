@@ -26,9 +26,9 @@ from bench.run.schedule import Closed, intended, striped
 from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
 from bench.systems.turn import best_loop, event_loop
 
-__all__ = ["PROFILE", "members", "worker"]
+__all__ = ["PROFILE", "RUN", "members", "worker"]
 
-PROFILE = "profile.json"
+PROFILE, RUN = "profile.json", "run.json"
 START_WITHIN_S = 120.0
 PROGRESS_S = 0.4
 NS = 1_000_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,9 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert 0 < result.machine.brokers < result.machine.busy <= result.machine.cores
     # And as rows, for the reports of spark/.
     events = tmp_path / "run" / "events"
-    assert json.loads((events / "manifest.json").read_text())["complete"]
+    manifest = json.loads((events / "manifest.json").read_text())
+    assert manifest["complete"]
+    assert re.fullmatch(r"whole-\d{8}T\d{6}Z", manifest["run_id"])
     rows = sum(path.read_text().count('"message_id"') for path in events.glob("published-*.ndjson"))
     assert rows == fates.published
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.run.conduct import RUN, SAMPLES
+from bench.run.conduct import SAMPLES
 from bench.run.consuming import Had
 from bench.run.fates import CONFIRMED
 from bench.run.profile import Profile
 from bench.run.publishing import Sent
 from bench.run.sampling import Sample, save
-from bench.run.worker import PROFILE
+from bench.run.worker import PROFILE, RUN
 from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
 
 S, MS = 1_000_000_000, 1_000_000
