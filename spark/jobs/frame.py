@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -193,8 +194,14 @@ def settings_for(size: int) -> dict[str, str]:
     return {"spark.sql.shuffle.partitions": str(partitions)}
 
 
+def is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and record.exc_info[0] is KeyboardInterrupt)
+
+
 def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:
     """Run a command whose return value is its exit code; wrong use and Ctrl-C are one line."""
+    # py4j logs a Ctrl-C that comes while it waits for the JVM, with a stack.
+    logging.getLogger().addFilter(is_no_interrupt)
     try:
         code = command.main(
             args=None if argv is None else list(argv), prog_name=prog_name, standalone_mode=False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,15 @@ from pyspark.sql import SparkSession
 
 from spark.ingest import ingest, plan
 from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
-from spark.jobs.frame import Answer, bad_faults, check_day, in_one_line, run_of, write
+from spark.jobs.frame import (
+    Answer,
+    bad_faults,
+    check_day,
+    in_one_line,
+    is_no_interrupt,
+    run_of,
+    write,
+)
 from spark.lake import Lake
 from spark.manifest import RunInvalid
 from spark.page import Page, render_text
@@ -64,6 +73,14 @@ def test_whatever_ends_a_job_is_one_line(
 
     assert in_one_line("audit", work) == 1
     assert capsys.readouterr().err == said
+
+
+def test_an_interrupt_is_not_logged_with_its_stack_and_all_else_is() -> None:
+    def record(kind: type[BaseException]) -> logging.LogRecord:
+        return logging.LogRecord("root", 40, "", 0, "", (), (kind, kind(), None))
+
+    assert not is_no_interrupt(record(KeyboardInterrupt))
+    assert is_no_interrupt(record(OSError))
 
 
 @pytest.mark.parametrize("day", ["2026", "2026-13-01", "yesterday", ""])
