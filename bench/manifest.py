@@ -20,7 +20,10 @@ from messagebus.telemetry.eventfile import Anchor
 __all__ = ["FILE_NAME", "INCIDENTS", "ConsumerEntry", "Incident", "Manifest", "write_atomically"]
 
 FILE_NAME = "manifest.json"
-INCIDENTS = ("kill", "cut", "start", "add", "remove", "reload")
+INCIDENTS = (
+    *("kill", "cut", "start", "add", "remove", "reload"),
+    *("freeze", "close", "alarm", "agent", "drain"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,33 @@
-"""The charts of a report: inline SVG whose text and lines take their colours from the page's style.
-
-matplotlib knows no style sheets, so it draws with marker colours that are then replaced by the page's
-variables: the same picture serves light, dark and print.
-"""
+"""The charts that most reports have: panels over one time axis, and latency by percentile."""
 
 from __future__ import annotations
 
-import io
-import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-matplotlib.use("svg")
-# On first use it builds a font cache, and would say so on standard error.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)
-
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
+from spark.drawing import (
+    ALARM,
+    COLOURS,
+    GRID,
+    HATCHES,
+    INK,
+    MARKERS,
+    MUTED,
+    PAGE,
+    SETTINGS,
+    WIDTH_IN,
+    log_milliseconds,
+    svg,
+)
 
 __all__ = [
-    "COLOURS",
     "DASHED",
     "DOTTED",
     "Dashes",
@@ -32,7 +35,6 @@ __all__ = [
     "Panel",
     "Series",
     "Span",
-    "milliseconds",
     "over_time",
     "percentiles",
 ]
@@ -41,51 +43,14 @@ Dashes: TypeAlias = tuple[float, float] | None
 DASHED: Dashes = (3, 2)
 DOTTED: Dashes = (1, 1.5)
 
-# Marker colours, replaced by variables of the page.
-INK, MUTED, GRID, ALARM = "#010203", "#040506", "#070809", "#0a0b0c"
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", ALARM: "--alarm"}
-# Distinguishable in print and with common colour blindness; readable on white and on near-black.
-COLOURS = (
-    "#3973ac",
-    "#d9912b",
-    "#4b9b7d",
-    "#a4628f",
-    "#7f8ea3",
-    "#b9b04b",
-    "#c4644f",
-    "#5f6caf",
-)
-SETTINGS: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "messagebus",
-    "font.size": 8.0,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "lines.linewidth": 1.4,
-    "lines.solid_capstyle": "round",
-}
-WIDTH_IN = 10.2
-# Labels of incidents closer than this part of the axis are put on different lines.
-LABEL_ROOM = 0.13
+# Of the figure's width, from there to there; names stand to the right.
+LEFT, RIGHT = 0.06, 0.8
 LABEL_LINES = 3
+# Of the axis: room that a letter of a label above it takes.
+LETTER = 0.0088
+# Beside a panel: letters in a line, and inches that a line takes.
+BESIDE_LETTERS, BESIDE_LINE_IN = 26, 0.16
+MARKS_A_LINE = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +93,12 @@ class Panel:
     unit: str = "count"
     height: float = 2.0
 
+    @property
+    def height_in(self) -> float:
+        """At least what the names beside it need."""
+        beside = len(self.series) + len(_wrapped(self.title)) + 1
+        return max(self.height * 0.9, beside * BESIDE_LINE_IN)
+
 
 def over_time(
     panels: Sequence[Panel],
@@ -138,12 +109,13 @@ def over_time(
     label: str = "Over the run, with incidents",
 ) -> str:
     """Panels one above the other; x is seconds since the start of the run."""
+    until_s = max(until_s, 1.0)
     with matplotlib.rc_context(SETTINGS):
         label_lines = _label_lines(marks, until_s)
-        above_in = 0.1 + 0.16 * (1 + max(label_lines, default=0))
-        height_in = sum(panel.height for panel in panels) * 0.9 + above_in
+        above_in = 0.1 + 0.16 * (1 + max((line or 0 for line in label_lines), default=0))
+        heights = [panel.height_in for panel in panels]
+        height_in = sum(heights) * 1.08 + above_in + 0.45
         figure = Figure(figsize=(WIDTH_IN, height_in))
-        heights = [panel.height for panel in panels]
         drawn = figure.subplots(
             len(panels),
             1,
@@ -155,30 +127,19 @@ def over_time(
             _panel(axes, panel)
             for span in spans:
                 colour = ALARM if span.alarm else MUTED
-                axes.axvspan(span.from_s, span.to_s, color=colour, alpha=0.08, linewidth=0)
+                axes.axvspan(span.from_s, span.to_s, color=colour, alpha=0.1, linewidth=0)
             for mark in marks:
                 colour = ALARM if mark.alarm else MUTED
                 axes.axvline(mark.at_s, color=colour, linewidth=0.8, dashes=(3, 2))
-        drawn[0].set_xlim(0, max(until_s, 1.0))
-        drawn[-1].set_xlabel("seconds since the start of the run")
+        drawn[0].set_xlim(0, until_s)
+        unnamed = sum(line is None for line in label_lines)
+        more = f"; {unnamed} marks had no room for their names" if unnamed else ""
+        drawn[-1].set_xlabel(f"seconds since the start of the run{more}")
         _label_marks(drawn[0], marks, label_lines, until_s)
-        bottom = 0.5 / height_in
-        figure.subplots_adjust(left=0.06, right=0.84, top=1 - above_in / height_in, bottom=bottom)
-        return _svg(figure, label)
-
-
-def _panel(axes: Axes, panel: Panel) -> None:
-    if panel.form == "stack":
-        _stack(axes, panel.series)
-    else:
-        _lines(axes, panel.series, step=panel.form == "step")
-    _title(axes, panel.title)
-    _legend(axes)
-    if panel.unit == "ms":
-        _log_milliseconds(axes)
-    else:
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        figure.subplots_adjust(
+            left=LEFT, right=RIGHT, top=1 - above_in / height_in, bottom=0.45 / height_in
+        )
+        return svg(figure, label)
 
 
 def percentiles(curves: Sequence[Series]) -> str:
@@ -203,33 +164,44 @@ def percentiles(curves: Sequence[Series]) -> str:
         panel.set_xticks(list(shown), list(shown.values()))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.grid(axis="x", color=GRID, linewidth=0.6)
-        _log_milliseconds(panel)
-        panel.set_xlabel("percentile")
-        _legend(panel)
-        figure.subplots_adjust(left=0.06, right=0.745, top=0.97, bottom=0.13)
-        return _svg(figure, "Latency by percentile")
+        log_milliseconds(panel)
+        panel.set_xlabel("percentile: so many of 100 messages took no longer")
+        _beside(panel, "latency", 3.5 * 0.84)
+        figure.subplots_adjust(left=LEFT, right=0.745, top=0.97, bottom=0.13)
+        return svg(figure, "Latency by percentile")
 
 
-def milliseconds(value: float) -> str:
-    """A duration for people: 85 µs, 1.24 ms, 120 ms, 1.03 s."""
-    if value < 0.9995:
-        return f"{value * 1000:.3g} µs"
-    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"
+def _panel(axes: Axes, panel: Panel) -> None:
+    if panel.form == "stack":
+        _stack(axes, panel.series)
+    else:
+        _lines(axes, panel.series, step=panel.form == "step")
+    _beside(axes, panel.title, panel.height_in)
+    if panel.unit == "ms":
+        log_milliseconds(axes)
+    else:
+        top = max((y for one in panel.series for y in one.y), default=0)
+        axes.set_ylim(bottom=0, top=None if top else 1)
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def _stack(panel: Axes, layers: Sequence[Series]) -> None:
     if not layers:
         return
     x = list(layers[0].x)
-    panel.stackplot(
+    drawn = panel.stackplot(
         x,
         *[layer.y for layer in layers],
-        labels=[layer.label for layer in layers],
+        labels=[_short(layer.label) for layer in layers],
         colors=[layer.colour or COLOURS[n % len(COLOURS)] for n, layer in enumerate(layers)],
         step="post",
         alpha=0.88,
-        linewidth=0,
+        linewidth=0.4,
+        edgecolor=PAGE,
     )
+    for number, area in enumerate(drawn):
+        area.set_hatch(HATCHES[number % len(HATCHES)])
 
 
 def _lines(panel: Axes, series: Iterable[Series], *, step: bool = False) -> None:
@@ -246,76 +218,102 @@ def _line(
     *,
     step: bool = False,
 ) -> None:
+    colour = series.colour or COLOURS[number % len(COLOURS)]
+    place = COLOURS.index(colour)
+    every = max(1, len(x) // MARKS_A_LINE)
     panel.plot(
         x,
         y,
-        label=series.label,
-        color=series.colour or COLOURS[number % len(COLOURS)],
+        label=_short(series.label),
+        color=colour,
         linestyle=(0, series.dashes) if series.dashes else "solid",
         linewidth=1.0 if series.dashes == DOTTED else 1.4,
         drawstyle="steps-post" if step else "default",
+        marker=MARKERS[place % len(MARKERS)],
+        markeredgewidth=0,
+        # Those of lines that lie on each other stand beside each other.
+        markevery=(number * every // 4 % max(1, len(x)), every),
     )
 
 
-def _log_milliseconds(panel: Axes) -> None:
-    panel.set_yscale("log")
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value)))
-    panel.yaxis.set_minor_locator(NullLocator())
-
-
-def _title(panel: Axes, text: str) -> None:
-    panel.text(1.012, 1.0, text, transform=panel.transAxes, va="top", color=INK, weight="bold")
-
-
-def _legend(panel: Axes) -> None:
+def _beside(panel: Axes, title: str, height_in: float) -> None:
+    """What is drawn, and the names of its parts, to the right."""
+    lines = _wrapped(title)
+    panel.text(
+        1.012,
+        1.0,
+        "\n".join(lines),
+        transform=panel.transAxes,
+        va="top",
+        color=INK,
+        weight="bold",
+        linespacing=1.2,
+    )
     handles, labels = panel.get_legend_handles_labels()
     if handles:
+        turn = -1 if len(panel.collections) else 1
         panel.legend(
-            handles[::-1] if len(panel.collections) else handles,
-            labels[::-1] if len(panel.collections) else labels,
+            handles[::turn],
+            labels[::turn],
             loc="upper left",
-            bbox_to_anchor=(1.002, 0.92),
+            bbox_to_anchor=(1.002, 1 - len(lines) * BESIDE_LINE_IN / height_in),
             borderaxespad=0,
-            handlelength=1.2,
+            borderpad=0.3,
+            labelspacing=0.3,
+            handlelength=1.8,
         )
 
 
-def _label_lines(marks: Sequence[Mark], until_s: float) -> list[int]:
-    """The line above the panel for each name: one that would cover an earlier one goes higher."""
-    taken = [-1.0] * LABEL_LINES
-    lines = []
+def _wrapped(title: str) -> list[str]:
+    return textwrap.wrap(title, BESIDE_LETTERS)
+
+
+def _short(label: str) -> str:
+    """Its beginning and its end, where it is too long to stand beside a panel."""
+    room = BESIDE_LETTERS + 8
+    if len(label) <= room:
+        return label
+    return f"{label[: room // 2]}\N{HORIZONTAL ELLIPSIS}{label[-room // 2 :]}"
+
+
+def _label_lines(marks: Sequence[Mark], until_s: float) -> list[int | None]:
+    """The line above the panel for each name: one that would cover another goes higher; None where
+    there is no room for it on any."""
+    taken: list[list[tuple[float, float]]] = [[] for _ in range(LABEL_LINES)]
+    lines: list[int | None] = []
     for mark in marks:
-        at = mark.at_s / max(until_s, 1.0)
-        free = [line for line, last in enumerate(taken) if at - last >= LABEL_ROOM]
-        line = free[0] if free else taken.index(min(taken))
-        taken[line] = at
-        lines.append(line)
+        begin, end = _extent(mark, until_s)
+        free = [
+            line
+            for line, others in enumerate(taken)
+            if all(end <= left or begin >= right for left, right in others)
+        ]
+        lines.append(free[0] if free else None)
+        if free:
+            taken[free[0]].append((begin, end))
     return lines
 
 
-def _label_marks(panel: Axes, marks: Sequence[Mark], lines: Sequence[int], until_s: float) -> None:
+def _extent(mark: Mark, until_s: float) -> tuple[float, float]:
+    """Of its name, in parts of the axis: to the right of the mark, where there is room for it."""
+    at, width = mark.at_s / until_s, (len(mark.label) + 1) * LETTER
+    return (at, at + width) if at + width <= 1 else (at - width, at)
+
+
+def _label_marks(
+    panel: Axes, marks: Sequence[Mark], lines: Sequence[int | None], until_s: float
+) -> None:
     for mark, line in zip(marks, lines, strict=True):
-        at = mark.at_s / max(until_s, 1.0)
+        if line is None:
+            continue
+        to_the_right = _extent(mark, until_s)[1] > mark.at_s / until_s
         panel.annotate(
             mark.label,
             (mark.at_s, 1),
             xycoords=("data", "axes fraction"),
-            xytext=(2 if at < 1 - LABEL_ROOM / 2 else -2, 4 + 11 * line),
+            xytext=(2 if to_the_right else -2, 4 + 11 * line),
             textcoords="offset points",
-            ha="left" if at < 1 - LABEL_ROOM / 2 else "right",
+            ha="left" if to_the_right else "right",
             color=ALARM if mark.alarm else MUTED,
             annotation_clip=False,
         )
-
-
-def _svg(figure: Figure, label: str) -> str:
-    target = io.StringIO()
-    metadata: Mapping[str, None] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(target, format="svg", metadata=metadata)
-    text = target.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    text = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -22,6 +22,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from spark.manifest import RunInvalid
+
 __all__ = ["DATE", "RUN", "SOURCE", "Lake", "address_of", "pattern_of"]
 
 DATE, RUN, SOURCE = "date", "run_id", "source"
@@ -88,6 +90,25 @@ class Lake:
     def runs(self) -> list[str]:
         """The runs that were ingested, by name."""
         return sorted(path.name for path in self.folder(NOTES).glob("*") if path.is_dir())
+
+    def check(self) -> None:
+        """Raises RunInvalid where nothing can be written, before any work is done."""
+        probe = self.root / f".probe-{os.getpid()}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as fault:
+            raise RunInvalid(
+                f"{self.root}: the lake cannot be written: {fault.strerror}"
+            ) from fault
+
+    def days(self, run_id: str, names: Sequence[str]) -> list[str]:
+        """On which a run has rows in any of these tables, in order."""
+        found = (
+            path for name in names for path in self.folder(name).glob(f"{DATE}=*/{RUN}={run_id}")
+        )
+        return sorted({path.parent.name.partition("=")[2] for path in found})
 
     def run_folder(self, run_id: str) -> Path:
         return self.folder(NOTES) / run_id

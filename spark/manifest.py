@@ -23,7 +23,14 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-INCIDENTS = ("kill", "cut", "start", "add", "remove", "reload")
+# Below the folder of a run of bench, which has much besides.
+BENCH_EVENTS = "events"
+INCIDENTS = (
+    *("kill", "cut", "start", "add", "remove", "reload"),
+    *("freeze", "close", "alarm", "agent", "drain"),
+)
+# In these, links end with acks under way that may be lost.
+CUTS = ("kill", "cut", "freeze", "close")
 # A run's id names a folder of tables.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -88,8 +95,8 @@ class Manifest:
 
     @property
     def kills(self) -> list[tuple[str, int]]:
-        """(broker, when) of every kill, and of links cut: acks under way may be lost in both."""
-        return [(i.broker, i.at_ns) for i in self.incidents if i.kind in ("kill", "cut")]
+        """(broker, when) of every kill, and of what else cuts links."""
+        return [(i.broker, i.at_ns) for i in self.incidents if i.kind in CUTS]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -100,7 +107,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError as fault:
-        raise RunInvalid(f"{folder}: no {MANIFEST} in it: not the folder of a run") from fault
+        within = folder / BENCH_EVENTS
+        hint = f"; its events are in {within}" if (within / MANIFEST).exists() else ""
+        raise RunInvalid(f"{folder}: no {MANIFEST} in it: not the folder of a run{hint}") from fault
     except (OSError, ValueError) as fault:
         raise RunInvalid(f"{path}: not readable JSON: {fault}") from fault
     try:

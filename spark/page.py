@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from spark.charts import milliseconds
+from spark.bars import LOOKS, NO_BARS, Bars
+from spark.drawing import milliseconds
+from spark.tables import COLUMNS, Table, text_table
 
 __all__ = [
     "Figure",
     "Page",
     "Section",
-    "Table",
     "environment",
     "render_html",
     "render_text",
-    "table_of",
-    "text_table",
 ]
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 PAGE = "page.html.j2"
-ROWS_SHOWN_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +34,14 @@ class Figure:
     more: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells are text. left: how many columns are words. left_out: which rows are not shown."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-    left_out: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """chart: SVG, "" for none."""
+    """chart: SVG, "" for none. bars: beside it or instead."""
 
     title: str
     note: str = ""
     chart: str = ""
+    bars: Bars = NO_BARS
     tables: tuple[Table, ...] = ()
 
 
@@ -78,22 +67,10 @@ class Page:
     def shown(self) -> list[Section]:
         """The sections with something in them."""
         return [
-            each for each in self.sections if each.chart or any(table.rows for table in each.tables)
+            each
+            for each in self.sections
+            if each.chart or each.bars.bars or any(table.rows for table in each.tables)
         ]
-
-
-def table_of(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    left: int = 1,
-    shown_max: int = ROWS_SHOWN_MAX,
-) -> Table:
-    """A table of the first rows; the rest is counted."""
-    shown = tuple(tuple(row) for row in rows[:shown_max])
-    rest = len(rows) - len(shown)
-    left_out = f"{rest:,} more rows are in the JSON beside this page." if rest else ""
-    return Table(tuple(head), shown, left, left_out)
 
 
 def environment() -> Environment:
@@ -108,6 +85,7 @@ def environment() -> Environment:
     made.filters |= {
         "number": lambda value: f"{value:,.0f}",
         "ms": milliseconds,
+        "look": lambda value: value if isinstance(value, str) else value % LOOKS,
         "words": lambda text: text.replace("_", " "),
     }
     return made
@@ -118,35 +96,25 @@ def render_html(page: Page) -> str:
     return environment().get_template(PAGE).render(page=page)
 
 
-def render_text(page: Page) -> str:
+def render_text(page: Page, columns: int = COLUMNS) -> str:
     """The same without the charts and the words' meaning."""
     lines = [
         f"{page.job}, {page.title}: {page.verdict}",
         *[f"  ! {fault}" for fault in page.faults],
         f"  {page.meta}",
         "",
-        *[
-            "  " + "  ".join(filter(None, (each.value, each.what, each.more and f"({each.more})")))
-            for each in page.figures
-        ],
+        *_figures(page.figures),
     ]
     for section in page.shown:
         for table in section.tables:
             if table.rows:
-                lines += ["", f"  {section.title}", *text_table(table)]
+                lines += ["", f"  {section.title}", *text_table(table, columns)]
     return "\n".join(lines)
 
 
-def text_table(table: Table) -> list[str]:
-    """Columns of text; words to the left, numbers to the right."""
-    every = (table.head, *table.rows)
-    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
-    align: list[Callable[[str, int], str]] = [
-        str.ljust if number < table.left else str.rjust for number in range(len(table.head))
+def _figures(figures: Sequence[Figure]) -> list[str]:
+    width = max((len(each.value) for each in figures), default=0)
+    return [
+        f"  {each.value:>{width}}  {each.what}" + (f" ({each.more})" if each.more else "")
+        for each in figures
     ]
-    lines = [
-        "  "
-        + "  ".join(put(cell, width) for put, cell, width in zip(align, row, widths, strict=True))
-        for row in every
-    ]
-    return [line.rstrip() for line in lines] + ([f"  {table.left_out}"] if table.left_out else [])

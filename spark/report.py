@@ -9,10 +9,13 @@ from typing import Any
 
 from spark import charts
 from spark.audit import REPEATS
-from spark.charts import COLOURS, DASHED, DOTTED, Dashes, Mark, Panel, Series, Span, milliseconds
+from spark.bars import Bar, Bars, Part
+from spark.charts import DASHED, DOTTED, Dashes, Mark, Panel, Series, Span
+from spark.drawing import COLOURS, milliseconds
 from spark.latency import CONFIRM, END_TO_END, RECEIVED_SENT, SENT, SUBSCRIPTION, WHOLE
-from spark.page import Table, environment, text_table
+from spark.page import environment
 from spark.summary import Summary
+from spark.tables import COLUMNS, Table, text_table
 from spark.throughput import CONFIRMED, DELIVERED
 
 __all__ = ["marks_and_spans", "render_html", "render_text", "write_reports"]
@@ -30,6 +33,9 @@ MEASURE_NAMES = {
     END_TO_END: "end to end: intended to received",
     RECEIVED_SENT: "end to end: sent to received",
 }
+# Shaded from their beginning to their end; of a killed broker, until it is back.
+LASTING = ("add", "remove", "freeze", "alarm", "agent", "drain")
+DOWN = ("kill", "freeze")
 INCIDENT_NAMES = {
     "kill": "{} killed",
     "cut": "links to {} cut",
@@ -37,18 +43,22 @@ INCIDENT_NAMES = {
     "add": "add {}",
     "remove": "remove {}",
     "reload": "balancer reloaded",
+    "freeze": "{} frozen",
+    "close": "{} closes links",
+    "alarm": "{} in alarm",
+    "agent": "agent of {} killed",
+    "drain": "{} drains",
 }
 
 
-def write_reports(summary: Summary, out: Path) -> str:
-    """Write report.html and report.txt into `out`; returns the text."""
-    text = render_text(summary)
-    (out / "report.txt").write_text(text + "\n")
+def write_reports(summary: Summary, out: Path, columns: int = COLUMNS) -> str:
+    """Write report.html and report.txt into `out`; returns the text for so many columns."""
+    (out / "report.txt").write_text(render_text(summary) + "\n")
     (out / "report.html").write_text(render_html(summary))
-    return text
+    return render_text(summary, columns)
 
 
-def render_text(summary: Summary) -> str:
+def render_text(summary: Summary, columns: int = COLUMNS) -> str:
     """A screenful: verdict, audit per subscription, latency, balance, gaps."""
     short = _short_names(summary)
     doubled = summary["doubled"]
@@ -64,6 +74,7 @@ def render_text(summary: Summary) -> str:
         f"  lines read {summary['lines']['read']:,}, bad {summary['lines']['bad']:,}",
         "",
         *_table(
+            columns,
             ("subscription", "expected", "delivered", "lost", "altered", "doubled"),
             [
                 (
@@ -76,6 +87,7 @@ def render_text(summary: Summary) -> str:
         ),
         "",
         *_table(
+            columns,
             ("broker", "confirmed", "per s", "deliveries", "lost", "longest gap"),
             [
                 (
@@ -91,6 +103,7 @@ def render_text(summary: Summary) -> str:
         ),
         "",
         *_table(
+            columns,
             ("publisher", "published", "confirmed", "retried", "lost", "longest gap"),
             [
                 (
@@ -103,6 +116,7 @@ def render_text(summary: Summary) -> str:
         ),
         "",
         *_table(
+            columns,
             ("latency", *[f"p{each:g}" for each in TABLE_PERCENTILES]),
             [
                 (row["label"], *[milliseconds(value) for value in row["values"]])
@@ -131,16 +145,33 @@ def render_html(summary: Summary) -> str:
             **{key: value for key, value in summary.items() if key != "timeline"},
             short=short,
             reasons=REPEATS,
-            colours={broker: COLOURS[number] for number, broker in enumerate(drawn)},
+            broker_bars=_broker_bars(summary, short, drawn),
             over_time=_over_time(summary, short, drawn),
             percentiles=_percentiles(summary),
             table_percentiles=[f"p{each:g}" if each < 100 else "max" for each in TABLE_PERCENTILES],
             latency_table=_latency_table(summary),
             figures=_figures(summary),
             rows_max=ROWS_SHOWN_MAX,
+            curves_max=BROKERS_DRAWN_MAX,
             gap=_gap,
         )
     )
+
+
+def _broker_bars(summary: Summary, short: Mapping[str, str], drawn: Sequence[str]) -> Bars:
+    """Shares, in the colours of the chart over time."""
+    rows, total = summary["brokers"], summary["confirmed"]
+    looks = {broker: number for number, broker in enumerate(drawn)}
+    bars = [
+        Bar(
+            short[row["broker"]],
+            (Part("confirmed", row["confirmed"], looks.get(row["broker"], len(COLOURS) - 1)),),
+            f"{row['confirmed'] / total:.1%}",
+        )
+        for row in rows[:ROWS_SHOWN_MAX]
+        if total
+    ]
+    return Bars(tuple(bars), total / len(rows) if rows else None, "Upright line: an even share.")
 
 
 def _figures(summary: Summary) -> list[tuple[str, str, str]]:
@@ -256,13 +287,25 @@ def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str])
     return charts.over_time(
         [
             Panel("confirmed per second", layers if windows else [], "stack", height=3),
-            Panel("delivered per second", received[:BROKERS_DRAWN_MAX], "step", height=1.6),
+            Panel(
+                _some("delivered per second", received),
+                received[:BROKERS_DRAWN_MAX],
+                "step",
+                height=1.6,
+            ),
             Panel("latency", _latency_lines(timeline["latency"]), "line", "ms", height=2.4),
         ],
         marks=marks,
         spans=spans,
         until_s=ends,
     )
+
+
+def _some(title: str, series: Sequence[Series]) -> str:
+    """Says how many are drawn, where these are not all."""
+    if len(series) <= BROKERS_DRAWN_MAX:
+        return title
+    return f"{title}, {BROKERS_DRAWN_MAX} of {len(series)} subscriptions"
 
 
 def _windows(summary: Summary) -> tuple[list[int], int]:
@@ -304,12 +347,14 @@ def marks_and_spans(
         Mark(
             one["at_s"],
             INCIDENT_NAMES[one["kind"]].format(short.get(one["broker"], one["broker"])),
-            alarm=one["kind"] == "kill",
+            alarm=one["kind"] in DOWN,
         )
         for one in incidents
     ]
     spans = [
-        Span(one["at_s"], one["done_s"]) for one in incidents if one["kind"] in ("add", "remove")
+        Span(one["at_s"], one["done_s"], alarm=one["kind"] in DOWN)
+        for one in incidents
+        if one["kind"] in LASTING
     ]
     for kill in (one for one in incidents if one["kind"] == "kill"):
         back = [
@@ -371,5 +416,5 @@ def _gap(row: Mapping[str, Any]) -> str:
     return f"{milliseconds(row['longest_gap_ms'])} at {row['longest_gap_at_s']:.1f} s"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return text_table(Table(tuple(head), tuple(map(tuple, rows))))
+def _table(columns: int, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return text_table(Table(tuple(head), tuple(map(tuple, rows))), columns)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +102,32 @@ def _start(app: str, settings: Mapping[str, str]) -> None:
     SparkContext(conf=conf, gateway=_launched(conf))
 
 
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """A Ctrl-C in here takes effect at the end of it.
+
+    A JVM whose start is not waited for finds nobody to say its port to, and stays for ever.
+    """
+    is_heard = signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN)
+    if not is_heard or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            raise KeyboardInterrupt
+
+
 def _launched(conf: SparkConf) -> Any:
     # The JVM's own standard error has notices of its start, and, if it does not start, the reason.
     with tempfile.TemporaryFile("w+") as notices:
         try:
-            return launch_gateway(conf, {"stderr": notices})  # type: ignore[no-untyped-call]
+            with _interrupted_afterwards():
+                return launch_gateway(conf, {"stderr": notices})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as fault:
             notices.seek(0)
             said = [line.strip() for line in notices if not line.startswith("WARNING")]

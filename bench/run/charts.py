@@ -20,7 +20,7 @@ ANY = "any node"
 
 def percentile_chart(result: Result) -> str:
     """Latency by percentile, from the intended time and, dashed, from the sending."""
-    return by_percentile(_curves(result), label="Latency by percentile", unit=milliseconds)
+    return by_percentile(_curves(result), label="Latency", unit=milliseconds)
 
 
 def _curves(result: Result) -> list[Line]:
@@ -38,18 +38,18 @@ def _curves(result: Result) -> list[Line]:
     return lines
 
 
-TAILS = {"confirm": ", intended", "service": ", sent", "delivery": "", "pacing": ""}
+TAILS = {"confirm": ", from intended", "service": ", from sent", "delivery": "", "pacing": ""}
 
 
 def rates_chart(result: Result) -> str:
     lines = [
-        Line(f"confirmed, {broker or ANY}", list(range(len(rates))), rates, False, number)
+        Line(broker or ANY, list(range(len(rates))), rates, False, number)
         for number, (broker, rates) in enumerate(result.rates("confirm").items())
     ]
     measured = result.measured
     return over_time(
-        lines[:8],
-        label="Confirmed messages a second",
+        lines,
+        label="Confirmed messages a second, by broker",
         unit=lambda value: f"{value:,.0f}/s",
         shaded=(measured.start, measured.stop),
         marks=_marks(result),
@@ -62,7 +62,7 @@ def _marks(result: Result) -> list[tuple[float, str]]:
     for each in result.about.get("disturbances", []):
         found.append((each["began_s"], each["what"]))
         if each["ended_s"] is not None:
-            found.append((each["ended_s"], "over"))
+            found.append((each["ended_s"], f"{each['what'].split()[0]} over"))
     return found
 
 
@@ -77,13 +77,13 @@ def waiting_chart(result: Result) -> str:
         ]
         if points:
             x, y = zip(*points, strict=True)
-            lines.append(Line(f"waiting, {broker}", x, y, False, number))
+            lines.append(Line(broker, x, y, False, number))
     if not any(value for line in lines for value in line.y):
         return ""
     measured = result.measured
     return over_time(
-        lines[:8],
-        label="Messages waiting in queues",
+        lines,
+        label="Messages waiting in queues, by broker",
         unit=lambda value: f"{value:,.0f}",
         shaded=(measured.start, measured.stop),
         marks=_marks(result),
@@ -106,8 +106,9 @@ def latency_chart(result: Result) -> str:
     measured = result.measured
     return over_time(
         lines,
-        label="Latency over time",
+        label="Latency",
         unit=milliseconds,
+        by_powers=True,
         shaded=(measured.start, measured.stop),
         marks=_marks(result),
     )
@@ -115,5 +116,5 @@ def latency_chart(result: Result) -> str:
 
 def milliseconds(value: float) -> str:
     if value < 0.9995:
-        return f"{value * 1000:.3g} us"
+        return f"{value * 1000:.3g} µs"
     return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"

@@ -31,6 +31,8 @@ from bench.run.schedule import Constant
 from bench.run.series import Results, Step, carry_out, had
 from bench.run.summary import page
 from bench.run.systems import SYSTEMS
+from bench.run.tables import columns_here
+from bench.run.told import Told
 from bench.run.workloads import WORKLOADS
 from ops.local.layout import DEFAULT_NETWORK
 
@@ -106,7 +108,7 @@ def work_through(
     workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
-    summarize(name, "\n".join(workload.told(results, repeat)), place, list(results))
+    summarize(name, workload.told(results, repeat), place, list(results))
     if name_of_file:
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
@@ -119,11 +121,11 @@ def work_through(
     return list(results.values())
 
 
-def summarize(title: str, text: str, place: Path, runs: Sequence[str]) -> None:
+def summarize(title: str, told_of: Told, place: Path, runs: Sequence[str]) -> None:
     """What several runs say in all, printed and beside their folders."""
-    (place / "summary.txt").write_text(text + "\n")
-    write_atomically(place / "summary.html", page(title, text, place, runs))
-    click.echo(f"\n{text}\n\n{place / 'summary.html'}")
+    (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
+    write_atomically(place / "summary.html", page(title, told_of, place, runs))
+    click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
 
 
 def with_system(profile: Profile, name: str | None) -> Profile:
@@ -146,9 +148,10 @@ def report(folder: Path) -> None:
         click.echo(write_outside(found, folder))
         faults = found["faults"]
     else:
-        faults = saved(folder).faults
-        click.echo((folder / "report.txt").read_text())
-        click.echo(folder / "report.html")
+        result = saved(folder)
+        faults = result.faults
+        click.echo(reports.render_text(result, columns_here()))
+        click.echo(f"\n{folder / 'report.html'}")
     if faults:
         raise BenchError(faults[0])
 
@@ -270,7 +273,7 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     place = made(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
     search = Knee(first=schedule.rate_per_s, top=top)
     runs: list[str] = []
-    lines: list[str] = []
+    lines: list[tuple[str, str]] = []
     while (rate := search.next_rate()) is not None:
         load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
         name = f"{rate:010.2f}-{search.count(rate) + 1}"
@@ -278,10 +281,11 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         fault = fault_of(one_by_one([step], place, network)[name], p99_max_ms)
         search.note(rate, fault)
         runs.append(name)
-        lines.append(f"{rate:,.0f}/s {f'fails: {fault}' if fault else 'holds'}")
-        click.echo(lines[-1])
+        lines.append((f"{rate:,.0f}/s", f"fails: {fault}" if fault else "holds"))
+        click.echo(" ".join(lines[-1]))
     answer = search.told(p99_max_ms)
-    summarize(f"knee {profile}", "\n".join([answer, "", *lines]), place, runs)
+    told_of = Told(title=answer, head=("rate", "how it went"), rows=lines, left=2)
+    summarize(f"knee {profile}", told_of, place, runs)
     if not search.held:
         raise BenchError(answer)
 
@@ -342,9 +346,11 @@ def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, A
 def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
     """One run, with its report printed."""
     found = of_any_load(profile, folder, running)
-    click.echo((folder / "report.txt").read_text())
-    if not found.get("outside"):
-        click.echo(folder / "report.html")
+    if found.get("outside"):
+        click.echo((folder / "report.txt").read_text())
+    else:
+        click.echo(reports.render_text(gather(folder), columns_here()))
+        click.echo(f"\n{folder / 'report.html'}")
     return found
 
 

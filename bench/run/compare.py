@@ -14,7 +14,7 @@ from bench.errors import InputInvalid
 from bench.run.numbers import NUMBERS, Number, numbers_of
 from bench.run.ratios import Ratio, is_worse, ratio_of
 from bench.run.rounds import middle
-from bench.run.tables import table
+from bench.run.tables import text_table
 from bench.run.tables import told as told_value
 
 __all__ = ["PAIRS_MIN", "Compared", "Comparison", "compare", "told", "why_left_out"]
@@ -140,9 +140,12 @@ def _broken(run: Run) -> str:
 
 def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str]:
     """As a table of text."""
-    rows: list[Sequence[str]] = [("", *names, "second / first, 95 %")]
+    rows = []
     for each in compared.numbers:
-        mark = "  REGRESSION" if each.is_regression(bound) else ""
+        mark = "REGRESSION" if each.is_regression(bound) else ""
         values = (told_value(middle(arm)) for arm in (each.a, each.b))
-        rows.append((each.number.name, *values, each.in_words + mark))
-    return [*table(rows), f"medians of {compared.pairs} pairs", *compared.left_out]
+        rows.append((each.number.name, *values, each.in_words, mark))
+    table = text_table(
+        (f"medians of {compared.pairs} pairs", *names, "second / first, 95 %", ""), rows
+    )
+    return [*table, *compared.left_out]

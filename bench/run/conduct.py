@@ -6,6 +6,7 @@ So is one that was interrupted.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -17,11 +18,11 @@ from typing import Any
 from bench.control import read_progress
 from bench.errors import BenchError
 from bench.figures.environment import CHECKOUT, describe, load_average
-from bench.manifest import write_atomically
+from bench.manifest import FILE_NAME, Incident, Manifest, write_atomically
 from bench.processes import Children
 from bench.run import sampling
 from bench.run.disturbing import Disturber
-from bench.run.drivers import Running, durability
+from bench.run.drivers import EVENTS, Running, durability
 from bench.run.folders import made_empty
 from bench.run.meeting import Start, missing, say_over, say_start
 from bench.run.profile import Profile
@@ -97,6 +98,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
         if disturber:
             about["disturbances"] = disturber.stop()
             about["faults"] = [*about["faults"], *disturber.missed()]
+            _note_incidents(folder / EVENTS, disturber.incidents())
         if sampler:
             samples, busy = sampler.stop()
             sampling.save(folder / SAMPLES, samples)
@@ -205,6 +207,13 @@ def _finish(children: Children, folder: Path, names: Names) -> None:
     there = {part.name for part in read_parts(folder)}
     if lacking := [name for name in _all(names) if name not in there]:
         raise BenchError(f"wrote nothing: {', '.join(lacking)}")
+
+
+def _note_incidents(events: Path, incidents: Sequence[Incident]) -> None:
+    """Into the manifest that the recorders have made, if there is one."""
+    if (events / FILE_NAME).exists():
+        manifest = Manifest.load(events)
+        dataclasses.replace(manifest, incidents=tuple(incidents)).save(events)
 
 
 def _all(names: Names) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.faults import Fault
+from bench.manifest import Incident
 from bench.run.drivers import Running
 from bench.run.profile import Disturbance
 
@@ -34,6 +35,7 @@ class Disturber:
         self._wanted = disturbances
         self._start_ns = start_ns
         self._made: list[Fault] = [running.fault(each.what, each.broker) for each in disturbances]
+        self._brokers = [probe.broker for probe in running.probes()]
         self._done: dict[int, dict[str, Any]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="disturber", daemon=True)
@@ -59,6 +61,28 @@ class Disturber:
             if number not in self._done and not self.faults
         ]
 
+    def incidents(self) -> list[Incident]:
+        """The same for the manifest of recorded events; a broker that was killed came back."""
+        found = []
+        for number, done in sorted(self._done.items()):
+            fault, broker = self._made[number], self._broker(number)
+            began = self._ns(done["began_s"])
+            ended = None if done["ended_s"] is None else self._ns(done["ended_s"])
+            # A kill is done at once; how long the broker is away is said by its start.
+            is_kill = fault.name == "kill"
+            done_ns = began if is_kill else ended
+            found.append(Incident(kind=fault.name, broker=broker, at_ns=began, done_ns=done_ns))
+            if is_kill and ended is not None:
+                found.append(Incident(kind="start", broker=broker, at_ns=ended))
+        return sorted(found, key=lambda one: one.at_ns)
+
+    def _broker(self, number: int) -> str:
+        """As events and charts name it; "" for what is about none."""
+        return self._brokers[self._wanted[number].broker - 1] if self._made[number].target else ""
+
+    def _ns(self, at_s: float) -> int:
+        return self._start_ns + int(at_s * 1e9)
+
     def _run(self) -> None:
         for at_s, number, begins in steps(self._wanted):
             self._over.wait(max(0.0, at_s - self._now_s()))
@@ -73,7 +97,8 @@ class Disturber:
     def _step(self, number: int, *, begins: bool) -> None:
         fault = self._made[number]
         if begins:
-            self._done[number] = {"what": str(fault), "began_s": self._now_s(), "ended_s": None}
+            what = f"{fault.name} {self._broker(number)}".rstrip()
+            self._done[number] = {"what": what, "began_s": self._now_s(), "ended_s": None}
             fault.begin()
         else:
             fault.end()

@@ -23,6 +23,7 @@ from bench.run.sampling import Probe
 from bench.run.systems import SYSTEMS
 
 __all__ = [
+    "EVENTS",
     "Delivered",
     "End",
     "Outside",
@@ -36,6 +37,9 @@ __all__ = [
     "sender",
     "started",
 ]
+
+EVENTS = "events"
+"""In a run's folder: rows for ``python -m spark``, where the profile wants them."""
 
 
 class End(NamedTuple):

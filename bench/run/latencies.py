@@ -56,10 +56,12 @@ class Latencies:
 
     def add(self, broker: str, at_ns: Rows, values_ns: Rows) -> None:
         """Take in many values of one broker at once; at_ns: says to which second each belongs."""
-        good = values_ns >= 0
-        self.below_zero += int(len(values_ns) - good.sum())
-        seconds = (at_ns[good] - self.start_ns) // SECOND_NS
-        keys = (seconds << 20) + indexes(np.minimum(values_ns[good], TOP_NS - 1))
+        if len(values_ns) and values_ns.min() < 0:
+            good = values_ns >= 0
+            self.below_zero += int(len(values_ns) - good.sum())
+            at_ns, values_ns = at_ns[good], values_ns[good]
+        seconds = (at_ns - self.start_ns) // SECOND_NS
+        keys = (seconds << 20) + indexes(np.minimum(values_ns, TOP_NS - 1))
         for key, count in zip(*np.unique(keys, return_counts=True), strict=True):
             second, index = int(key) >> 20, int(key) & ((1 << 20) - 1)
             bins = self.bins[second, broker]

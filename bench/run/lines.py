@@ -11,8 +11,8 @@ from bench.run.numbers import numbers_of
 from bench.run.profile import Profile
 from bench.run.rounds import in_rounds, middle, samples, turns_of
 from bench.run.series import Step
-from bench.run.tables import table
 from bench.run.tables import told as told_value
+from bench.run.told import Bar, Told, faults_of
 
 __all__ = [
     "MATRIX",
@@ -45,10 +45,11 @@ def matrix_steps(profiles: Iterable[Profile], repeat: int = 1, part: int = 1) ->
     return in_rounds([Step(each.name, shorter(each, part)) for each in profiles], repeat)
 
 
-def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
     """Medians of all turns. Corrected: from the intended time. Uncorrected: from the sending, as most
     tools have it."""
-    rows: list[Sequence[str]] = [("ms", "", "confirmed/s", "samples", *SHOWN)]
+    rows: list[Sequence[str]] = []
+    bars: list[Bar] = []
     for name in MATRIX:
         turns = turns_of(results, name)
         for measure, words in (
@@ -64,7 +65,18 @@ def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 head = (name, words, told_value(rate)) if first else ("", words, "")
                 shown = (middle([each.get(of) for each in found]) for of in SHOWN)
                 rows.append((*head, f"{count:,.0f}", *map(told_value, shown)))
-    return [*table(rows), *_faults(results)]
+                if (p99 := middle([each.get("p99") for each in found])) is not None:
+                    label = f"{name}, {words}"
+                    bars.append(Bar(label, p99, f"{told_value(p99)} ms", len(bars) % 3))
+    return Told(
+        head=("", "ms", "confirmed/s", "samples", *SHOWN),
+        rows=rows,
+        left=2,
+        bars_title="99 of 100 messages took no longer",
+        bars=bars,
+        notes=["Corrected: from the intended time. Uncorrected: from the sending."],
+        faults=faults_of(results),
+    )
 
 
 def matrix_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
@@ -102,21 +114,39 @@ def _on(brokers: int) -> str:
     return f"{brokers}-brokers"
 
 
-def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
     """Medians of all turns."""
-    rows: list[Sequence[str]] = [
-        ("brokers", "confirmed/s", "client CPU us", "broker CPU us", "confirm p50 ms", "p99 ms")
-    ]
+    rows: list[Sequence[str]] = []
+    bars: list[Bar] = []
     names = ("confirmed a second", "client CPU us", "broker CPU us", "confirm p50", "confirm p99")
     for brokers in FAN_IN:
         if found := [numbers_of(run) for run in turns_of(results, _on(brokers))]:
-            cells = [middle([each.get(name) for each in found]) for name in names]
-            rows.append((f"{brokers}", *map(told_value, cells)))
+            values = [middle([each.get(name) for each in found]) for name in names]
+            rows.append((f"{brokers}", *map(told_value, values)))
+            for look, (part, value) in enumerate(zip(names[1:3], values[1:3], strict=True)):
+                if value is not None:
+                    label = f"{brokers} brokers, {part.partition(' ')[0]}"
+                    bars.append(Bar(label, value, f"{told_value(value)} µs", look))
     note = (
         "CPU us: of a message, of all clients and of all brokers together. A broker at rest costs CPU too, "
         "which the same few messages have to bear."
     )
-    return [*table(rows), note, *_faults(results)]
+    return Told(
+        head=(
+            "brokers",
+            "confirmed/s",
+            "client CPU us",
+            "broker CPU us",
+            "confirm p50 ms",
+            "p99 ms",
+        ),
+        rows=rows,
+        left=0,
+        bars_title="CPU of a message",
+        bars=bars,
+        notes=[note],
+        faults=faults_of(results),
+    )
 
 
 def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
@@ -132,7 +162,3 @@ def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> It
                     unit="us",
                     repeat=command,
                 )
-
-
-def _faults(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]

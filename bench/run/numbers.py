@@ -49,7 +49,7 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
     messages = found["confirmed a second"] * measured_s
     costs = {
         "client CPU us": _client_s(result, measured_s),
-        "broker CPU us": _broker_s(result),
+        "broker CPU us": _broker_s(result, measured_s),
     }
     return found | {
         name: cpu_s / messages * 1e6
@@ -69,9 +69,14 @@ def _client_s(result: Mapping[str, Any], measured_s: float) -> float | None:
     )
 
 
-def _broker_s(result: Mapping[str, Any]) -> float | None:
-    """None where one was not seen to the end: what the others used is not what the messages cost."""
+def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
+    """None where one was not seen to the end: what the others used is not what the messages cost.
+
+    Of the whole measured part, also where a little of it was not seen.
+    """
     brokers = result["brokers"]
     if len(brokers) < result["profile"]["system"]["brokers"]:
         return None
-    return sum(float(each["cpu_s"]) for each in brokers.values())
+    return sum(
+        float(each["cpu_s"]) / float(each["seconds"]) * measured_s for each in brokers.values()
+    )

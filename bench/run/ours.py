@@ -9,7 +9,7 @@ import re
 from collections import deque
 from pathlib import Path
 
-from bench.run.drivers import Delivered, End, Where
+from bench.run.drivers import EVENTS, Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.profile import Profile
 from bench.run.schedule import Closed
@@ -67,7 +67,7 @@ def _recorder(profile: Profile, where: Where) -> Recorder | None:
     at = json.loads((folder / RUN).read_text())["environment"]["at"]
     # Runs of one profile are told apart by when they began.
     run_id = f"{profile.name}-{re.sub('[-:]', '', at)}"
-    return Recorder(folder / "events", run_id=run_id, name=where.name)
+    return Recorder(folder / EVENTS, run_id=run_id, name=where.name)
 
 
 class Sender:

@@ -18,8 +18,9 @@ from bench.run.rounds import in_rounds, middle, samples, turns_of
 from bench.run.schedule import Closed
 from bench.run.series import Step
 from bench.run.systems import SYSTEMS
-from bench.run.tables import NONE, table
+from bench.run.tables import NONE
 from bench.run.tables import told as told_value
+from bench.run.told import Bar, Told, faults_of
 
 __all__ = ["ARMS", "figures", "steps", "told"]
 
@@ -77,22 +78,34 @@ def _name(system: System, kind: str) -> str:
     return f"{system.name}-{system.brokers}-{system.durability}-{kind}"
 
 
-def told(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def told(results: Mapping[str, Mapping[str, Any]]) -> Told:
     """Medians of all turns."""
-    rows: list[Sequence[str]] = [HEAD]
+    rows: list[Sequence[str]] = []
+    bars: list[Bar] = []
     for system in ARMS:
         paced, full = (turns_of(results, _name(system, kind)) for kind in (PACED, FULL))
-        if paced:
-            synced = "yes" if system.durability == "fsync" else "no"
-            head = (system.name, str(system.brokers), synced)
-            rows.append((*head, *_rates(full), *_latencies(paced)))
+        if not paced:
+            continue
+        synced = "yes" if system.durability == "fsync" else "no"
+        head = (system.name, str(system.brokers), synced)
+        rows.append((*head, *_rates(full), *_latencies(paced)))
+        if (rate := middle([run["confirmed_per_s"] for run in full])) is not None:
+            label = f"{system.name}, {system.brokers}, {system.durability}"
+            bars.append(Bar(label, rate, told_value(rate), 0 if synced == "yes" else 1))
     meant = {
-        f"{system.name}, {system.brokers} nodes, {system.durability}: {run['durability']}": None
+        f"{system.name}, {system.brokers} nodes, {system.durability}": str(run["durability"])
         for system in ARMS
         for run in turns_of(results, _name(system, PACED))
     }
-    faults = [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]
-    return [*table(rows), NOTE, "What a confirm means:", *(f"  {each}" for each in meant), *faults]
+    return Told(
+        head=HEAD,
+        rows=rows,
+        bars_title="Confirmed a second, full load; striped: not on disk at the confirm",
+        bars=bars,
+        notes=[NOTE],
+        meant=meant,
+        faults=faults_of(results),
+    )
 
 
 NOTE = (

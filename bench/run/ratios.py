@@ -30,6 +30,8 @@ class Ratio:
     pairs: int
 
     def __str__(self) -> str:
+        if self.pairs == 1:
+            return f"{self.value:.3f} (of one pair)"
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from bench.figures.environment import CHECKOUT
 from bench.run.charts import (
     ANY,
     latency_chart,
@@ -17,15 +19,20 @@ from bench.run.charts import (
 )
 from bench.run.profile import Messages
 from bench.run.result import MEASURES, Result, percentiles
+from bench.run.tables import COLUMNS, html_table, text_table
 from bench.run.verdict import Client
 from bench.run.written import CONSUMER, PUBLISHER
 
 __all__ = ["STYLE", "render_html", "render_text", "write"]
 
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
+LATENCY_HEAD = ("latency", "samples", *SHOWN[:-1], "longest")
+EXAMPLES_SHOWN = 5
 NONE = "\N{EN DASH}"
 NOT_JUDGED = "not judged: the run did not come to its end"
-STYLE = (Path(__file__).parent / "templates" / "style.css").read_text()
+# One style for the pages of both kits, and what is bench's own behind it.
+STYLES = (CHECKOUT / "spark/templates/style.css", Path(__file__).parent / "templates/style.css")
+STYLE = "".join(path.read_text() for path in STYLES)
 WORDS = {
     "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "
     "from it, so a stall shows in every message that it held up.",
@@ -37,38 +44,43 @@ WORDS = {
     "which they were intended. Fates are of all messages, the warm-up's too.",
     "percentiles": "from exact counts per HdrHistogram bin (3 digits), as far as the count supports "
     "them: one sample lies beyond, or it is the longest.",
+    "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw.",
     "late": "a first delivery after a later message of the same publisher and broker, at one consumer.",
 }
 
 
-def write(result: Result) -> str:
-    """report.txt and report.html into the run's folder; returns the text."""
-    text = render_text(result)
-    (result.folder / "report.txt").write_text(text + "\n")
+def write(result: Result, columns: int = COLUMNS) -> str:
+    """report.txt and report.html into the run's folder; returns the text for so many columns."""
+    (result.folder / "report.txt").write_text(render_text(result) + "\n")
     (result.folder / "report.html").write_text(render_html(result))
-    return text
+    return render_text(result, columns)
 
 
-def render_text(result: Result) -> str:
-    return "\n".join(
-        [
-            f"{result.profile.name}, {result.profile.system.name}: {_verdict(result)}",
-            *[f"  ! {fault}" for fault in result.faults],
-            f"  {_about(result)}",
-            f"  a confirm means: {result.about['durability']}",
-            *([f"  while measured: {result.machine}"] if result.machine else []),
-            "",
-            *_text_table(("latency", "samples", *SHOWN), _latency_rows(result)),
-            "",
-            *_text_table(("fates", ""), _fate_rows(result)),
-            "",
-            *_text_table(BROKER_HEAD, _broker_rows(result)),
-            "",
-            *_text_table(DISTURBANCE_HEAD, _disturbance_rows(result)),
-            "",
-            *_text_table(CLIENT_HEAD, _client_rows(result)),
-        ]
+def render_text(result: Result, columns: int = COLUMNS) -> str:
+    tables = (
+        (LATENCY_HEAD, _latency_rows(result)),
+        (("fates", ""), _fate_rows(result)),
+        (BROKER_HEAD, _broker_rows(result)),
+        (DISTURBANCE_HEAD, _disturbance_rows(result)),
+        (CLIENT_HEAD, _client_rows(result)),
     )
+    lines = [
+        f"{result.profile.name}, {result.profile.system.name}: {_verdict(result)}",
+        *[f"  ! {fault}" for fault in result.faults],
+        *_wrapped(_about(result), columns),
+        *_wrapped(f"a confirm means: {result.about['durability']}", columns),
+        *(_wrapped(f"while measured: {result.machine}", columns) if result.machine else []),
+    ]
+    for head, rows in tables:
+        if rows:
+            lines += ["", *text_table(head, rows, indent="  ", columns=columns)]
+        if rows and head[0] == "fates":
+            lines += [line for each in _examples(result) for line in _wrapped(each, columns)]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    return textwrap.wrap(text, columns, initial_indent="  ", subsequent_indent="    ")
 
 
 def render_html(result: Result) -> str:
@@ -88,27 +100,28 @@ def render_html(result: Result) -> str:
             f'<div class="over">messagebus · measured run</div><h1>{escape(name)}</h1>',
             f'<p class="meta">{escape(_about(result))}<br>A confirm means: '
             f"{escape(result.about['durability'])}.</p>",
-            f'<section class="verdict {kind}"><strong>{escape(_verdict(result))}</strong>'
+            f'<section class="verdict {kind}"><strong>{escape(_sentence(_verdict(result)))}</strong>'
             f"<ul>{faults}</ul></section>",
             _tiles(result),
             "<h2>By percentile</h2>",
             percentile_chart(result),
-            _html_table(("latency", "samples", *SHOWN), _latency_rows(result)),
+            html_table(LATENCY_HEAD, _latency_rows(result)),
             "<h2>Over time</h2>",
             rates_chart(result),
             latency_chart(result),
             waiting_chart(result),
             "<h2>Fates</h2>",
-            _html_table(("", ""), _fate_rows(result)),
+            html_table(("", ""), _fate_rows(result)),
+            *[f'<p class="note">{escape(_sentence(each))}</p>' for each in _examples(result)],
             "<h2>Brokers</h2>",
-            _html_table(BROKER_HEAD, _broker_rows(result)),
+            html_table(BROKER_HEAD, _broker_rows(result)),
             *_disturbances_html(result),
             "<h2>Load processes</h2>",
-            _html_table(CLIENT_HEAD, _client_rows(result)),
+            html_table(CLIENT_HEAD, _client_rows(result)),
             '<div class="beside"><div><h2>What it did</h2>',
-            _html_table(("", ""), _profile_rows(result)),
+            html_table(("", ""), _profile_rows(result)),
             "</div><div><h2>On what it was measured</h2>",
-            _html_table(("", ""), [(key, str(value)) for key, value in machine]),
+            html_table(("", ""), [(key, _plain(value)) for key, value in machine]),
             "</div></div>",
             "<h2>What the words mean</h2><dl>",
             *[f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in WORDS.items()],
@@ -129,6 +142,10 @@ def _verdict(result: Result) -> str:
         told.append(f"{result.delivered_per_s:,.0f} delivered a second")
     found = percentiles(result.bins("confirm"))
     return ", ".join([*told, *([f"p99 {milliseconds(found['p99'])}"] if "p99" in found else [])])
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _tiles(result: Result) -> str:
@@ -216,8 +233,14 @@ def _fate_rows(result: Result) -> list[tuple[str, ...]]:
     ]
     if result.earlier:
         rows.append(("of an earlier run", f"{result.earlier:,}"))
-    return rows + [
-        (f"  {fault}, for example", ", ".join(names[:5])) for fault, names in fates.examples.items()
+    return rows
+
+
+def _examples(result: Result) -> list[str]:
+    """Which message at which subscription; a publisher's number and the message's there."""
+    return [
+        f"{fault}, for example: {', '.join(names[:EXAMPLES_SHOWN])}"
+        for fault, names in (result.fates.examples if result.fates else {}).items()
     ]
 
 
@@ -228,10 +251,14 @@ BROKER_HEAD = (
 
 
 def _broker_rows(result: Result) -> list[tuple[str, ...]]:
-    return [
-        *_each_broker(result),
-        *([_all_brokers(result)] if len(result.brokers) > 1 else []),
+    measured = result.measured
+    ended = [
+        (broker, f"{sum(rates[measured.start : measured.stop]):,}", *[NONE] * 6)
+        for broker, rates in result.rates("confirm").items()
+        if broker and broker not in result.brokers
     ]
+    rows = sorted([*_each_broker(result), *ended])
+    return [*rows, *([_all_brokers(result)] if len(rows) > 1 and result.brokers else [])]
 
 
 def _all_brokers(result: Result) -> tuple[str, ...]:
@@ -298,7 +325,7 @@ def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
 
 def _disturbances_html(result: Result) -> list[str]:
     rows = _disturbance_rows(result)
-    return ["<h2>Disturbances</h2>", _html_table(DISTURBANCE_HEAD, rows)] if rows else []
+    return ["<h2>Disturbances</h2>", html_table(DISTURBANCE_HEAD, rows)] if rows else []
 
 
 CLIENT_HEAD = ("load process", "CPU share", "pacing p99", "intended", "not sent")
@@ -343,33 +370,20 @@ def _each_client(clients: Sequence[Client]) -> list[tuple[str, ...]]:
 def _profile_rows(result: Result) -> list[tuple[str, ...]]:
     values = result.profile.as_json()
     return [
-        (f"{part}.{key}", str(value))
+        (f"{part}.{key}", _plain(value))
         for part in ("system", "load", "messages", "time")
         for key, value in values[part].items()
     ]
 
 
+def _plain(value: object) -> str:
+    """A setting without the marks of a programming language."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain(each) for each in value) or NONE
+    return str(value) if value != "" else NONE
+
+
 def _shown(found: dict[str, float], name: str) -> str:
     return milliseconds(found[name]) if name in found else NONE
-
-
-def _text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
-        return []
-    every = [tuple(head), *map(tuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
-    return [
-        "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in every
-    ]
-
-
-def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return '<p class="note">Nothing.</p>'
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    return f'<div class="scroll"><table>{line(head, "th")}{body}</table></div>'

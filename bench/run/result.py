@@ -207,13 +207,14 @@ class Result:
                 {
                     "name": each.name,
                     "cpu_share": each.cpu_share,
+                    "seconds": part.measured_s,
                     "per_process": each.per_process,
                     "pacing_p99_ms": each.pacing_p99_ms,
                     "intended": each.intended,
                     "unsent": each.unsent,
                     "waited": each.waited,
                 }
-                for each in self.clients
+                for each, part in zip(self.clients, self.parts, strict=True)
             ],
             "brokers": self.brokers,
             "machine": asdict(self.machine) if self.machine else None,
@@ -235,7 +236,10 @@ def gather(folder: Path) -> Result:
     try:
         about = json.loads((folder / RUN).read_text())
         profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
-    except (OSError, ValueError) as fault:
+    except OSError as fault:
+        said = f"{Path(fault.filename or folder).name}: {fault.strerror}"
+        raise InputInvalid(f"{folder}: not the folder of a run: {said}") from fault
+    except ValueError as fault:
         raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
     if not isinstance(about, dict) or not about.keys() >= ABOUT:
         raise InputInvalid(f"{folder}: not the folder of a run: {RUN} is not of a run")

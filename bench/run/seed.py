@@ -19,7 +19,7 @@ from bench.run.profile import Profile, System
 from bench.run.ratios import Ratio, ratio_of
 from bench.run.schedule import Closed
 from bench.run.series import Step
-from bench.run.tables import table
+from bench.run.told import Bar, Told, faults_of
 
 __all__ = ["PREDECESSOR", "figures", "steps", "told"]
 
@@ -120,26 +120,48 @@ def pairs(
                     yield Pairs(nodes, window, count, measure, *values)
 
 
-def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> list[str]:
-    head = ("nodes", "window", "messages each", "", "standalone", "native", "ratio, 95 %", "2013")
-    rows: list[Sequence[str]] = [head]
+def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> Told:
+    rows: list[Sequence[str]] = []
+    bars = []
     for measure in _measures(name):
         for each in pairs(results, repeat, measure):
-            cells = [f"{each.nodes}", f"{each.window}", f"{each.count:,}", measure.name]
+            cells = [measure.name, f"{each.nodes}", f"{each.window}", f"{each.count:,}"]
             cells += [plain(statistics.median(side)) for side in (each.standalone, each.native)]
             cells.append(str(each.ratio))
             rows.append([*cells, "" if measure.is_cost else f"{PREDECESSOR[name]:g}"])
-    return [
-        f"{name}: standalone nodes (messagebus) and a native cluster (quorum queues), by turns; ratio above "
-        "1: standalone nodes do better",
-        *table(rows),
-        "2013: MessageBus over a native HornetQ cluster, two hosts (reported, not repeated: with Artemis and "
-        "HornetQ on one machine it was 1.2 and 1.1 to 1.7).",
-        "All on one machine: its cores are shared by nodes and load, so what is compared is the work a "
-        "message costs, not what more hosts would add. CPU is that of the brokers alone: balancer and "
-        "agents, which the standalone side has besides, share the cores and are not in it.",
-        *_faults(results),
-    ]
+            if measure is CONFIRMED:
+                about = f"{each.nodes} nodes, window {each.window}"
+                for look, side in enumerate(("standalone", "native")):
+                    value = statistics.median(getattr(each, side))
+                    bars.append(Bar(f"{about}, {side}", value, plain(value), look))
+    return Told(
+        title=f"{name}: standalone nodes (messagebus) and a native cluster (quorum queues), by turns; ratio "
+        "above 1: standalone nodes do better",
+        head=(
+            "",
+            "nodes",
+            "window",
+            "messages each",
+            "standalone",
+            "native",
+            "ratio, 95 %",
+            "2013",
+        ),
+        rows=rows,
+        bars_title="Confirmed a second",
+        bars=bars,
+        notes=NOTES,
+        faults=faults_of(results),
+    )
+
+
+NOTES = (
+    "2013: MessageBus over a native HornetQ cluster, two hosts (reported, not repeated: with Artemis and "
+    "HornetQ on one machine it was 1.2 and 1.1 to 1.7).",
+    "All on one machine: its cores are shared by nodes and load, so what is compared is the work a "
+    "message costs, not what more hosts would add. CPU is that of the brokers alone: balancer and "
+    "agents, which the standalone side has besides, share the cores and are not in it.",
+)
 
 
 def figures(
@@ -172,7 +194,3 @@ def _of_what(name: str, measure: Measure) -> str:
 
 def _measures(name: str) -> list[Measure]:
     return [CONFIRMED, DELIVERED, CPU] if name == "seed-s2" else [CONFIRMED, CPU]
-
-
-def _faults(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"  ! {name}: {fault}" for name, run in results.items() for fault in run["faults"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,20 @@ from html import escape
 
 __all__ = ["Line", "by_percentile", "over_time"]
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 70, 225, 14, 34
-HEIGHT = 260
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 70, 225, 14, 48
+HEIGHT = 274
+# Above that: the title, and names of what was done, on so many lines at most.
+TITLE, MARK_LINE, MARK_LINES = 22, 14, 3
+# Of a letter, at 12 and 11 pixels; in the legend no more than fit.
+LETTER, LEGEND_LETTERS, LEGEND_MAX = 6.2, 27, 8
 # Distinguishable in print and with common colour blindness.
 COLOURS = ("#3973ac", "#d9912b", "#4b9b7d", "#a4628f", "#7f8ea3", "#b9b04b", "#c4644f", "#5f6caf")
-DECADES_MAX = 10**5
+# Whose lines they are is told without colour, too: by a mark now and then.
+MARKERS = "\N{BLACK CIRCLE}\N{BLACK SQUARE}\N{BLACK UP-POINTING TRIANGLE}\N{BLACK DIAMOND}" + (
+    "\N{BLACK DOWN-POINTING TRIANGLE}\N{WHITE CIRCLE}\N{WHITE SQUARE}\N{WHITE UP-POINTING TRIANGLE}"
+)
+MARKERS_A_LINE = 10
+DECADES_MAX = 5
 NINES = {1: "0", 2: "50", 10: "90", 100: "99", 1e3: "99.9", 1e4: "99.99", 1e5: "99.999"}
 
 
@@ -33,61 +43,65 @@ def over_time(
     unit: Callable[[float], str],
     shaded: tuple[float, float],
     marks: Sequence[tuple[float, str]] = (),
+    by_powers: bool = False,
 ) -> str:
     """x: seconds since the start of the load. shaded: the part that is measured. marks: seconds in
-    which something was done, with its name."""
+    which something was done, with its name. by_powers: y by powers of ten."""
     right = max([x for line in lines for x in line.x] + [shaded[1], 1.0])
-    high = max([y for line in lines for y in line.y] + [1e-9])
-    frame = _Frame(0, right, 0, _nice(high))
+    if by_powers:
+        lines, frame, ticks = _by_powers(lines, 0, right)
+    else:
+        high = _nice(max([y for line in lines for y in line.y] + [1e-9]))
+        frame = _Frame(0, right, 0, high)
+        ticks = [(high * part / 4, high * part / 4) for part in range(5)]
+    begin, end = frame.x(shaded[0]), frame.x(min(shaded[1], right))
     body = [
-        f'<rect x="{frame.x(shaded[0]):.1f}" y="{TOP}" class="measured" height="{HEIGHT - TOP - BOTTOM}" '
-        f'width="{frame.x(min(shaded[1], right)) - frame.x(shaded[0]):.1f}"/>'
+        f'<rect x="{begin:.1f}" y="{TOP}" class="measured" height="{HEIGHT - TOP - BOTTOM}" '
+        f'width="{end - begin:.1f}"/>'
     ]
-    for part in range(5):
-        value = frame.top * part / 4
-        body.append(_tick_y(frame.y(value), unit(value)))
-    step = max(1, round(right / 10))
-    body += [_tick_x(frame.x(at), f"{at} s") for at in range(0, int(right) + 1, step)]
-    body += [_mark(frame.x(at), text) for at, text in marks if at <= right]
-    return _svg(label, [*body, *_drawn(lines, frame)])
+    body += [_tick_y(frame.y(at), unit(value)) for at, value in ticks]
+    step = _nice(right / 8)
+    body += [_tick_x(frame.x(n * step), f"{n * step:g}") for n in range(int(right / step) + 1)]
+    named, above = _marks([(frame.x(at), text) for at, text in marks if at <= right])
+    axis = "seconds since the load began; shaded: measured"
+    return _svg(label, axis, [*body, *named, *_drawn(lines, frame)], above)
 
 
 def by_percentile(lines: Sequence[Line], *, label: str, unit: Callable[[float], str]) -> str:
     """x: percent below 100, y: above 0, on a scale of powers of ten; each further nine as wide."""
     kept = [
-        Line(
-            line.label,
-            [1 / (1 - x / 100) for x in line.x if x < 100],
-            [y for x, y in zip(line.x, line.y, strict=True) if x < 100],
-            line.dashed,
-            line.colour,
+        dataclasses.replace(
+            line,
+            x=[math.log10(1 / (1 - x / 100)) for x in line.x if x < 100],
+            y=[y for x, y in zip(line.x, line.y, strict=True) if x < 100],
         )
         for line in lines
     ]
-    values = [max(y, 1e-6) for line in kept for y in line.y] or [1.0]
-    right = max([x for line in kept for x in line.x] + [10.0])
-    low = 10 ** math.floor(math.log10(min(values)))
-    high = 10 ** math.ceil(math.log10(max(values)) + 1e-9)
-    # What is far below the rest is drawn along the bottom.
-    low = max(low, high / DECADES_MAX)
-    frame = _Frame(0, math.log10(right), math.log10(low), math.log10(max(high, low * 10)))
-    body = []
-    for power in range(round(frame.bottom), round(frame.top) + 1):
-        body.append(_tick_y(frame.y(power), unit(10.0**power)))
+    right = max([x for line in kept for x in line.x] + [1.0])
+    scaled, frame, ticks = _by_powers(kept, 0, right)
+    body = [_tick_y(frame.y(at), unit(value)) for at, value in ticks]
     for at, text in NINES.items():
-        if at <= right:
+        if math.log10(at) <= right:
             body.append(_tick_x(frame.x(math.log10(at)), text))
+    axis = "percentile: so many of 100 messages took no longer"
+    return _svg(label, axis, [*body, *_drawn(scaled, frame)])
+
+
+def _by_powers(
+    lines: Sequence[Line], left: float, right: float
+) -> tuple[list[Line], _Frame, list[tuple[float, float]]]:
+    """Lines with the logarithms of their values, their frame, and its ticks with their values."""
+    values = [max(y, 1e-6) for line in lines for y in line.y] or [1.0]
+    bottom = math.floor(math.log10(min(values)))
+    top = max(bottom + 1, math.ceil(math.log10(max(values)) + 1e-9))
+    # What is far below the rest is drawn along the bottom.
+    bottom = max(bottom, top - DECADES_MAX)
     scaled = [
-        Line(
-            line.label,
-            [math.log10(x) for x in line.x],
-            [math.log10(max(y, low)) for y in line.y],
-            line.dashed,
-            line.colour,
-        )
-        for line in kept
+        dataclasses.replace(line, y=[max(bottom, math.log10(max(y, 1e-6))) for y in line.y])
+        for line in lines
     ]
-    return _svg(label, [*body, *_drawn(scaled, frame)])
+    ticks = [(float(power), 10.0**power) for power in range(bottom, top + 1)]
+    return scaled, _Frame(left, right, bottom, top), ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +122,55 @@ class _Frame:
 
 def _drawn(lines: Sequence[Line], frame: _Frame) -> list[str]:
     body = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines[:LEGEND_MAX]):
         colour = COLOURS[line.colour % len(COLOURS)]
+        marker = MARKERS[line.colour % len(MARKERS)]
         dash = ' stroke-dasharray="5 4"' if line.dashed else ""
-        points = " ".join(
-            f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(line.x, line.y, strict=True)
-        )
+        points = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True)]
+        every = max(1, len(points) // MARKERS_A_LINE)
+        # Those of lines that lie on each other stand beside each other.
+        marked = points[number * every // 4 % max(1, len(points)) :: every]
         at = TOP + 12 + number * 18
         body += [
-            f'<polyline points="{points}" stroke="{colour}"{dash}/>',
+            f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" stroke="{colour}"{dash}/>',
+            *(_marker(x, y, marker, colour) for x, y in marked),
             f'<line x1="{WIDTH - RIGHT + 14}" x2="{WIDTH - RIGHT + 36}" y1="{at - 4}" y2="{at - 4}" '
             f'stroke="{colour}" stroke-width="2"{dash}/>',
-            f'<text x="{WIDTH - RIGHT + 42}" y="{at}">{escape(line.label)}</text>',
+            _marker(WIDTH - RIGHT + 25, at - 4, marker, colour),
+            f'<text x="{WIDTH - RIGHT + 42}" y="{at}">{escape(_short(line.label))}</text>',
         ]
+    if (rest := len(lines) - LEGEND_MAX) > 0:
+        x, y = WIDTH - RIGHT + 42, TOP + 12 + LEGEND_MAX * 18
+        body.append(f'<text class="tick" x="{x}" y="{y}">{rest} more: not drawn</text>')
     return body
 
 
-def _mark(x: float, text: str) -> str:
-    return (
-        f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        f'<text class="mark" x="{x + 4:.1f}" y="{TOP + 10}">{escape(text)}</text>'
-    )
+def _marker(x: float, y: float, marker: str, colour: str) -> str:
+    return f'<text class="marker" x="{x:.1f}" y="{y:.1f}" fill="{colour}">{marker}</text>'
+
+
+def _short(label: str) -> str:
+    if len(label) <= LEGEND_LETTERS:
+        return label
+    half = LEGEND_LETTERS // 2
+    return f"{label[:half]}\N{HORIZONTAL ELLIPSIS}{label[-half:]}"
+
+
+def _marks(marks: Sequence[tuple[float, str]]) -> tuple[list[str], float]:
+    """Upright lines, and the room for their names above: one that would cover another goes higher, or is
+    left out."""
+    ends = [0.0] * MARK_LINES
+    body = []
+    for x, text in marks:
+        body.append(
+            f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        )
+        line = next((line for line, end in enumerate(ends) if end <= x), None)
+        if line is not None:
+            ends[line] = x + (len(text) + 1) * LETTER
+            y = TOP - 4 - line * MARK_LINE
+            body.append(f'<text class="mark" x="{x:.1f}" y="{y}">{escape(text)}</text>')
+    return body, MARK_LINE * sum(end > 0 for end in ends)
 
 
 def _tick_y(y: float, text: str) -> str:
@@ -145,11 +187,14 @@ def _tick_x(x: float, text: str) -> str:
     )
 
 
-def _svg(label: str, body: Sequence[str]) -> str:
+def _svg(label: str, axis: str, body: Sequence[str], above: float = 0) -> str:
+    middle, above = (LEFT + WIDTH - RIGHT) / 2, above + TITLE
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<div class="scroll"><svg viewBox="0 {-above} {WIDTH} {HEIGHT + above}" role="img" '
+        f'aria-label="{escape(label)}"><text class="title" x="0" y="{14 - above}">{escape(label)}</text>'
         + "".join(body)
-        + "</svg>"
+        + f'<text class="tick" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(axis)}</text>'
+        "</svg></div>"
     )
 
 

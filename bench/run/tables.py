@@ -1,21 +1,81 @@
-"""Tables of text: the first column to the left, the others to the right."""
+"""Tables of words and numbers, for the terminal and for a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from html import escape
 
-__all__ = ["NONE", "table", "told"]
+__all__ = ["COLUMNS", "NONE", "columns_here", "html_table", "text_table", "told"]
 
+# Where nobody looks on: in a file.
+COLUMNS = 120
+BETWEEN = "  "
 NONE = "\N{EN DASH}"
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line of each row, the head first; no space at the ends of lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
+def columns_here() -> int:
+    """Of the terminal, if there is one."""
+    return shutil.get_terminal_size((COLUMNS, 24)).columns
+
+
+def text_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int = 1,
+    indent: str = "",
+    columns: int = COLUMNS,
+) -> list[str]:
+    """Words to the left, numbers to the right; nothing where there are no rows.
+
+    left: how many columns are words. columns: how wide it may be; what does not fit goes below, beside
+    its words again.
+    """
+    if not rows:
+        return []
+    room = columns - len(indent)
+    every = [tuple(head), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    align: list[Callable[[str, int], str]] = [
+        str.ljust if number < left else str.rjust for number in range(len(widths))
     ]
+    lines = []
+    for shown in _blocks(widths, left, room):
+        lines += [
+            indent + BETWEEN.join(align[n](row[n], widths[n]) for n in shown).rstrip()
+            for row in every
+        ]
+    return lines
+
+
+def _blocks(widths: Sequence[int], left: int, room: int) -> list[list[int]]:
+    """The columns of each block: those of words in each, of the others as many as fit."""
+    words = list(range(left))
+    blocks = [words[:]]
+    for number in range(left, len(widths)):
+        shown = [*blocks[-1], number]
+        width = sum(widths[n] for n in shown) + len(BETWEEN) * (len(shown) - 1)
+        if width > room and len(blocks[-1]) > left:
+            blocks.append([*words, number])
+        else:
+            blocks[-1].append(number)
+    return blocks
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    if not rows:
+        return '<p class="note">Nothing.</p>'
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        found = [
+            f"<{tag}{' class=left' if number < left else ''}>{escape(cell)}</{tag}>"
+            for number, cell in enumerate(cells)
+        ]
+        return f"<tr>{''.join(found)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f'<div class="scroll"><table>{line(head, "th")}{body}</table></div>'
 
 
 def told(value: float | None) -> str:

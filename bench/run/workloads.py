@@ -10,6 +10,7 @@ from bench.figures.form import Figure
 from bench.run import lines, peers, seed
 from bench.run.profile import Profile
 from bench.run.series import Step
+from bench.run.told import Told
 
 __all__ = ["WORKLOADS", "Workload"]
 
@@ -22,11 +23,11 @@ Load = Callable[[str], Profile]
 class Workload:
     """steps: of profiles, repetitions, and the part of everything that is done (10: a tenth).
 
-    told: of results and repetitions, in lines; figures: of these and the command that repeats them.
+    told: of results and repetitions; figures: of these and the command that repeats them.
     """
 
     steps: Callable[[Load, int, int], Sequence[Step]]
-    told: Callable[[Results, int], list[str]]
+    told: Callable[[Results, int], Told]
     figures: Callable[[Results, int, str], Iterable[Figure]]
 
 

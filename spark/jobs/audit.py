@@ -13,18 +13,28 @@ if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from spark import audit, order
+from spark import audit, order, troubles
+from spark.bars import Bar, Bars, Part
+from spark.charts import Panel, Series, over_time
+from spark.drawing import COLOURS
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section, Table, table_of
+from spark.page import Figure, Page, Section
 from spark.run import Run
 from spark.sifted import Sifted, sifted
 from spark.summary import DoesNotAddUp
+from spark.tables import Table, table_of
 
 __all__ = ["command", "measure"]
 
 LATE = "late"
 SUSPECTS_MAX = 200
+SUBSCRIPTIONS_MAX = 40
+# Of COLOURS, as in the bars.
+LOOKS = {
+    **{"lost": 6, "altered": 5, "unexplained": 3, "explained": 1},
+    **{"strange": 7, "unconfirmed": 4},
+}
 
 Rows: TypeAlias = list[dict[str, Any]]
 WRONG = {
@@ -50,6 +60,8 @@ def measure(run: Run) -> Answer:
         "late": [],
         "suspects": [],
         "repeats": [],
+        "troubles": _troubles(run, judged),
+        "window_s": _width(run),
     }
     if any(found["verdicts"][verdict] for verdict in audit.FAULTS):
         suspects = audit.suspects(judged.fates).orderBy("verdict", "message_id")
@@ -61,6 +73,17 @@ def measure(run: Run) -> Answer:
     found["late"] = words.collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
     _check(run, found)
     return Answer(found, _page(run, found))
+
+
+def _width(run: Run) -> int:
+    manifest = run.manifest
+    return words.window_for(words.since_s(run, manifest.end_ns or manifest.start_ns))
+
+
+def _troubles(run: Run, judged: Sifted) -> Rows:
+    found = troubles.over_time(judged.fates, run.manifest.start_ns, _width(run))
+    rows = sorted(words.collected(found), key=lambda row: row["at"])
+    return [row for row in rows if any(row[name] for name in troubles.TROUBLES)]
 
 
 def _added(one: Rows, other: Rows) -> Rows:
@@ -131,6 +154,16 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         ),
         sections=(
             Section(
+                title="What became of them",
+                note="Of each subscription: every message that it should have had, and what came besides.",
+                bars=_fate_bars(found["subscriptions"]),
+            ),
+            Section(
+                title="When",
+                note="What was not as it should be, by the second in which a message was meant to be sent.",
+                chart=_over_time(run, found),
+            ),
+            Section(
                 title="Fates of messages",
                 tables=(
                     table_of(
@@ -199,6 +232,50 @@ WORDS = (
         "and redelivered ones, are not judged; nor can two of one instant be told apart.",
     ),
 )
+
+
+def _fate_bars(rows: Rows) -> Bars:
+    return Bars(tuple(_fate_bar(row) for row in rows[:SUBSCRIPTIONS_MAX]))
+
+
+def _fate_bar(row: dict[str, Any]) -> Bar:
+    explained = sum(row[why] for why in audit.REPEATS if why != "unexplained")
+    parts = (
+        Part("as published", max(0, row["delivered"] - row["altered"])),
+        Part("pending", row["pending"], 2),
+        Part("lost", row["lost"], "alarm"),
+        Part("altered", row["altered"], 5),
+        Part("again, explained", explained, 1),
+        Part("again, unexplained", row["unexplained"], 3),
+        Part("never published", row["orphan_deliveries"], 7),
+        Part("not confirmed, and came", row["unconfirmed_delivered"], 4),
+    )
+    name = f"{row['topic']}/{row['subscription']}"
+    return Bar(name, parts, f"{row['delivered']:,} of {row['expected']:,}")
+
+
+def _over_time(run: Run, found: dict[str, Any]) -> str:
+    rows, width = found["troubles"], found["window_s"]
+    if not rows:
+        return ""
+    counted = {row["at"]: row for row in rows}
+    ats = range(min(counted), max(counted) + 1, width)
+    layers = [
+        # Steps hold their value until the next point: one more point ends the last of them.
+        Series(
+            text,
+            [*ats, ats[-1] + width],
+            [*(counted[at][name] if at in counted else 0 for at in ats), 0],
+            COLOURS[LOOKS[name]],
+        )
+        for name, text in troubles.TROUBLES.items()
+        if any(row[name] for row in rows)
+    ]
+    marks, spans = words.incidents(run)
+    ends = words.since_s(run, run.manifest.end_ns or run.manifest.start_ns)
+    each = "second" if width == 1 else f"{width} s"
+    panel = Panel(f"not as it should be, each {each}", layers, "stack", height=2.4)
+    return over_time([panel], until_s=max(ends, ats[-1] + width), marks=marks, spans=spans)
 
 
 def _subscriptions(rows: list[dict[str, Any]]) -> Table:

@@ -5,8 +5,10 @@ spark-submit spark/jobs/backlog.py --events DIR --out DIR
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ if __package__ in (None, ""):
 from pyspark.sql import functions as F
 
 from spark import backlog, throughput
-from spark.charts import Panel, Series, milliseconds, over_time
+from spark.charts import Panel, Series, over_time
+from spark.drawing import milliseconds
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section, table_of
+from spark.page import Figure, Page, Section
 from spark.run import Run
+from spark.tables import table_of
 
 __all__ = ["command", "measure"]
 
@@ -41,11 +45,19 @@ def measure(run: Run) -> Answer:
     drains = words.collected(backlog.drains(depths))
     width = words.window_for(words.since_s(run, end_ns))
     windows = depths.groupBy(
-        "broker", "subscription", throughput.whole("second", width).alias("at")
-    ).agg(F.max("depth").alias("depth"), F.max("age_ms").alias("age_ms"))
+        "broker", "topic", "subscription", throughput.whole("second", width).alias("at")
+    ).agg(
+        F.max("depth").alias("depth"),
+        F.max_by("depth", "second").alias("left"),
+        F.max("age_ms").alias("age_ms"),
+    )
     samples = backlog.sampled(run.events("sampled"), manifest.start_ns)
-    told = samples.groupBy("broker", throughput.whole("second", width).alias("at")).agg(
-        F.max("ready").alias("ready"), F.max("unacked").alias("unacked")
+    told = samples.groupBy(
+        "broker", "topic", "subscription", throughput.whole("second", width).alias("at")
+    ).agg(
+        F.max("ready").alias("ready"),
+        F.max_by("ready", "second").alias("left"),
+        F.max("unacked").alias("unacked"),
     )
     found: dict[str, Any] = {
         "drains": sorted(drains, key=lambda row: -row["peak"]),
@@ -70,11 +82,13 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     oldest = max((row["age_ms"] for row in drains), default=0.0)
     marks, spans = words.incidents(run)
     panels = [
-        Panel("waiting", _summed(found["timeline"], "depth"), "step", height=2.6),
-        Panel("oldest", _largest(found["timeline"], "age_ms"), "line", "ms", height=2.2),
+        Panel("messages waiting", _summed(found["timeline"], "depth"), "step", height=2.6),
+        Panel("wait of the oldest", _oldest(found), "step", "ms", height=2.2),
     ]
     if found["sampled"]:
-        panels.append(Panel("as brokers said", _summed(found["sampled"], "ready"), "line"))
+        panels.append(
+            Panel("messages ready, as brokers said", _summed(found["sampled"], "ready"), "line")
+        )
     return Page(
         job="backlog",
         title=run.manifest.run_id,
@@ -154,24 +168,40 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
 
 
 def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
+    """Of all queues of a broker: one in which nothing moved still holds what it was left with."""
+    ats = sorted({row["at"] for row in rows})
+    queues: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        queues[row["broker"], row["topic"], row["subscription"]][row["at"]] = row
     sums: dict[tuple[str, int], float] = defaultdict(float)
-    for row in rows:
-        sums[row["broker"], row["at"]] += row[key]
-    return _series(sums)
+    for (broker, *_), own in queues.items():
+        held = 0.0
+        for at in ats:
+            sums[broker, at] += own[at][key] if at in own else held
+            held = own[at]["left"] if at in own else held
+    return _series(sums, sum)
 
 
-def _largest(rows: list[dict[str, Any]], key: str) -> list[Series]:
+def _oldest(found: dict[str, Any]) -> list[Series]:
+    """Where nothing had to wait there is no line."""
     largest: dict[tuple[str, int], float] = {}
-    for row in rows:
-        if row[key] > 0:
+    for row in found["timeline"]:
+        if row["age_ms"] > 0:
             at = row["broker"], row["at"]
-            largest[at] = max(largest.get(at, 0.0), row[key])
-    return _series(largest)
+            largest[at] = max(largest.get(at, 0.0), row["age_ms"])
+    return _series(largest, max, width=found["window_s"])
 
 
-def _series(found: dict[tuple[str, int], float]) -> list[Series]:
+def _series(
+    found: dict[tuple[str, int], float],
+    together: Callable[[Iterable[float]], float],
+    *,
+    width: int = 0,
+) -> list[Series]:
     rows = [{"name": name, "at": at, "value": value} for (name, at), value in found.items()]
-    return words.series_by(rows, "name", "at", "value")
+    return words.series_by(
+        rows, "name", "at", "value", width=width, missing=math.nan, together=together
+    )
 
 
 command = job_command(

@@ -18,17 +18,28 @@ import click
 from pyspark.sql import DataFrame
 
 from spark import hdr, latency, throughput
-from spark.charts import COLOURS, DASHED, Series, percentiles
+from spark.charts import DASHED, Series, percentiles
 from spark.compare import Row, compared, numbers, worse
+from spark.drawing import COLOURS
 from spark.ingest import Ingested, ingested
 from spark.jobs import words
-from spark.jobs.frame import HELP, Answer, exit_code, in_one_line, session_for, write
+from spark.jobs.frame import (
+    HELP,
+    Answer,
+    check_day,
+    exit_code,
+    in_one_line,
+    run_of,
+    session_for,
+    write,
+)
 from spark.lake import Lake
 from spark.latency import CONFIRM, END_TO_END
-from spark.page import Figure, Page, Section, table_of
+from spark.page import Figure, Page, Section
 from spark.pipeline import BIN_WINDOW_S, CURVE
 from spark.report import MEASURE_NAMES
 from spark.run import Run
+from spark.tables import table_of
 
 __all__ = ["command"]
 
@@ -61,8 +72,10 @@ def command(root: Path, out: Path, worse_max: float, first: str, second: str) ->
     def work() -> int:
         lake = Lake(root)
         sources = [_source(lake, name) for name in (first, second)]
+        lake.check()
         with session_for("compare", sum(source.weight for source, _ in sources)) as session:
-            measured = [_measured(Run(session, lake, *source)) for source in sources]
+            runs = [run_of(session, lake, *source) for source in sources]
+            measured = [_measured(run) for run in runs]
         rows = compared(measured[0]["numbers"], measured[1]["numbers"])
         found = {
             "runs": [first, second],
@@ -76,6 +89,8 @@ def command(root: Path, out: Path, worse_max: float, first: str, second: str) ->
 
 def _source(lake: Lake, named: str) -> tuple[Ingested, str | None]:
     run_id, _, day = named.partition("@")
+    if day:
+        check_day(day)
     return ingested(lake, run_id), day or None
 
 
@@ -106,10 +121,7 @@ def _page(
         ("", *names, "second / first"),
         [
             (
-                MEASURE_NAMES.get(row.name.rpartition(" ")[0], row.name.rpartition(" ")[0])
-                + f" {row.name.rpartition(' ')[2]}"
-                if row.unit == "ms"
-                else row.name.replace("_", " "),
+                _name(row),
                 *[_value(row, value) for value in (row.a, row.b)],
                 words.NONE if row.ratio is None else f"{row.ratio:.2f}",
             )
@@ -125,7 +137,7 @@ def _page(
         figures=tuple(
             Figure(
                 words.NONE if row.ratio is None else f"{row.ratio:.2f}",
-                row.name.replace("_", " "),
+                _name(row),
                 "second / first",
             )
             for row in rows
@@ -148,6 +160,13 @@ def _page(
         ),
         tables="throughput, latency_bins, fates",
     )
+
+
+def _name(row: Row) -> str:
+    measure, _, percentile = row.name.rpartition(" ")
+    if measure in MEASURE_NAMES:
+        return f"{MEASURE_NAMES[measure]} {percentile}"
+    return row.name.replace("_", " ")
 
 
 def _value(row: Row, value: float | None) -> str:

@@ -17,11 +17,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark import audit, failover, gaps
-from spark.charts import milliseconds
+from spark.drawing import milliseconds
+from spark.gapchart import Around, Gap, silences
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section, Table, table_of
+from spark.page import Figure, Page, Section
 from spark.run import Run
+from spark.tables import Table, table_of
 
 __all__ = ["command", "measure"]
 
@@ -83,6 +85,13 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         figures=tuple(_figure(one, found) for one in found["incidents"][:FIGURES_MAX]),
         sections=(
             Section(
+                title="Around each of them",
+                note="Bars: who was silent from when to when. A publisher had no confirm, a broker delivered "
+                "nothing new, while something waited for it. Shaded: as long as it lasted."
+                + _rest(found),
+                chart=silences(_events(found)),
+            ),
+            Section(
                 title="Publishers",
                 note="The longest time without a confirm around each incident.",
                 tables=(_gaps(found, "publishers", ("publisher",)),),
@@ -125,6 +134,34 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         ),
         tables="fates",
     )
+
+
+def _rest(found: dict[str, Any]) -> str:
+    count = len(found["incidents"])
+    return f" The first {FIGURES_MAX} of {count:,}." if count > FIGURES_MAX else ""
+
+
+def _events(found: dict[str, Any]) -> list[Around]:
+    return [
+        Around(
+            f"{one['kind']} {one['broker']}".strip(),
+            one["at_s"],
+            one["at_s"] + one["lasted_s"],
+            _longest(found, one["number"]),
+        )
+        for one in found["incidents"][:FIGURES_MAX]
+    ]
+
+
+def _longest(found: dict[str, Any], number: int) -> list[Gap]:
+    """Of publishers and of brokers, of all their subscriptions the longest."""
+    gaps: dict[tuple[str, str], Gap] = {}
+    for kind, key in (("publisher", "publishers"), ("broker", "brokers")):
+        for row in found[key]:
+            if row["number"] == number:
+                gap = Gap(kind, row[kind], row["began_s"], row["gap_ms"] / 1000)
+                gaps.setdefault((kind, gap.name), gap)
+    return sorted(gaps.values(), key=lambda gap: -gap.lasted_s)
 
 
 def _figure(incident: dict[str, Any], found: dict[str, Any]) -> Figure:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from messagebus.events import EVENTS
 from spark.ingest import Ingested, Plan, ingest, ingested, plan
 from spark.lake import Lake
 from spark.manifest import RunInvalid
@@ -26,13 +29,16 @@ from spark.page import Page, render_html, render_text
 from spark.run import Run
 from spark.session import QUICK, JavaMissing, spark_session
 from spark.summary import DoesNotAddUp
+from spark.tables import columns_here
 
 __all__ = [
     "Answer",
     "bad_faults",
+    "check_day",
     "exit_code",
     "in_one_line",
     "job_command",
+    "run_of",
     "session_for",
     "settings_for",
     "write",
@@ -89,15 +95,16 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
     ) -> int:
         if (folder is None) == (run_id is None):
             raise click.UsageError("one of --events and --run")
-        if day is not None and not DAY.fullmatch(day):
-            raise click.UsageError(f"--date {day!r}: a day such as 2026-11-21")
+        if day is not None:
+            check_day(day)
         lake = Lake(root or out / "tables")
 
         def work() -> int:
             source = plan(folder, lake) if folder else ingested(lake, str(run_id))
+            lake.check()
             with session_for(name, source.weight) as session:
                 found = ingest(session, lake, source) if isinstance(source, Plan) else source
-                answer = measure(Run(session, lake, found, day))
+                answer = measure(run_of(session, lake, found, day))
             return write(name, answer, out, bad_faults(found, bad_max))
 
         return in_one_line(name, work)
@@ -105,11 +112,31 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
     return command
 
 
+def check_day(day: str) -> None:
+    """Raises UsageError for what is no day."""
+    try:
+        is_day = bool(DAY.fullmatch(day)) and bool(date.fromisoformat(day))
+    except ValueError:
+        is_day = False
+    if not is_day:
+        raise click.UsageError(f"{day!r}: a day such as 2026-11-21")
+
+
+def run_of(session: SparkSession, lake: Lake, found: Ingested, day: str | None) -> Run:
+    """A run, or a day of it. Raises RunInvalid for a day on which there was nothing."""
+    days = lake.days(found.manifest.run_id, tuple(EVENTS))
+    if day is not None and day not in days:
+        known = ", ".join(days) or "none"
+        raise RunInvalid(f"{found.manifest.run_id} has nothing on {day}; days with rows: {known}")
+    return Run(session, lake, found, day)
+
+
 def bad_faults(found: Ingested, bad_max: int) -> list[str]:
     """Why no report on such events can hold."""
     faults = [f"{name} cannot be read: its rows are in no number" for name in found.missing]
     if found.bad > bad_max:
-        faults.append(f"{found.bad:,} bad lines, {bad_max:,} allowed")
+        lines = "line" if found.bad == 1 else "lines"
+        faults.append(f"{found.bad:,} bad {lines}, {bad_max:,} allowed")
     if not found.manifest.complete:
         faults.append("the run did not end in order: what it has is counted, and no more")
     return faults
@@ -123,10 +150,9 @@ def write(name: str, answer: Answer, out: Path, faults: Sequence[str] = ()) -> i
     out.mkdir(parents=True, exist_ok=True)
     found = {**answer.found, "holds": not page.faults, "faults": list(page.faults)}
     (out / f"{name}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
-    text = render_text(page)
-    (out / f"{name}.txt").write_text(text + "\n")
+    (out / f"{name}.txt").write_text(render_text(page) + "\n")
     (out / f"{name}.html").write_text(render_html(page))
-    click.echo(text)
+    click.echo(render_text(page, columns_here()))
     click.echo(f"\n{out / f'{name}.html'}")
     return 1 if page.faults else 0
 
@@ -141,10 +167,13 @@ def in_one_line(name: str, work: Callable[[], int]) -> int:
 
 
 def _cause(text: str) -> str:
-    """Of what the JVM says, the last cause: No space left on device; else its first line."""
+    """Of what the JVM says, the last cause: No space left on device; else what it said first."""
     lines = text.splitlines() or ["failed, and nothing was said"]
     causes = [line for line in lines if line.startswith("Caused by: ")]
-    return causes[-1].removeprefix("Caused by: ") if causes else lines[0]
+    if causes:
+        return causes[-1].removeprefix("Caused by: ")
+    # What was called in the JVM, and only behind it what it said.
+    return lines[1][2:] if len(lines) > 1 and lines[1].startswith(": ") else lines[0]
 
 
 @contextmanager
@@ -165,8 +194,14 @@ def settings_for(size: int) -> dict[str, str]:
     return {"spark.sql.shuffle.partitions": str(partitions)}
 
 
+def is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and record.exc_info[0] is KeyboardInterrupt)
+
+
 def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:
     """Run a command whose return value is its exit code; wrong use and Ctrl-C are one line."""
+    # py4j logs a Ctrl-C that comes while it waits for the JVM, with a stack.
+    logging.getLogger().addFilter(is_no_interrupt)
     try:
         code = command.main(
             args=None if argv is None else list(argv), prog_name=prog_name, standalone_mode=False

@@ -15,11 +15,13 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from spark import throughput
+from spark.bars import BARS_MAX, NO_BARS, Bars, against_mean
 from spark.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section, Table, table_of
+from spark.page import Figure, Page, Section
 from spark.run import Run
+from spark.tables import Table, table_of
 from spark.throughput import CONFIRMED, DELIVERED
 
 __all__ = ["command", "measure"]
@@ -108,17 +110,38 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         faults=() if rate else ("nothing was confirmed",),
         figures=tuple(figures),
         sections=(
+            Section(
+                title="Brokers",
+                note="Messages that each of them confirmed.",
+                bars=_broker_bars(run, found),
+                tables=(_loads(found["brokers"], ("kind", "broker")),),
+            ),
             Section(title="Balance", tables=(table,)),
-            Section(title="Brokers", tables=(_loads(found["brokers"], ("kind", "broker")),)),
             Section(
                 title="Connections",
                 note="A publisher at a broker; one that moved has several.",
+                bars=_bars(
+                    found,
+                    "connections, messages confirmed",
+                    [
+                        (f"{row['publisher']} at {row['broker']}", row["messages"])
+                        for row in found["connections"]
+                    ],
+                ),
                 tables=(_loads(found["connections"], ("publisher", "broker")),),
             ),
             Section(
                 title="Hot keys",
                 note=f"The {HOT_MAX} keys with the most messages, if more than the mean, of "
                 f"{found['keyed']:,} messages that have one.",
+                bars=_bars(
+                    found,
+                    "keys, messages",
+                    [
+                        (f"{row['topic']} {row['key']}", row["messages"])
+                        for row in found["hot_keys"]
+                    ],
+                ),
                 tables=(_keys(found),),
             ),
         ),
@@ -133,6 +156,28 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             words.input_words(run),
         ),
         tables="throughput",
+    )
+
+
+def _broker_bars(run: Run, found: dict[str, Any]) -> Bars:
+    """Of all brokers of the run, in their order."""
+    loads = {row["broker"]: row["messages"] for row in found["brokers"] if row["kind"] == CONFIRMED}
+    named = [(broker, loads.get(broker, 0)) for broker in run.manifest.brokers]
+    if len(named) > BARS_MAX:
+        named.sort(key=lambda load: -load[1])
+    return _bars(found, "brokers, messages confirmed", named, is_sorted=True)
+
+
+def _bars(
+    found: dict[str, Any], of: str, loads: list[tuple[str, int]], *, is_sorted: bool = False
+) -> Bars:
+    judged = found["judged"][of]
+    if not judged:
+        return NO_BARS
+    ordered = loads if is_sorted else sorted(loads, key=lambda load: -load[1])
+    total = round(judged["mean"] * judged["count"])
+    return against_mean(
+        ordered, "messages", mean=judged["mean"], total=total, count=judged["count"]
     )
 
 

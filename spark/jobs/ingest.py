@@ -17,9 +17,11 @@ import click
 
 from spark.ingest import Ingested, Plan, ingest, plan
 from spark.jobs.frame import HELP, Answer, bad_faults, exit_code, in_one_line, session_for, write
+from spark.jobs.words import plural
 from spark.lake import Lake
 from spark.manifest import RunInvalid
-from spark.page import Figure, Page, Section, Table, table_of
+from spark.page import Figure, Page, Section
+from spark.tables import Table, table_of
 
 __all__ = ["command"]
 
@@ -57,6 +59,7 @@ def command(folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: in
                 faults.append(str(fault))
         if not plans:
             raise RunInvalid("; ".join(faults))
+        lake.check()
         with session_for("ingest", sum(each.weight for each in plans)) as session:
             found = [ingest(session, lake, each) for each in plans]
         for one in found:
@@ -86,9 +89,9 @@ def _page(found: list[Ingested], lake: Lake) -> Page:
     return Page(
         job="ingest",
         title=", ".join(one.manifest.run_id for one in found) or "nothing",
-        meta=f"{len(found)} runs, {sum(len(one.files) for one in found)} files",
-        verdict=f"{good:,} good rows and {bad:,} bad lines are in the lake.",
-        comment=f"{read} files were read now; the others were as they had been.",
+        meta=f"{plural(len(found), 'run')}, {plural(sum(len(one.files) for one in found), 'file')}",
+        verdict=f"{plural(good, 'good row')} and {plural(bad, 'bad line')} are in the lake.",
+        comment=f"{plural(read, 'file')} read now; the others were as they had been.",
         figures=(
             Figure(f"{good:,}", "good rows"),
             Figure(f"{bad:,}", "bad lines", "in quarantine"),

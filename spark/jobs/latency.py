@@ -17,14 +17,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark import hdr, latency, throughput
-from spark.charts import COLOURS, DASHED, Panel, Series, milliseconds, over_time, percentiles
+from spark.charts import DASHED, Panel, Series, over_time, percentiles
+from spark.drawing import COLOURS, milliseconds
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
 from spark.latency import CONFIRM, END_TO_END, MEASURES, RECEIVED_SENT, SENT, WHOLE
-from spark.page import Figure, Page, Section, table_of
+from spark.page import Figure, Page, Section
 from spark.pipeline import BIN_WINDOW_S, CURVE
 from spark.report import MEASURE_NAMES
 from spark.run import Run
+from spark.tables import table_of
 
 __all__ = ["command", "measure"]
 
@@ -129,10 +131,14 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
                 "that was fed each value. One that fewer than one sample lies beyond is not "
                 "shown.",
             ),
+            (
+                "histograms",
+                "of the whole run, as HdrHistogram writes them down, are in latency.json.",
+            ),
             ("below zero", _below(found["below_zero"])),
             words.input_words(run),
         ),
-        tables=f"{TABLE}; histograms in latency.json",
+        tables=TABLE,
     )
 
 
@@ -148,7 +154,10 @@ def _others(row: dict[str, Any]) -> str:
 
 def _below(counts: dict[str, int]) -> str:
     told = "; ".join(f"{n:,} of {MEASURE_NAMES[name]}" for name, n in sorted(counts.items()))
-    rest = "the clocks of two hosts differ by that much: left out of every percentile."
+    rest = (
+        "of a message that was sent again an earlier copy came, or the clocks of two hosts differ; "
+        "left out of every percentile."
+    )
     return f"{told}: {rest}" if told else "no sample was."
 
 
@@ -174,11 +183,13 @@ def _over_time(run: Run, found: dict[str, Any]) -> str:
         for name, dashes in (("p50", None), ("p99", DASHED)):
             values = [max(1, row[name]) / NS_PER_MS for row in rows]
             label = f"{MEASURE_NAMES[measure].split(':')[0]}, {name}"
+            # Steps hold their value until the next point: one more point ends the last of them.
             at = [row["window"] for row in rows]
-            lines.append(Series(label, at, values, COLOURS[number], dashes))
+            at += [at[-1] + BIN_WINDOW_S] if at else []
+            lines.append(Series(label, at, [*values, *values[-1:]], COLOURS[number], dashes))
     marks, spans = words.incidents(run)
     until_s = max((row["window"] for row in found["timeline"]), default=0) + BIN_WINDOW_S
-    panel = Panel(f"each {BIN_WINDOW_S} s", lines, "line", "ms", height=3)
+    panel = Panel(f"latency, each {BIN_WINDOW_S} s", lines, "step", "ms", height=3)
     return over_time([panel], until_s=until_s, marks=marks, spans=spans)
 
 

@@ -23,6 +23,7 @@ from spark.pipeline import collect
 from spark.report import write_reports
 from spark.run import Run
 from spark.summary import summarize
+from spark.tables import columns_here
 
 __all__ = ["command", "main"]
 
@@ -62,12 +63,12 @@ def command(folder: Path, out: Path, bad_max: int) -> int:
     def work() -> int:
         lake = Lake(out / "tables")
         source = plan(folder, lake)
-        out.mkdir(parents=True, exist_ok=True)
+        lake.check()
         with session_for("report", source.weight) as session:
             run = Run(session, lake, ingest(session, lake, source))
             summary = summarize(collect(run), run.ingested, bad_max=bad_max)
         (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")
-        text = write_reports(summary, out)
+        text = write_reports(summary, out, columns_here())
         click.echo(text)
         click.echo(f"\n{out / 'report.html'}")
         return 0 if summary["holds"] else 1

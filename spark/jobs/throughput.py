@@ -20,8 +20,9 @@ from spark import throughput
 from spark.charts import Panel, Series, over_time
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section, table_of
+from spark.page import Figure, Page, Section
 from spark.run import Run
+from spark.tables import table_of
 from spark.throughput import CONFIRMED, DELIVERED
 
 __all__ = ["command", "measure"]
@@ -69,7 +70,9 @@ def _page(run: Run, found: dict[str, Any], last: int) -> Page:
     chart = over_time(
         [
             Panel("confirmed per second", _series(found, CONFIRMED, "broker"), "stack", height=3),
-            Panel("delivered per second", _series(found, DELIVERED, "subscription"), "step"),
+            Panel(
+                "delivered per second", _series(found, DELIVERED, "topic", "subscription"), "step"
+            ),
         ],
         until_s=last + 1,
         marks=marks,
@@ -130,13 +133,13 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _series(found: dict[str, Any], kind: str, dim: str) -> list[Series]:
-    """Per second, summed over everything but one dimension."""
+def _series(found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
+    """Per second, summed over everything but those dimensions."""
     width = found["window_s"]
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for row in found["timeline"]:
         if row["kind"] == kind:
-            sums[row[dim], row["window"]] += row["messages"] / width
+            sums["/".join(row[dim] for dim in dims), row["window"]] += row["messages"] / width
     # The last window is only partly filled and would look like a fall.
     last = max((at for _, at in sums), default=0)
     kept = {key: rate for key, rate in sums.items() if key[1] < last or last == 0}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from spark.charts import COLOURS, Mark, Series, Span
+from spark.charts import Mark, Series, Span
+from spark.drawing import COLOURS
 from spark.manifest import Incident
 from spark.report import marks_and_spans
 from spark.run import Run
@@ -21,6 +22,7 @@ __all__ = [
     "incidents",
     "input_words",
     "meta",
+    "plural",
     "series_by",
     "since_s",
     "window_for",
@@ -55,9 +57,9 @@ def meta(run: Run) -> str:
     if run.day:
         parts.append(f"of it the day {run.day}")
     parts += [
-        f"{len(manifest.brokers)} brokers",
-        f"{len(manifest.publishers)} publishers",
-        f"{len(manifest.consumers)} consumers",
+        plural(len(manifest.brokers), "broker"),
+        plural(len(manifest.publishers), "publisher"),
+        plural(len(manifest.consumers), "consumer"),
     ]
     return " \N{MIDDLE DOT} ".join(parts)
 
@@ -67,7 +69,7 @@ def input_words(run: Run) -> tuple[str, str]:
     found = run.ingested
     kinds = sorted({file["kind"] for file in found.files.values()})
     good = ", ".join(f"{found.total(kind, 'good'):,} {kind}" for kind in kinds)
-    text = f"{len(found.files)} files: {good}; {found.bad:,} bad lines"
+    text = f"{plural(len(found.files), 'file')}: {good}; {plural(found.bad, 'bad line')}"
     if reasons := found.reasons():
         text += " (" + "; ".join(f"{n:,} {why}" for why, n in sorted(reasons.items())) + ")"
     if found.skipped:
@@ -95,6 +97,11 @@ def incidents(run: Run) -> tuple[list[Mark], list[Span]]:
     return marks_and_spans(shown, short_names(run.manifest.brokers))
 
 
+def plural(count: int, what: str) -> str:
+    """1 broker, 2 brokers."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def short_names(brokers: Sequence[str]) -> dict[str, str]:
     """Broker -> what tells it apart: the host alone where all have one port."""
     ports = {broker.rpartition(":")[2] for broker in brokers}
@@ -102,26 +109,47 @@ def short_names(brokers: Sequence[str]) -> dict[str, str]:
 
 
 def series_by(
-    rows: Iterable[Mapping[str, Any]], name: str, x: str, y: str, *, width: int = 0
+    rows: Iterable[Mapping[str, Any]],
+    name: str,
+    x: str,
+    y: str,
+    *,
+    width: int = 0,
+    missing: float = 0.0,
+    together: Callable[[Iterable[float]], float] = sum,
 ) -> list[Series]:
-    """One series for each value of `name`, at most as many as there are colours: the largest.
+    """One series for each value of `name`, as many as there are colours: the largest, the others as one.
 
-    width: of windows, where a window without a row means 0; 0 where it means nothing.
+    width: of windows, where a window without a row means `missing`; 0 where it means nothing. together:
+    what several values of the others are as one.
     """
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         found.setdefault(row[name], {})[row[x]] = row[y]
-    largest = sorted(found, key=lambda one: -sum(found[one].values()))[: len(COLOURS)]
-    if not largest:
+    if not found:
         return []
+    found = _largest(found, together)
     ats = sorted({at for points in found.values() for at in points})
     every = list(range(ats[0], ats[-1] + 1, width)) if width else []
     return [
         Series(
             one,
             every or sorted(found[one]),
-            [found[one].get(at, 0.0) for at in every or sorted(found[one])],
+            [found[one].get(at, missing) for at in every or sorted(found[one])],
             COLOURS[number],
         )
-        for number, one in enumerate(sorted(largest))
+        for number, one in enumerate(found)
     ]
+
+
+def _largest(
+    found: dict[str, dict[int, float]], together: Callable[[Iterable[float]], float]
+) -> dict[str, dict[int, float]]:
+    """As many as there are colours, by name; behind them what is left, as one."""
+    ordered = sorted(found, key=lambda one: -sum(found[one].values()))
+    if len(ordered) <= len(COLOURS):
+        return {one: found[one] for one in sorted(ordered)}
+    largest, rest = ordered[: len(COLOURS) - 1], ordered[len(COLOURS) - 1 :]
+    ats = {at for one in rest for at in found[one]}
+    others = {at: together(found[one].get(at, 0.0) for one in rest) for at in ats}
+    return {one: found[one] for one in sorted(largest)} | {f"{len(rest)} others": others}

@@ -32,5 +32,5 @@ def result(
         "confirmed_per_s": rate,
         "percentiles_ms": {"confirm": {"p50": p99 / 2, "p99": p99}, "delivery": arrived},
         "clients": [{"cpu_share": 0.3}],
-        "brokers": {"mb1": {"cpu_s": 3.0}},
+        "brokers": {"mb1": {"cpu_s": 3.0, "seconds": 30.0}},
     } | changed

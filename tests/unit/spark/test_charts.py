@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from spark import charts
-from spark.charts import DASHED, LABEL_LINES, Mark, Panel, Series, Span, milliseconds
+from spark.charts import DASHED, LABEL_LINES, Mark, Panel, Series, Span
 
 MARKS = [Mark(2, "mb1 killed", alarm=True), Mark(2.1, "mb1 back"), Mark(9, "balancer reloaded")]
 
@@ -50,7 +48,19 @@ def test_close_labels_go_on_different_lines() -> None:
     lines = charts._label_lines(MARKS, 10)
     assert lines == [0, 1, 0]
     crowd = charts._label_lines([Mark(n / 100, "x") for n in range(9)], 10)
-    assert max(crowd) == LABEL_LINES - 1
+    assert crowd == [*range(LABEL_LINES), *[None] * (9 - LABEL_LINES)]
+
+
+def test_names_without_room_are_left_out_and_counted() -> None:
+    marks = [Mark(n / 100, f"kill {n}") for n in range(5)]
+    text = charts.over_time([Panel("nothing", [])], marks=marks, until_s=10)
+    assert "2 marks had no room for their names" in text
+    assert ">kill 2<" in text
+    assert ">kill 3<" not in text
+
+
+def test_a_name_near_the_end_stands_before_its_mark() -> None:
+    assert charts._extent(Mark(9.9, "mb1 killed"), 10)[1] == 0.99
 
 
 def test_percentiles_leave_the_maximum_out() -> None:
@@ -62,18 +72,3 @@ def test_percentiles_leave_the_maximum_out() -> None:
 def test_nothing_to_draw_is_no_error() -> None:
     assert "<svg" in charts.over_time([Panel("nothing", [], "stack")], until_s=0)
     assert "<svg" in charts.percentiles([])
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0851, "85.1 µs"),
-        (1.239, "1.24 ms"),
-        (120.4, "120 ms"),
-        (999.4, "999 ms"),
-        (999.6, "1.00 s"),
-        (10_510.0, "10.51 s"),
-    ],
-)
-def test_durations_are_for_people(value: float, text: str) -> None:
-    assert milliseconds(value) == text

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark.lake import DATE, RUN, Lake
+from spark.manifest import RunInvalid
 
 SCHEMA = StructType(
     [
@@ -67,3 +69,21 @@ def test_notes_are_kept_by_run(tmp_path: Path) -> None:
     assert (lake.runs(), lake.note("r1", "ingested")) == ([], {})
     lake.take_note("r1", "ingested", {"files": 3})
     assert (lake.runs(), lake.note("r1", "ingested")) == (["r1"], {"files": 3})
+
+
+def test_a_run_has_the_days_of_all_its_tables(tmp_path: Path) -> None:
+    for name in ("sent/date=2026-11-21", "sent/date=2026-11-20", "had/date=2026-11-22"):
+        (tmp_path / name / "run_id=night").mkdir(parents=True)
+    (tmp_path / "sent/date=2026-11-19/run_id=other").mkdir(parents=True)
+    found = Lake(tmp_path).days("night", ["sent", "had", "nothing"])
+    assert found == ["2026-11-20", "2026-11-21", "2026-11-22"]
+
+
+def test_a_lake_that_cannot_be_written_is_told_before_any_work(tmp_path: Path) -> None:
+    Lake(tmp_path / "lake").check()
+    assert list((tmp_path / "lake").iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunInvalid, match="the lake cannot be written: "):
+        Lake(tmp_path / "file").check()
+    with pytest.raises(RunInvalid, match="the lake cannot be written: Not a directory"):
+        Lake(tmp_path / "file" / "lake").check()

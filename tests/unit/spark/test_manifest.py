@@ -79,3 +79,17 @@ def test_a_broken_manifest_says_what_is_wrong(tmp_path: Path, values: object, sa
     with pytest.raises(RunInvalid, match=said) as caught:
         read_manifest(write(tmp_path, values))
     assert "\n" not in str(caught.value)
+
+
+def test_whatever_cuts_links_may_lose_acks(tmp_path: Path) -> None:
+    kinds = ("freeze", "alarm", "close", "drain", "kill")
+    incidents = [{"kind": kind, "broker": kind, "at_ns": 1, "done_ns": 2} for kind in kinds]
+    read = read_manifest(write(tmp_path, GOOD | {"incidents": incidents}))
+    assert [broker for broker, _ in read.kills] == ["freeze", "close", "kill"]
+
+
+def test_the_folder_above_the_events_says_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    write(tmp_path / "events", GOOD)
+    with pytest.raises(RunInvalid, match=r"not the folder of a run; its events are in .*/events$"):
+        read_manifest(tmp_path)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import re
 
-from spark.page import Figure, Page, Section, render_html, render_text, table_of
+from spark.page import Figure, Page, Section, render_html, render_text
+from spark.tables import table_of
 
 PAGE = Page(
     job="audit",
@@ -40,9 +41,3 @@ def test_the_text_has_the_same_numbers() -> None:
     assert "  ! 1 lost & found" in text
     assert "  mb1        1\n  mb22       0" in text
     assert "Nothing" not in text
-
-
-def test_rows_that_are_not_shown_are_counted() -> None:
-    table = table_of(("n",), [(str(n),) for n in range(100)], shown_max=10)
-    assert len(table.rows) == 10
-    assert table.left_out.startswith("90 more rows")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.session import SQL, java_path
+from spark.session import SQL, _interrupted_afterwards, java_path
 
 
 def executable(folder: Path) -> str:
@@ -40,3 +41,18 @@ def test_a_given_setting_beats_the_kits(session: SparkSession) -> None:
 
 def test_workers_run_this_interpreter(session: SparkSession) -> None:
     assert session.sparkContext.pythonExec == sys.executable
+
+
+def test_an_interrupt_while_the_jvm_starts_takes_effect_when_it_has_started() -> None:
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def start() -> None:
+        with _interrupted_afterwards():
+            signal.raise_signal(signal.SIGINT)
+            done.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == ["started"]
+    assert signal.getsignal(signal.SIGINT) is before

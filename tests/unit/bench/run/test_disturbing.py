@@ -9,6 +9,7 @@ from bench.errors import BenchError
 from bench.faults import Fault
 from bench.run.disturbing import Disturber, steps
 from bench.run.profile import Disturbance
+from bench.run.sampling import Probe
 from tests.support.eventually import eventually
 
 
@@ -18,6 +19,9 @@ class Noted:
     def __init__(self, *, refuses: Exception | None = None) -> None:
         self.done: list[str] = []
         self._refuses = refuses
+
+    def probes(self) -> list[Probe]:
+        return [Probe(f"127.0.0.{11 + n}:5672", 0, dict) for n in range(2)]
 
     def fault(self, name: str, number: int) -> Fault:
         def begin() -> None:
@@ -33,7 +37,7 @@ def test_each_begins_and_ends_in_its_time() -> None:
     assert steps(wanted) == [(1, 1, True), (5, 0, True), (6, 1, False), (15, 0, False)]
 
 
-def test_what_is_done_is_undone_when_the_run_ends_before() -> None:
+def test_what_is_done_is_undone_when_the_run_ends_before_and_is_an_incident() -> None:
     system = Noted()
     wanted = [Disturbance(at_s=0, lasts_s=1000, broker=2), Disturbance(at_s=900)]
     disturber = Disturber(wanted, system, time.monotonic_ns())  # type: ignore[arg-type]
@@ -42,8 +46,12 @@ def test_what_is_done_is_undone_when_the_run_ends_before() -> None:
     (done,) = disturber.stop()
     assert disturber.missed() == ["kill mb1: not done, the load was over before its second 900"]
     assert system.done == ["kill 2", "end 2"]
-    assert done["what"] == "kill mb2"
+    assert done["what"] == "kill 127.0.0.12:5672"
     assert done["ended_s"] >= done["began_s"]
+    kill, start = disturber.incidents()
+    assert (kill.kind, start.kind) == ("kill", "start")
+    assert kill.broker == start.broker == "127.0.0.12:5672"
+    assert kill.done_ns == kill.at_ns <= start.at_ns
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def result(profile: Profile, p50: float) -> dict[str, Any]:
         "confirmed_per_s": 100.0,
         "percentiles_ms": {"confirm": found, "service": found},
         "clients": [{"cpu_share": 0.1}],
-        "brokers": {f"mb{n}": {"cpu_s": 1.0} for n in range(profile.system.brokers)},
+        "brokers": {f"mb{n}": {"cpu_s": 1.0, "seconds": 10} for n in range(profile.system.brokers)},
     }
 
 
@@ -32,7 +32,8 @@ def test_every_line_of_the_matrix_has_its_profile() -> None:
 
 def test_percentiles_that_the_count_does_not_support_are_dashes() -> None:
     profile = Profile.load_file(PROFILES / "latency-256.toml")
-    head, corrected, uncorrected, *_ = lines.matrix_told({"latency-256": result(profile, 5.0)})
+    told = lines.matrix_told({"latency-256": result(profile, 5.0)})
+    head, corrected, uncorrected, *_ = told.lines()
     assert corrected.split()[1] == "corrected"
     assert uncorrected.split()[0] == "uncorrected"
     assert corrected.split()[-7:] == ["5", NONE, "10", *[NONE] * 4]
@@ -46,7 +47,7 @@ def test_fan_in_is_the_same_load_on_more_brokers() -> None:
     found = {step.name: result(step.profile, 1.0) for step in steps}
     figures = {each.id: each.value for each in lines.fan_in_figures(found, "again")}
     assert figures["measure.fan_in.8_brokers.client_cpu_us"] == 1000.0
-    assert len(lines.fan_in_told(found)) == 1 + len(steps) + 1
+    assert len(lines.fan_in_told(found).rows) == len(steps)
 
 
 def test_a_shorter_run_still_has_some_seconds() -> None:
@@ -71,15 +72,15 @@ def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
     }
     p50 = {each.id: each for each in lines.matrix_figures(runs, "again")}
     assert p50["measure.latency_matrix.256.confirm_p50_ms"].samples == (0.0, 5.0)
-    assert len(lines.matrix_told(runs)) == 1 + 3 * len(lines.MATRIX)
+    assert len(lines.matrix_told(runs).rows) == 3 * len(lines.MATRIX)
 
 
 def test_a_cost_that_is_not_known_is_a_dash() -> None:
     profile = Profile.load_file(PROFILES / "fan-in.toml")
     killed = result(dataclasses.replace(profile, system=System(brokers=4)), 1.0)
     del killed["brokers"]["mb0"]
-    _head, line, _note = lines.fan_in_told({"4-brokers": killed | {"clients": []}})
-    assert line.split()[:4] == ["4", "100", NONE, NONE]
+    (row,) = lines.fan_in_told({"4-brokers": killed | {"clients": []}}).rows
+    assert list(row[:4]) == ["4", "100", NONE, NONE]
 
 
 def test_a_shorter_run_measures_whole_seconds() -> None:

@@ -20,6 +20,7 @@ def test_one_pair_says_nothing_about_chance() -> None:
     found = ratio_of([1], [3])
     assert found is not None
     assert (found.low, found.high, found.pairs) == (0.0, math.inf, 1)
+    assert str(found) == "3.000 (of one pair)"
     assert not is_worse(found, more_is_better=False, bound=0.1)
 
 

@@ -69,6 +69,7 @@ def test_results_are_json_and_logs_that_the_usual_tools_read(tmp_path: Path) -> 
     result.save()
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["confirmed_per_s"] == 200
+    assert {each["seconds"] for each in found["clients"]} == {MEASURED_S}
     assert found["percentiles_ms"]["confirm"]["samples"] == 200 * MEASURED_S
     log = HistogramLogReader(str(tmp_path / "confirm.hlog"), HdrHistogram(1, TOP_NS, DIGITS))
     whole = HdrHistogram(1, TOP_NS, DIGITS)

@@ -25,7 +25,10 @@ def results(repeat: int, base: Profile = BASE) -> dict[str, dict[str, Any]]:
             "percentiles_ms": {},
             "clients": [],
             "brokers": {
-                f"mb{number}": {"cpu_s": (1.0 if "standalone" in step.name else 2.0) / nodes}
+                f"mb{number}": {
+                    "cpu_s": (1.0 if "standalone" in step.name else 2.0) / nodes,
+                    "seconds": 10.0,
+                }
                 for nodes in [step.profile.system.brokers]
                 for number in range(nodes)
             },
@@ -72,7 +75,7 @@ def test_costs_are_compared_the_other_way_round() -> None:
 
 def test_what_is_told_has_the_predecessors_number_beside() -> None:
     found = results(2, Profile.load_file(PROFILES / "seed-s2.toml"))
-    text = "\n".join(seed.told("seed-s2", found, 2))
+    text = "\n".join(seed.told("seed-s2", found, 2).lines())
     assert "1.97" in text
     assert "delivered" in text
 

@@ -16,7 +16,7 @@ def test_charts_are_well_formed_named_and_fetch_nothing() -> None:
         by_percentile(lines, label="L & M", unit=plain),
         over_time(lines, label="L", unit=plain, shaded=(1, 3)),
     ):
-        root = ET.fromstring(svg)
+        (root,) = ET.fromstring(svg)
         assert root.tag == "svg"
         assert "a <b>" in [text.text for text in root.iter("text")]
         assert not re.search(r"href|url\(", svg)

@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 from pyspark.sql import SparkSession
 
 from spark.ingest import ingest, plan
 from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
-from spark.jobs.frame import Answer, bad_faults, in_one_line, write
+from spark.jobs.frame import (
+    Answer,
+    bad_faults,
+    check_day,
+    in_one_line,
+    is_no_interrupt,
+    run_of,
+    write,
+)
 from spark.lake import Lake
 from spark.manifest import RunInvalid
 from spark.page import Page, render_text
@@ -36,7 +46,7 @@ def test_a_fault_of_the_input_is_one_of_the_answer(tmp_path: Path) -> None:
 
 
 def test_bad_lines_are_a_fault_beyond_what_is_put_up_with(planted_run: Planted) -> None:
-    assert bad_faults(planted_run.run.ingested, 0) == ["1 bad lines, 0 allowed"]
+    assert bad_faults(planted_run.run.ingested, 0) == ["1 bad line, 0 allowed"]
     assert bad_faults(planted_run.run.ingested, 1) == []
 
 
@@ -48,6 +58,10 @@ def test_bad_lines_are_a_fault_beyond_what_is_put_up_with(planted_run: Planted) 
         (
             RunInvalid("An error occurred\nCaused by: first\nCaused by: java.io.IOException: full"),
             "audit: java.io.IOException: full\n",
+        ),
+        (
+            RunInvalid("An error occurred while calling o1.parquet.\n: java.io.IOException: no"),
+            "audit: java.io.IOException: no\n",
         ),
     ],
 )
@@ -61,6 +75,29 @@ def test_whatever_ends_a_job_is_one_line(
     assert capsys.readouterr().err == said
 
 
+def test_an_interrupt_is_not_logged_with_its_stack_and_all_else_is() -> None:
+    def record(kind: type[BaseException]) -> logging.LogRecord:
+        return logging.LogRecord("root", 40, "", 0, "", (), (kind, kind(), None))
+
+    assert not is_no_interrupt(record(KeyboardInterrupt))
+    assert is_no_interrupt(record(OSError))
+
+
+@pytest.mark.parametrize("day", ["2026", "2026-13-01", "yesterday", ""])
+def test_what_is_no_day_is_wrong_use(day: str) -> None:
+    with pytest.raises(click.UsageError, match="a day such as"):
+        check_day(day)
+
+
+def test_a_day_without_rows_is_told_with_the_days_that_have_some(planted_run: Planted) -> None:
+    run = planted_run.run
+    assert run_of(run.session, run.lake, run.ingested, "2026-09-21").day == "2026-09-21"
+    with pytest.raises(
+        RunInvalid, match="run-1 has nothing on 2020-01-01; days with rows: 2026-09-21"
+    ):
+        run_of(run.session, run.lake, run.ingested, "2020-01-01")
+
+
 @pytest.fixture(scope="module")
 def nothing(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run in which nothing was published."""
@@ -68,7 +105,7 @@ def nothing(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     write_run(folder / "run", messages=4)
     for path in (folder / "run").glob("*.ndjson"):
         path.write_text(path.read_text().partition("\n")[0] + "\n")
-    return run_of(session, folder)
+    return run_in(session, folder)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__.rpartition(".")[2])
@@ -84,7 +121,7 @@ def test_a_run_of_one_message_has_its_numbers_and_no_percentile_that_one_cannot_
     session: SparkSession, tmp_path: Path
 ) -> None:
     write_run(tmp_path / "run", messages=1)
-    run = run_of(session, tmp_path)
+    run = run_in(session, tmp_path)
     audited = audit.measure(run)
     assert audited.page.faults == ()
     assert audited.found["verdicts"]["ok"] == 1
@@ -105,11 +142,11 @@ def test_a_run_that_was_killed_is_reported_and_does_not_hold(
     write_run(tmp_path / "run", messages=40)
     path = tmp_path / "run" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"complete": False, "end_ns": None}))
-    run = run_of(session, tmp_path)
+    run = run_in(session, tmp_path)
     assert audit.measure(run).found["verdicts"]["ok"] == 40
     assert bad_faults(run.ingested, 0)[0].startswith("the run did not end in order")
 
 
-def run_of(session: SparkSession, folder: Path) -> Run:
+def run_in(session: SparkSession, folder: Path) -> Run:
     lake = Lake(folder / "lake")
     return Run(session, lake, ingest(session, lake, plan(folder / "run", lake)))
