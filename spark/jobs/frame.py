@@ -195,7 +195,13 @@ def settings_for(size: int) -> dict[str, str]:
 
 
 def is_no_interrupt(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and record.exc_info[0] is KeyboardInterrupt)
+    """Also where something else was raised because of one."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return False
+        error = error.__cause__ or error.__context__
+    return True
 
 
 def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:

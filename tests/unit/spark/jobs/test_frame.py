@@ -76,11 +76,14 @@ def test_whatever_ends_a_job_is_one_line(
 
 
 def test_an_interrupt_is_not_logged_with_its_stack_and_all_else_is() -> None:
-    def record(kind: type[BaseException]) -> logging.LogRecord:
-        return logging.LogRecord("root", 40, "", 0, "", (), (kind, kind(), None))
+    def record(error: BaseException) -> logging.LogRecord:
+        return logging.LogRecord("root", 40, "", 0, "", (), (type(error), error, None))
 
-    assert not is_no_interrupt(record(KeyboardInterrupt))
-    assert is_no_interrupt(record(OSError))
+    because = OSError()
+    because.__cause__ = KeyboardInterrupt()
+    assert not is_no_interrupt(record(KeyboardInterrupt()))
+    assert not is_no_interrupt(record(because))
+    assert is_no_interrupt(record(OSError()))
 
 
 @pytest.mark.parametrize("day", ["2026", "2026-13-01", "yesterday", ""])
