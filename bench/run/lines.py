@@ -9,7 +9,7 @@ from typing import Any
 from bench.figures.form import Figure, median_of
 from bench.run.numbers import numbers_of
 from bench.run.profile import Profile
-from bench.run.rounds import in_rounds, middle, samples, turns_of
+from bench.run.rounds import in_rounds, middle, samples, trusted, turns_of
 from bench.run.series import Step
 from bench.run.tables import told as told_value
 from bench.run.told import Bar, Told, faults_of
@@ -81,7 +81,7 @@ def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
 
 def matrix_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
     for name in MATRIX:
-        found = [turn["percentiles_ms"] for turn in turns_of(results, name)]
+        found = [turn["percentiles_ms"] for turn in trusted(turns_of(results, name))]
         for measure, words in (
             ("confirm", "from the intended time"),
             ("service", "from the sending"),

@@ -14,7 +14,7 @@ from bench.figures.form import Figure, median_of
 from bench.run.lines import shorter
 from bench.run.numbers import numbers_of
 from bench.run.profile import Profile, System
-from bench.run.rounds import in_rounds, middle, samples, turns_of
+from bench.run.rounds import in_rounds, middle, samples, trusted, turns_of
 from bench.run.schedule import Closed
 from bench.run.series import Step
 from bench.run.systems import SYSTEMS
@@ -152,10 +152,11 @@ def figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[
                 unit="messages/s",
                 repeat=command,
             )
-        if p99s := samples(run["percentiles_ms"].get("confirm", {}).get("p99") for run in paced):
+        p99s = [run["percentiles_ms"].get("confirm", {}).get("p99") for run in trusted(paced)]
+        if known := samples(p99s):
             rate = paced[0]["profile"]["load"]["schedule"]["rate_per_s"]
             yield median_of(
-                p99s,
+                known,
                 id=f"{prefix}.confirm_p99_ms",
                 what=f"{words}: p99 until confirmed, at {rate:g}/s",
                 unit="ms",

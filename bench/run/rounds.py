@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.run.series import Step
 
-__all__ = ["in_rounds", "middle", "samples", "turns_of"]
+__all__ = ["in_rounds", "middle", "samples", "trusted", "turns_of"]
 
 Run = Mapping[str, Any]
 
@@ -25,6 +25,11 @@ def turns_of(results: Mapping[str, Run], name: str) -> list[Run]:
     """The runs of one line, in their order; none when it was not run."""
     names = (_named(name, number) for number in itertools.count())
     return [results[each] for each in itertools.takewhile(results.__contains__, names)]
+
+
+def trusted(turns: Iterable[Run]) -> list[Run]:
+    """Those that nothing is wrong with: a latency of another run is no figure."""
+    return [turn for turn in turns if not turn["faults"]]
 
 
 def _named(name: str, number: int) -> str:

@@ -72,6 +72,9 @@ def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
     }
     p50 = {each.id: each for each in lines.matrix_figures(runs, "again")}
     assert p50["measure.latency_matrix.256.confirm_p50_ms"].samples == (0.0, 5.0)
+    runs["latency-256-2"]["faults"] = ["its pacer was the bottleneck"]
+    p50 = {each.id: each for each in lines.matrix_figures(runs, "again")}
+    assert p50["measure.latency_matrix.256.confirm_p50_ms"].samples == (0.0,)
     assert len(lines.matrix_told(runs).rows) == 3 * len(lines.MATRIX)
 
 
