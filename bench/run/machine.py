@@ -67,7 +67,8 @@ def usage(
     seconds = last.at_s - first.at_s
     return Usage(
         cores=cores,
-        busy=(last.busy_s - first.busy_s) / seconds,
+        # The kernel counts in ticks, which may be ahead of the clock by some.
+        busy=min(float(cores), (last.busy_s - first.busy_s) / seconds),
         brokers=brokers,
         clients=clients,
         stolen=(last.stolen_s - first.stolen_s) / seconds,
