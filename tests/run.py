@@ -26,6 +26,8 @@ PARTS = {
         "hosts",
         "integration/test_docs_operations.py",
         "integration/test_playbooks_interrupted.py",
+        "integration/test_spark_jobs.py",
+        "integration/test_worker.py",
     ),
     "rest": ("integration/test_playbooks.py",),  # and all that no other part has
 }
