@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from bench.run.growth import between
+
 __all__ = ["Busy", "Usage", "look", "usage"]
 
 
@@ -60,17 +62,19 @@ def usage(
     seen: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float
 ) -> Usage | None:
     """Of the seconds within; brokers, clients: their cores. None: too little was seen."""
-    own = [each for each in seen if within.start <= each.at_s <= within.stop]
-    if len(own) < 2:
+    if not seen:
         return None
-    first, last = own[0], own[-1]
-    seconds = last.at_s - first.at_s
+    begin_s, end_s = max(within.start, seen[0].at_s), min(within.stop, seen[-1].at_s)
+    busy_s = between([(each.at_s, each.busy_s) for each in seen], begin_s, end_s)
+    stolen_s = between([(each.at_s, each.stolen_s) for each in seen], begin_s, end_s)
+    if busy_s is None or stolen_s is None or end_s <= begin_s:
+        return None
     return Usage(
         cores=cores,
         # The kernel counts in ticks, which may be ahead of the clock by some.
-        busy=min(float(cores), (last.busy_s - first.busy_s) / seconds),
+        busy=min(float(cores), busy_s / (end_s - begin_s)),
         brokers=brokers,
         clients=clients,
-        stolen=(last.stolen_s - first.stolen_s) / seconds,
-        load_max=max(each.load for each in own),
+        stolen=stolen_s / (end_s - begin_s),
+        load_max=max(each.load for each in seen),
     )

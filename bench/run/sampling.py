@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.errors import InputInvalid
 from bench.run import machine
+from bench.run.growth import between
 from bench.run.machine import Busy
 
-__all__ = ["Probe", "Row", "Sample", "Sampler", "between", "load", "look", "save", "totals"]
+__all__ = ["Probe", "Row", "Sample", "Sampler", "load", "look", "save", "totals"]
 
 EVERY_S = 1.0
 # The last sample may be that much older than the end of what is measured, on a busy machine.
@@ -157,14 +157,6 @@ def _used(own: Sequence[Sample], from_s: float, to_s: float) -> dict[str, Any] |
         "memory_mib": max(each.memory_mib for each in near),
         "ready_max": max(ready, default=None),
     }
-
-
-def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
-    """How much a counter grew from begin to end; its points in order of time. None: not known there."""
-    if not points or points[0][0] > begin or points[-1][0] < end:
-        return None
-    times, values = zip(*points, strict=True)
-    return float(np.interp(end, times, values) - np.interp(begin, times, values))
 
 
 def save(path: Path, rows: Sequence[Sample] | Sequence[Busy]) -> None:

@@ -380,7 +380,8 @@ async def test_what_nobody_receives_is_given_back_before_the_consumer_timeout(bu
     other, handler = await bus.consumer(), Handler()
     work = run(other, handler)
     await counted(other, acked=10)
-    assert (await first.call("stats")).given_back == 10
+    # More where the first one had some, gave them back, and had them again before all were published.
+    assert (await first.call("stats")).given_back >= 10
     assert sorted(handler.runs) == sorted((str(number), 1) for number in range(10))
     await ended(other, work)
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.errors import InputInvalid
 from bench.run.machine import Busy
-from bench.run.sampling import Probe, Sample, between, load, look, save, totals
+from bench.run.sampling import Probe, Sample, load, look, save, totals
 
 
 def counts() -> Mapping[str, int]:
@@ -56,14 +56,6 @@ def test_what_was_used_between_two_samples_is_counted_by_its_part() -> None:
     found = totals(seen, 0.9, 2.0)["mb1"]
     assert found["seconds"] == pytest.approx(1.1)
     assert found["cpu_s"] == pytest.approx(0.55)
-
-
-def test_a_counter_is_known_between_its_points_alone() -> None:
-    points = [(1.0, 10.0), (3.0, 30.0)]
-    assert between(points, 1.5, 2.5) == pytest.approx(10)
-    assert between(points, 0.5, 2.0) is None
-    assert between(points, 2.0, 3.5) is None
-    assert between([], 0.0, 1.0) is None
 
 
 def test_a_broker_that_was_killed_meanwhile_has_no_totals() -> None:
