@@ -35,7 +35,7 @@ FIRST = {
     "ops.lost": "Confirmed messages lost in all operations",
     "ops.failover.serving_s": "A host loses power: until its mirrored broker serves again",
     "client.mesh.consumer_mb": "Memory of a consumer process, 50 consumers on 64 brokers",
-    "measure.overhead.publish_us": "What `bench` itself adds to a message",
+    "measure.overhead.message_us": "What `bench` itself adds to a message, both ends",
     "measure.audit.10m.ratio": "Audit of 10 + 10 million rows by Spark: times DuckDB's CPU",
 }
 ABOUT_ALL = """# All figures
