@@ -11,7 +11,7 @@ from bench.run.stamp import STAMP_BYTES
 
 def sizes(messages: Messages, count: int = 64) -> Counter[int]:
     fillers = Drawer(messages, seed=1).fillers()
-    return Counter(len(next(fillers).tail) + STAMP_BYTES for _ in range(count))
+    return Counter(len(next(fillers).head) + STAMP_BYTES for _ in range(count))
 
 
 def test_sizes_are_as_asked() -> None:

@@ -4,9 +4,9 @@ from bench.run.overhead import Overhead, figures, measure
 
 
 def test_every_part_of_the_harness_has_a_cost() -> None:
-    one, other = measure(2000, repeat=2)
-    for found in (one, other):
-        assert min(found.record_us, found.publish_us, found.consume_us) > 0
+    # Other work may make a single measurement nonsense, but hardly most of them.
+    found = {each.id: each.value for each in figures(measure(20_000, repeat=3))}
+    assert min(found.values()) > 0
 
 
 def test_what_is_promised_is_the_whole_of_a_message() -> None:
