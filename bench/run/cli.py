@@ -150,8 +150,7 @@ def report(folder: Path) -> None:
     else:
         result = saved(folder)
         faults = result.faults
-        click.echo(reports.render_text(result, columns_here()))
-        click.echo(f"\n{folder / 'report.html'}")
+        show(result)
     if faults:
         raise BenchError(faults[0])
 
@@ -345,13 +344,19 @@ def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, A
 
 def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
     """One run, with its report printed."""
-    found = of_any_load(profile, folder, running)
-    if found.get("outside"):
+    if SYSTEMS[profile.system.name].own_load:
+        found = of_any_load(profile, folder, running)
         click.echo((folder / "report.txt").read_text())
-    else:
-        click.echo(reports.render_text(gather(folder), columns_here()))
-        click.echo(f"\n{folder / 'report.html'}")
-    return found
+        return found
+    result = measured(profile, folder, running)
+    show(result)
+    return result.as_json()
+
+
+def show(result: Result) -> None:
+    """Its report, as wide as the terminal, and where its page is."""
+    click.echo(reports.render_text(result, columns_here()))
+    click.echo(f"\n{result.folder / 'report.html'}")
 
 
 COMMANDS = (run, report, compare, knee, overhead)

@@ -49,11 +49,10 @@ WORDS = {
 }
 
 
-def write(result: Result, columns: int = COLUMNS) -> str:
-    """report.txt and report.html into the run's folder; returns the text for so many columns."""
+def write(result: Result) -> None:
+    """report.txt and report.html into the run's folder."""
     (result.folder / "report.txt").write_text(render_text(result) + "\n")
     (result.folder / "report.html").write_text(render_html(result))
-    return render_text(result, columns)
 
 
 def render_text(result: Result, columns: int = COLUMNS) -> str:
@@ -69,7 +68,7 @@ def render_text(result: Result, columns: int = COLUMNS) -> str:
         *[f"  ! {fault}" for fault in result.faults],
         *_wrapped(_about(result), columns),
         *_wrapped(f"a confirm means: {result.about['durability']}", columns),
-        *(_wrapped(f"while measured: {result.machine}", columns) if result.machine else []),
+        *(_wrapped(f"while measured: {machine}", columns) if (machine := result.machine) else []),
     ]
     for head, rows in tables:
         if rows:
@@ -88,7 +87,7 @@ def render_html(result: Result) -> str:
     kind = "fails" if result.faults else "holds"
     name = f"{result.profile.name}, {result.profile.system.name}"
     machine = [
-        *([("while measured", str(result.machine))] if result.machine else []),
+        *([("while measured", str(usage))] if (usage := result.machine) else []),
         *result.about.get("system", {}).items(),
         *sorted(result.about["environment"].items()),
     ]

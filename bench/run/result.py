@@ -217,7 +217,7 @@ class Result:
                 for each, part in zip(self.clients, self.parts, strict=True)
             ],
             "brokers": self.brokers,
-            "machine": asdict(self.machine) if self.machine else None,
+            "machine": asdict(machine) if (machine := self.machine) else None,
             "rates": {measure: self.rates(measure) for measure in ("confirm", "delivery")},
         }
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import random
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from bench.errors import BenchError
+from bench.faults import Fault
 from bench.run.conduct import SAMPLES
 from bench.run.consuming import Had
 from bench.run.fates import CONFIRMED
 from bench.run.profile import Profile
 from bench.run.publishing import Sent
-from bench.run.sampling import Sample, save
+from bench.run.sampling import Probe, Sample, save
 from bench.run.worker import PROFILE, RUN
 from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
 
@@ -22,6 +26,25 @@ S, MS = 1_000_000_000, 1_000_000
 START_NS = 1_790_000_000 * S
 BROKERS = ("127.0.0.11:5672", "127.0.0.12:5672")
 WARM_UP_S, MEASURED_S = 2, 8
+
+
+class Nothing:
+    """A system without processes."""
+
+    def env(self) -> Mapping[str, str]:
+        return {}
+
+    def declare(self, profile: Profile) -> None:
+        pass
+
+    def probes(self) -> list[Probe]:
+        return []
+
+    def about(self) -> Mapping[str, Any]:
+        return {"version": "1"}
+
+    def fault(self, name: str, number: int) -> Fault:
+        raise BenchError(name)
 
 
 def write_run(

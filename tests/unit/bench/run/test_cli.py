@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,14 @@ import pytest
 
 from bench.cli import main
 from bench.errors import BenchError, InputInvalid
-from bench.faults import Fault
 from bench.run import cli, series
 from bench.run.cli import measured, one_by_one, profile_of, with_system
 from bench.run.drivers import Running
 from bench.run.profile import Profile
 from bench.run.result import gather
-from bench.run.sampling import Probe
 from bench.run.series import Step
 from tests.support.results import result
-from tests.support.runs import write_run
+from tests.support.runs import Nothing, write_run
 
 
 def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
@@ -148,25 +145,6 @@ def test_a_file_that_cannot_be_written_is_one_line_and_exit_code_1(
 def test_a_system_that_cannot_do_it_is_refused_with_the_reason() -> None:
     with pytest.raises(InputInvalid, match=r"pika: load\.lifetime_s: it has none"):
         with_system(profile_of("rebalance"), "pika")
-
-
-class Nothing:
-    """A system that is none."""
-
-    def env(self) -> Mapping[str, str]:
-        return {}
-
-    def declare(self, profile: Profile) -> None:
-        pass
-
-    def probes(self) -> list[Probe]:
-        return []
-
-    def about(self) -> Mapping[str, Any]:
-        return {}
-
-    def fault(self, name: str, number: int) -> Fault:
-        raise BenchError(name)
 
 
 def test_the_report_of_a_load_of_its_own_leaves_its_result_as_it_is(

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.errors import BenchError
-from bench.faults import Fault
 from bench.run import outside
 from bench.run.drivers import Outside
 from bench.run.numbers import numbers_of
 from bench.run.outside import conduct_outside, render_outside
 from bench.run.profile import Profile
-from bench.run.sampling import Probe
+from tests.support.runs import Nothing
 
 PROFILE = Profile.from_values(
     {
@@ -24,25 +21,6 @@ PROFILE = Profile.from_values(
     },
     "test",
 )
-
-
-class Nothing:
-    """A system without processes."""
-
-    def env(self) -> Mapping[str, str]:
-        return {}
-
-    def declare(self, profile: Profile) -> None:
-        pass
-
-    def probes(self) -> list[Probe]:
-        return []
-
-    def about(self) -> Mapping[str, Any]:
-        return {"version": "1"}
-
-    def fault(self, name: str, number: int) -> Fault:
-        raise BenchError(name)
 
 
 def test_what_it_said_and_what_it_does_not_measure_are_in_the_result(

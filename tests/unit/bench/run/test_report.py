@@ -59,6 +59,8 @@ def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:
 
 def test_text_and_page_are_written_beside_the_run(tmp_path: Path) -> None:
     write_run(tmp_path)
-    text = write(gather(tmp_path))
+    result = gather(tmp_path)
+    write(result)
+    text = render_text(result)
     assert (tmp_path / "report.txt").read_text() == text + "\n"
     assert (tmp_path / "report.html").exists()
