@@ -17,11 +17,13 @@ Pure set logic on recorded rows, independent of Spark, so that the two check eac
 - *gap* of a publisher: the longest time without a confirm while it waited for one. Every confirm ends
   a silence; the silence began with the confirm before it, or, where nothing was open then, with the
   first intended time of what was open. Intended, not sent: a publisher that is held back counts too.
+  A publish that was never confirmed waits until the next confirm, or until the end of the run.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -41,10 +43,14 @@ KILL_NOTICED_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A silence of length_ns that began at start_ns (coordinator's monotonic clock)."""
+    """A silence of length_ns that began at start_ns (coordinator's monotonic clock).
+
+    ended: with a confirm; else it lasted to the end of what was looked at.
+    """
 
     length_ns: int = 0
     start_ns: int = 0
+    ended: bool = True
 
 
 @dataclass(slots=True)
@@ -166,28 +172,42 @@ def audit(manifest: Manifest, events: Events) -> Audit:
             result.subscriptions.append(entry)
             _judge_deliveries(result, entry, sent, got, kills)
             _judge_expected(result, entry, sent, got, _last_owed_ns(manifest))
-    _measure_gaps(result, events.published)
+    _measure_gaps(result, events.published, _end_ns(manifest, events))
     return result
 
 
-def longest_gap(publisher_rows: Iterable[Row]) -> Gap:
-    """The longest time without a confirm while one was waited for; see the module's text."""
-    spans = sorted(
-        (row["confirmed_ns"], row["intended_ns"])
-        for row in publisher_rows
-        if row["outcome"] == "confirmed"
-    )
-    # From the end: the earliest intended time of everything that is confirmed now or later.
-    open_since = list(itertools.accumulate((intended for _, intended in reversed(spans)), min))[
-        ::-1
-    ]
+def longest_gap(publisher_rows: Iterable[Row], until_ns: int, from_ns: int | None = None) -> Gap:
+    """The longest time without a confirm while one was waited for, within these times.
+
+    See the module's text. What waited before from_ns counts from then on.
+    """
+    rows = list(publisher_rows)
+    confirms = sorted(row["confirmed_ns"] for row in rows if row["outcome"] == "confirmed")
+    spans = []
+    for row in rows:
+        start_ns, end_ns = row["intended_ns"], _waited_until(row, confirms, until_ns)
+        if start_ns < until_ns and (from_ns is None or end_ns > from_ns):
+            spans.append((min(end_ns, until_ns), max(start_ns, from_ns or start_ns)))
+    spans.sort()
+    # From the end: the earliest start of everything that ends now or later.
+    open_since = list(itertools.accumulate((start for _, start in reversed(spans)), min))[::-1]
     longest, previous_ns = Gap(), None
-    for (confirmed_ns, _), since_ns in zip(spans, open_since, strict=True):
+    for (end_ns, _), since_ns in zip(spans, open_since, strict=True):
         start_ns = since_ns if previous_ns is None else max(previous_ns, since_ns)
-        if confirmed_ns - start_ns > longest.length_ns:
-            longest = Gap(confirmed_ns - start_ns, start_ns)
-        previous_ns = confirmed_ns
+        if end_ns - start_ns > longest.length_ns:
+            place = bisect_left(confirms, end_ns)
+            ended = place < len(confirms) and confirms[place] == end_ns
+            longest = Gap(end_ns - start_ns, start_ns, ended)
+        previous_ns = end_ns
     return longest
+
+
+def _waited_until(row: Row, confirms: Sequence[int], until_ns: int) -> int:
+    """Its confirm; of a publish without one the next of its publisher, or the end."""
+    if row["outcome"] == "confirmed":
+        return int(row["confirmed_ns"])
+    place = bisect_left(confirms, row["intended_ns"])
+    return confirms[place] if place < len(confirms) else until_ns
 
 
 def classify(
@@ -318,9 +338,17 @@ def _last_owed_ns(manifest: Manifest) -> int | None:
     return manifest.end_ns - manifest.grace_ns
 
 
-def _measure_gaps(result: Audit, rows: Iterable[Row]) -> None:
+def _end_ns(manifest: Manifest, events: Events) -> int:
+    """Of the run; of one that did not end in order, or went on after it, the last time in its rows."""
+    names = ("intended_ns", "sent_ns", "confirmed_ns", "received_ns", "acknowledged_ns")
+    rows = itertools.chain(events.published, events.delivered)
+    times = (row.get(name) or 0 for row in rows for name in names)
+    return max(manifest.end_ns or 0, max(times, default=0))
+
+
+def _measure_gaps(result: Audit, rows: Iterable[Row], end_ns: int) -> None:
     by_publisher: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_publisher[row["publisher"]].append(row)
     for name, publisher_rows in by_publisher.items():
-        result.publishers[name].gap = longest_gap(publisher_rows)
+        result.publishers[name].gap = longest_gap(publisher_rows, end_ns)

@@ -28,14 +28,17 @@ def audit_tables(result: Audit, manifest: Manifest) -> RenderableType:
 
 
 def verdict(result: Audit) -> Text:
-    """One line: holds, or what is wrong."""
+    """One line: holds, or what is wrong; and what was not confirmed, which is no fault by itself."""
+    counts = {name: count for name, count in result.outcomes.items() if name != "confirmed"}
+    told = [f"{count:,} {name}" for name, count in counts.items() if count]
     if result.holds:
+        confirmed = [f"{result.confirmed:,} confirmed", *told]
         return Text(
-            f"audit holds: {result.confirmed:,} confirmed, {result.total('delivered'):,} of "
+            f"audit holds: {', '.join(confirmed)}, {result.total('delivered'):,} of "
             f"{result.total('expected'):,} expected deliveries, 0 lost, 0 altered",
             style="bold green",
         )
-    return Text(f"audit does NOT hold: {'; '.join(result.faults)}", style="bold red")
+    return Text(f"audit does NOT hold: {'; '.join([*result.faults, *told])}", style="bold red")
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -93,7 +96,7 @@ def _publishers(result: Audit, manifest: Manifest) -> Table:
             f"{publisher.published:,}",
             f"{publisher.confirmed:,}",
             f"{publisher.retried:,}",
-            f"{publisher.gap.length_ns / 1e9:.3f} s",
+            f"{publisher.gap.length_ns / 1e9:.3f} s{'' if publisher.gap.ended else ', no end'}",
             _when(publisher.gap, manifest),
         )
     return table

@@ -17,7 +17,7 @@ from bench.errors import BenchError
 from bench.figures.crew import Crew, crew
 from bench.figures.form import Figure, below
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.rows import Events, Row, read_events
+from bench.rows import Events, read_events
 from messagebus import BusConfig, declare
 from messagebus.telemetry.eventfile import anchor_now
 from ops.local.cluster import LocalCluster
@@ -138,21 +138,13 @@ def longest_silence_ns(times_ns: Iterable[int], from_ns: int, until_ns: int) -> 
 
 
 def _publisher_gap_s(events: Events, incident: Incident) -> float:
-    """From the moment of the kill until the broker is started again."""
+    """From the moment of the kill until the broker is started again, whether a confirm came or none."""
+    until_ns = incident.done_ns or incident.at_ns
     gaps = []
     for name in PUBLISHERS:
         rows = [row for row in events.published if row["publisher"] == name]
-        gaps.append(longest_gap(_confirmed_between(rows, incident)).length_ns)
+        gaps.append(longest_gap(rows, until_ns, incident.at_ns).length_ns)
     return max(gaps) / S
-
-
-def _confirmed_between(rows: Iterable[Row], incident: Incident) -> list[Row]:
-    """What was confirmed from the kill on; waiting counts from the kill on too."""
-    return [
-        {**row, "intended_ns": max(row["intended_ns"], incident.at_ns)}
-        for row in rows
-        if incident.at_ns <= row.get("confirmed_ns", 0) <= (incident.done_ns or 0)
-    ]
 
 
 def _consumer_gap_s(events: Events, incident: Incident, from_ns: int, until_ns: int) -> float:

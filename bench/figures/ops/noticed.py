@@ -158,27 +158,15 @@ def gaps_s(events: Events, took: Took) -> dict[str, float]:
 
     A silence that began in it counts whole. Raises BenchError when one never ended.
     """
-    return {
-        name: longest_gap(
-            _confirmed_in(took, (row for row in events.published if row["publisher"] == name))
-        ).length_ns
-        / S
-        for name in sorted({row["publisher"] for row in events.published})
-    }
-
-
-def _confirmed_in(took: Took, rows: Iterable[Row]) -> list[Row]:
-    """What was confirmed in that time, and the next one; waiting counts from its beginning on."""
-    later = sorted(
-        (row for row in rows if row.get("confirmed_ns", 0) >= took.from_ns),
-        key=lambda row: int(row["confirmed_ns"]),
-    )
-    inside = sum(row["confirmed_ns"] <= took.until_ns for row in later)
-    if inside == len(later):
-        raise BenchError("a publisher had no confirm any more")
-    return [
-        {**row, "intended_ns": max(row["intended_ns"], took.from_ns)} for row in later[: inside + 1]
-    ]
+    found = {}
+    for name in sorted({row["publisher"] for row in events.published}):
+        rows = [row for row in events.published if row["publisher"] == name]
+        later = (row.get("confirmed_ns") or 0 for row in rows)
+        ended_ns = min((each for each in later if each > took.until_ns), default=None)
+        if ended_ns is None:
+            raise BenchError("a publisher had no confirm any more")
+        found[name] = longest_gap(rows, ended_ns, took.from_ns).length_ns / S
+    return found
 
 
 def excess_s(gaps: Sequence[Mapping[str, float]], quiet_s: float) -> list[float]:

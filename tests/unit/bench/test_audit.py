@@ -332,25 +332,53 @@ def spans_to_rows(spans: list[tuple[int, int]]) -> list[Row]:
 def test_a_gap_is_silence_while_something_is_waited_for(
     spans: list[tuple[int, int]], gap: Gap
 ) -> None:
-    assert longest_gap(spans_to_rows(spans)) == gap
+    assert longest_gap(spans_to_rows(spans), 100) == gap
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda t: (t[0], t[0] + t[1])),
-        max_size=8,
-    )
-)
-def test_a_gap_is_what_a_look_at_every_instant_finds(spans: list[tuple[int, int]]) -> None:
-    """Oracle: instant by instant, is something open, and was there a confirm?"""
+END = 45
+_spans = st.tuples(st.integers(0, 30), st.one_of(st.none(), st.integers(0, 10)))
+
+
+@given(st.lists(_spans, max_size=8), st.integers(0, 20), st.integers(20, END))
+def test_a_gap_is_what_a_look_at_every_instant_finds(
+    spans: list[tuple[int, int | None]], from_ns: int, until_ns: int
+) -> None:
+    """Oracle: instant by instant, is something open, and was there a confirm? None: never confirmed."""
+    rows, confirms = [], {start + took for start, took in spans if took is not None}
+    for start, took in spans:
+        end = None if took is None else start + took
+        outcome = "unknown" if end is None else "confirmed"
+        rows.append(published(0, intended_ns=start, confirmed_ns=end, outcome=outcome))
+    # What has no confirm waits for somebody's next one.
+    ends = [
+        min((at for at in confirms if at >= start), default=END) if took is None else start + took
+        for start, took in spans
+    ]
+    waits = [(start, end) for (start, _), end in zip(spans, ends, strict=True)]
     longest = run = 0
-    for instant in range(45):
+    for instant in range(from_ns, until_ns):
         # The step from `instant` to the next one is silent when something is open all through it.
-        if any(start <= instant < end for start, end in spans):
+        if any(start <= instant < end for start, end in waits):
             run += 1
         else:
             run = 0
         longest = max(longest, run)
-        if any(end == instant + 1 for _, end in spans):
+        if instant + 1 in confirms:
             run = 0
-    assert longest_gap(spans_to_rows(spans)).length_ns == longest
+    assert longest_gap(rows, until_ns, from_ns).length_ns == longest
+
+
+def test_an_outage_without_confirms_is_as_long_as_it_was() -> None:
+    """10 a second for 60 s; from second 10 on nothing is answered, for 30 s or to the end."""
+    for back_s, gap in ((40, Gap(30 * S, 10 * S)), (60, Gap(50 * S, 10 * S, ended=False))):
+        events = Events()
+        for number in range(600):
+            at_ns = number * S // 10
+            outcome = "unknown" if 10 * S <= at_ns < back_s * S else "confirmed"
+            times = {"intended_ns": at_ns, "sent_ns": at_ns, "confirmed_ns": at_ns}
+            events.published.append(published(number, outcome=outcome, **times))
+        result = audit(replace(MANIFEST, topics={}, end_ns=60 * S), events)
+        assert result.publishers["p1"].gap == gap
+        # A run that did not end in order has no end but its last row.
+        result = audit(replace(MANIFEST, topics={}, end_ns=None), events)
+        assert abs(result.publishers["p1"].gap.length_ns - gap.length_ns) <= S // 10

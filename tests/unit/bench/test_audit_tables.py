@@ -51,3 +51,13 @@ def test_what_is_wrong_is_in_the_verdict() -> None:
     result = Audit("r", True, subscriptions=[entry])
     assert str(verdict(result)) == "audit does NOT hold: 1 lost"
     assert "did not end in order" in str(verdict(replace(result, complete=False)))
+
+
+def test_what_was_never_confirmed_is_told_beside_the_verdict() -> None:
+    result = Audit("r", True)
+    result.outcomes |= {"confirmed": 10, "unknown": 3, "refused": 2}
+    assert "audit holds: 10 confirmed, 2 refused, 3 unknown, 0 of" in str(verdict(result))
+    gap = Gap(length_ns=30 * S, start_ns=20 * S, ended=False)
+    assert "30.000 s, no end" in printed(
+        replace(result, publishers={"p1": PublisherAudit(5, 2, 0, gap)})
+    )

@@ -39,3 +39,17 @@ def test_gaps_are_those_after_the_kill_and_of_the_other_brokers() -> None:
     assert found["way.kill.publisher_gap_s"] == pytest.approx(0.5)
     assert found["way.kill.consumer_gap_s"] == pytest.approx(0.75)
     assert found["way.kill.consumer_gap_before_s"] == pytest.approx(0.25)
+
+
+def test_a_publisher_that_is_never_confirmed_again_waits_to_the_end() -> None:
+    kill = Incident(kind="kill", broker="b1", at_ns=10 * S, done_ns=16 * S)
+    events = Events()
+    events.published = [publish(n / 10, 0.01) for n in range(100)]
+    events.published += [
+        {"publisher": "p1", "outcome": "unknown", "intended_ns": (100 + n) * S // 10}
+        for n in range(60)
+    ]
+    events.delivered = [delivery(n / 10, "b2") for n in range(160)]
+    found = {figure.id: figure for figure in figures_of(events, [kill])}
+    assert found["way.kill.publisher_gap_s"].value == pytest.approx(6.0)
+    assert found["way.kill.publisher_gap_s"].met is False

@@ -69,6 +69,13 @@ def test_a_silence_without_an_end_is_an_error() -> None:
         gaps_s(Events(published=confirmed(1.1, 1.2)), took(1.0, 2.0, 3.0))
 
 
+def test_what_was_never_confirmed_opens_a_silence_to_the_next_confirm() -> None:
+    events = Events(published=confirmed(1.1, 1.2, 9.0, 9.01))
+    events.published[2]["intended_ns"] = ns(8.9)
+    events.published.append({"publisher": "p1", "outcome": "unknown", "intended_ns": ns(1.3)})
+    assert gaps_s(events, took(1.0, 2.0, 3.0))["p1"] == pytest.approx(7.7)
+
+
 def test_every_publisher_is_judged_or_the_worst_of_each_time() -> None:
     assert excess_s([{"p1": 0.3, "p2": 0.2}], 0.1) == [0.2, 0.1]
     assert excess_s([{"p1": 0.3, "p2": 0.2}, {"p1": 0.1, "p2": 0.6}], 0.1) == [0.2, 0.5]
