@@ -187,9 +187,10 @@ def compare(
 ) -> None:
     """Run two profiles by turns, or read two folders of results, and say how the second does.
 
-    The profiles may differ in their system's name and brokers alone. A pair with a run that says nothing
-    is left out. Exit code 1: a regression beyond the bound that is not chance, or something that only the
-    first has; 2: they cannot be compared.
+    The profiles may differ in their system's name and brokers alone. A pair is left out, and counted, when
+    the load was its limit, or its first run has nothing to compare with. Exit code 1: a regression beyond
+    the bound that is not chance, something that only the first has, or a fault that the second has more
+    often; 2: they cannot be compared.
     """
     names = (first, second)
     if from_folders := Path(first).is_dir() and Path(second).is_dir():

@@ -1,12 +1,15 @@
 """Two arms, pair by pair: each pair ran one after the other, so what disturbs the machine meets both.
 
-Ratios are taken within a pair; what is told is their geometric mean with its 95 % interval. A pair
-counts only when both its runs say something; `why_left_out` decides that.
+Ratios are taken within a pair; what is told is their geometric mean with its 95 % interval. A pair is
+left out only for what the load itself did, or when its first run has nothing to compare with;
+`why_left_out` decides that. A fault that the second has more often than the first is a regression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +19,9 @@ from bench.run.ratios import Ratio, is_worse, ratio_of
 from bench.run.rounds import middle
 from bench.run.tables import text_table
 from bench.run.tables import told as told_value
+from bench.run.verdict import is_of_load
 
-__all__ = ["PAIRS_MIN", "Compared", "Comparison", "compare", "told", "why_left_out"]
+__all__ = ["PAIRS_MIN", "Compared", "Comparison", "Fault", "compare", "told", "why_left_out"]
 
 Run = Mapping[str, Any]
 """What a ``result.json`` has."""
@@ -72,15 +76,36 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """One kind of fault. a, b: in how many pairs each side has it; messages_a, messages_b: of these."""
+
+    words: str
+    a: int
+    b: int
+    messages_a: int = 0
+    messages_b: int = 0
+
+    def is_regression(self, bound: float) -> bool:
+        return self.b > self.a or self.messages_b > self.messages_a * (1 + bound)
+
+    def in_words(self, pairs: int) -> str:
+        return f"{self.words}: in {self.a} and {self.b} of {pairs} pairs"
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """left_out: of pairs that say nothing, their number and why."""
+    """pairs: that count. left_out: of the others, their number and why."""
 
     numbers: list[Compared]
+    faults: list[Fault]
     pairs: int
     left_out: list[str]
 
     def regressions(self, bound: float) -> list[str]:
-        return [each.number.name for each in self.numbers if each.is_regression(bound)]
+        worse = [each.number.name for each in self.numbers if each.is_regression(bound)]
+        return worse + [
+            each.in_words(self.pairs) for each in self.faults if each.is_regression(bound)
+        ]
 
 
 def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
@@ -98,8 +123,10 @@ def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
             f"{len(pairs)} of {len(a)} pairs can be compared, {PAIRS_MIN} are wanted; "
             + "; ".join(left_out)
         )
-    is_own = not any(y.get("outside") for _, y in pairs)
-    ones, others = ([numbers_of(pair[side]) for pair in pairs] for side in (0, 1))
+    # A second that did not come to its end has a fault, and no numbers.
+    whole = [(x, y) for x, y in pairs if y.get("complete")]
+    is_own = not any(y.get("outside") for _, y in whole)
+    ones, others = ([numbers_of(pair[side]) for pair in whole] for side in (0, 1))
     every = [
         Compared(
             number,
@@ -109,33 +136,64 @@ def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
         )
         for number in NUMBERS
     ]
-    return Comparison([each for each in every if any((*each.a, *each.b))], len(pairs), left_out)
+    return Comparison(
+        [each for each in every if any((*each.a, *each.b))],
+        _faults(pairs),
+        len(pairs),
+        left_out,
+    )
 
 
 def why_left_out(x: Run, y: Run) -> str:
     """In words, why nothing follows from a pair; "" when something does.
 
-    A second that confirms nothing where the first did is a finding, not a fault of the measurement.
+    What the second alone does badly is a finding, not a fault of the measurement.
     """
-    if why := _unusable(x):
-        return f"the first: {why}"
+    if not x.get("complete"):
+        return f"the first: {_ending(x)}"
     if not x["confirmed_per_s"]:
         return "the first confirmed nothing"
-    why = _unusable(y) if y.get("confirmed_per_s") else _broken(y)
-    return f"the second: {why}" if why else ""
+    for run, side in ((x, "first"), (y, "second")):
+        if of_load := [each for each in _told(run) if is_of_load(each)]:
+            return f"the {side}: {'; '.join(of_load)}"
+    return ""
 
 
-def _unusable(run: Run) -> str:
-    """A closed loop that keeps its client busy is what is compared; an open one is late by it."""
+def _told(run: Run) -> list[str]:
+    """Faults that count. A closed loop that keeps its client busy is what is compared."""
     closed = run["profile"]["load"]["schedule"]["kind"] == "closed"
-    return _broken(run) or ("" if closed else "; ".join(run["faults"]))
+    faults = [*run["faults"], *(run.get("fates") or {}).get("faults", [])]
+    return [each for each in dict.fromkeys(faults) if not (closed and is_of_load(each))]
 
 
-def _broken(run: Run) -> str:
-    """Whatever was measured: it did not end in order, or did not keep its promise."""
-    if not run.get("complete"):
-        return "; ".join(run["faults"]) or "it is incomplete"
-    return "; ".join((run.get("fates") or {}).get("faults", []))
+def _ending(run: Run) -> str:
+    return "; ".join(run["faults"]) or "it is incomplete"
+
+
+def _faults(pairs: Iterable[tuple[Run, Run]]) -> list[Fault]:
+    """Each kind that either side has. Faults that differ in their numbers alone are of one kind."""
+    had: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    messages: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for pair in pairs:
+        for side, run in enumerate(pair):
+            if not run.get("complete"):
+                had[side]["did not come to its end"] += 1
+                continue
+            for fault in _told(run):
+                count, words = _counted(fault)
+                had[side][words] += 1
+                messages[side][words] += count
+    return [
+        Fault(words, had[0][words], had[1][words], messages[0][words], messages[1][words])
+        for words in sorted({*had[0], *had[1]})
+    ]
+
+
+def _counted(fault: str) -> tuple[int, str]:
+    """How many messages it is of, 0 where it does not say so first, and its words without any number."""
+    count = re.match(r"[\d,]+ ", fault)
+    words = re.sub(r"\d[\d,.]*", "N", fault.removeprefix(count[0] if count else ""))
+    return int(count[0].replace(",", "")) if count else 0, words
 
 
 def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str]:
@@ -145,7 +203,11 @@ def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str
         mark = "REGRESSION" if each.is_regression(bound) else ""
         values = (told_value(middle(arm)) for arm in (each.a, each.b))
         rows.append((each.number.name, *values, each.in_words, mark))
-    table = text_table(
-        (f"medians of {compared.pairs} pairs", *names, "second / first, 95 %", ""), rows
-    )
-    return [*table, *compared.left_out]
+    left_out = f", {len(compared.left_out)} left out" if compared.left_out else ""
+    whole = len(compared.numbers[0].a) if compared.numbers else 0
+    head = (f"medians of {whole} pairs{left_out}", *names, "second / first, 95 %", "")
+    faults = [
+        f"  ! {each.in_words(compared.pairs)}{'  REGRESSION' if each.is_regression(bound) else ''}"
+        for each in compared.faults
+    ]
+    return [*text_table(head, rows), *faults, *compared.left_out]

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from bench.run.verdict import is_of_load
+
 __all__ = ["Knee", "Try", "fault_of"]
 
 GROWTH = 2.0
@@ -21,8 +23,6 @@ PRECISION = 0.1
 SURE = 2
 # Below that part of the first rate nobody looks any more.
 LEAST = 1 / 64
-# As `verdict.bottlenecks` has it.
-BY_CLIENT = "bottleneck"
 
 
 class Try(NamedTuple):
@@ -90,7 +90,7 @@ class Knee:
         if self.held >= self.top:
             return f"at least {self.held:,.0f}/s {bound}: no knee was found below it"
         faults = [each.fault for each in self.tries if each.rate == self.failed and each.fault]
-        if any(BY_CLIENT in fault for fault in faults):
+        if any(map(is_of_load, faults)):
             return f"knee of the client, not of the system: {self.held:,.0f}/s {bound}"
         return f"knee: {self.held:,.0f}/s {bound}"
 

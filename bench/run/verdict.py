@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Client", "behind", "bottlenecks", "unsteady"]
+__all__ = ["Client", "behind", "bottlenecks", "is_of_load", "unsteady"]
 
 # Of one core, in the measured part: above that a Python process is late by itself.
 CPU_SHARE_MAX = 0.9
@@ -31,6 +31,8 @@ STEADY_DEVIATIONS = 3.0
 LATER_PART, LATER_S = 0.01, 0.5
 # Of its time: a publisher that waited for room longer was held back by the system.
 WAITED_PART = 0.05
+# In the words of a fault: the load was too slow to measure by, whatever the system did.
+BOTTLENECK, TOO_SLOW = "was the bottleneck", "intended messages: too slow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,15 @@ def _busy(each: Client) -> str:
     share = each.cpu_share * each.per_process
     if share <= CPU_SHARE_MAX:
         return ""
-    return f"{each.name} used {share:.0%} of a core: the client was the bottleneck"
+    return f"{each.name} used {share:.0%} of a core: the client {BOTTLENECK}"
 
 
 def _late(each: Client) -> str:
     if each.pacing_p99_ms <= PACING_P99_MAX_MS or _busy(each):
         return ""
     return (
-        f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: its pacer was "
-        "the bottleneck"
+        f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: its pacer "
+        f"{BOTTLENECK}"
     )
 
 
@@ -88,8 +90,14 @@ def _unsent(each: Client) -> str:
     if not each.intended or each.unsent / each.intended <= UNSENT_PART_MAX:
         return ""
     sent = f"{each.intended - each.unsent:,} of {each.intended:,}"
-    held = "held back by its window" if each.waited > WAITED_PART else "too slow"
-    return f"{each.name} sent {sent} intended messages: {held}"
+    if each.waited > WAITED_PART:
+        return f"{each.name} sent {sent} intended messages: held back by its window"
+    return f"{each.name} sent {sent} {TOO_SLOW}"
+
+
+def is_of_load(fault: str) -> bool:
+    """Whether a run's fault says that the load was the limit, and so nothing of the system."""
+    return BOTTLENECK in fault or TOO_SLOW in fault
 
 
 def unsteady(rates: Sequence[float]) -> list[str]:

@@ -32,7 +32,10 @@ def test_what_is_told_of_an_even_number_of_pairs_is_their_median() -> None:
 def test_a_second_that_confirms_nothing_is_a_regression() -> None:
     nothing = result(rate=0, percentiles_ms={}, faults=["nothing was confirmed"])
     compared = compare([result()] * 2, [nothing] * 2)
-    assert compared.regressions(0.1) == ["confirmed a second", "confirm p50", "confirm p99"]
+    assert compared.regressions(0.1) == [
+        *("confirmed a second", "confirm p50", "confirm p99"),
+        "nothing was confirmed: in 0 and 2 of 2 pairs",
+    ]
     assert any(
         "only the first has it  REGRESSION" in line for line in told(compared, ("a", "b"), 0.1)
     )
@@ -59,35 +62,73 @@ def test_a_number_of_some_pairs_says_of_how_many() -> None:
     assert Compared(RATE, (1.0, 2.0), (2.0, 0.0)).is_regression(0.1)
 
 
+SLOW = "publisher-0 used 95% of a core: the client was the bottleneck"
+LATE = "publisher-0 looked at 1 % of its messages 9.0 ms late or more: its pacer was the bottleneck"
+
+
 @pytest.mark.parametrize(
     ("x", "y", "why"),
     [
         (result(), result(), ""),
         (result(complete=False, faults=["cut"]), result(), "the first: cut"),
-        (result(), result(fates={"faults": ["3 lost"]}), "the second: 3 lost"),
-        (result(), result(faults=["the client was the bottleneck"]), "the second: the client was"),
         (result(rate=0), result(), "the first confirmed nothing"),
-        (
-            result(profile=CLOSED),
-            result(profile=CLOSED, faults=["the client was the bottleneck"]),
-            "",
-        ),
-        (result(profile=CLOSED, fates={"faults": ["1 altered"]}), result(), "the first: 1 altered"),
-        (result(), result(rate=0, complete=False, faults=["died"]), "the second: died"),
+        (result(), result(faults=[SLOW]), f"the second: {SLOW}"),
+        (result(faults=[LATE]), result(), f"the first: {LATE}"),
+        (result(profile=CLOSED), result(profile=CLOSED, faults=[SLOW]), ""),
+        (result(profile=CLOSED, fates={"faults": ["1 altered"]}), result(), ""),
+        (result(), result(fates={"faults": ["3 lost"]}), ""),
+        (result(), result(faults=["no steady state: 5 a second"]), ""),
+        (result(), result(rate=0, complete=False, faults=["died"]), ""),
     ],
 )
-def test_a_pair_counts_when_both_of_it_say_something(
+def test_a_pair_is_left_out_for_what_the_load_did_alone(
     x: dict[str, Any], y: dict[str, Any], why: str
 ) -> None:
-    found = why_left_out(x, y)
-    assert found.startswith(why)
-    assert bool(found) == bool(why)
+    assert why_left_out(x, y) == why
 
 
-def test_one_faulty_run_costs_its_pair_and_no_more() -> None:
-    a, b = [result()] * 3, [result(), result(complete=False, faults=["cut"]), result()]
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"faults": ["did not keep up: 30,000 confirmed of 60,000 intended meanwhile"], "rate": 50},
+        {
+            "faults": [
+                "no steady state: 500 a second from measured second 3 on, 1,000 at the median"
+            ]
+        },
+        {"faults": ["publisher-0 sent 5 of 10 intended messages: held back by its window"]},
+        {"faults": ["5,000 publishes did not end confirmed"]},
+        {"fates": {"faults": ["5,000 confirmed and never delivered"]}},
+        {"complete": False, "faults": ["died"], "rate": 0.0},
+    ],
+)
+def test_what_the_second_alone_does_badly_is_a_regression(bad: dict[str, Any]) -> None:
+    """In three pairs of five; the others are alike to the digit."""
+    a, b = [result()] * 5, [result(**bad)] * 3 + [result()] * 2
     compared = compare(a, b)
-    assert (compared.pairs, compared.left_out) == (2, ["pair 2 is left out: the second: cut"])
+    assert (compared.pairs, compared.left_out) == (5, [])
+    (worse,) = (each for each in compared.regressions(0.1) if " and " in each)
+    assert worse.endswith("in 0 and 3 of 5 pairs")
+    assert [line for line in told(compared, ("a", "b"), 0.1) if worse in line and "REGR" in line]
+    # The first alone: nothing that the second does worse.
+    assert not [each for each in compare(b, a).regressions(0.1) if "pairs" in each]
+
+
+def test_of_what_both_have_more_messages_are_a_regression() -> None:
+    few, many = (
+        [result(fates={"faults": [f"{count} confirmed and never delivered"]})] * 2
+        for count in ("9", "1,099")
+    )
+    worse = compare(few, many).regressions(0.1)
+    assert worse == ["confirmed and never delivered: in 2 and 2 of 2 pairs"]
+    assert compare(many, few).regressions(0.1) == []
+
+
+def test_what_the_load_did_costs_its_pair_and_is_counted() -> None:
+    a, b = [result()] * 3, [result(), result(faults=[SLOW]), result()]
+    compared = compare(a, b)
+    assert (compared.pairs, compared.left_out) == (2, [f"pair 2 is left out: the second: {SLOW}"])
+    assert told(compared, ("a", "b"), 0.1)[0].startswith("medians of 2 pairs, 1 left out")
     with pytest.raises(InputInvalid, match="1 of 2 pairs can be compared, 2 are wanted; pair 2 is"):
         compare(a[:2], b[:2])
     with pytest.raises(InputInvalid, match="3 and 2 repetitions"):
