@@ -1,7 +1,11 @@
 """The gate check: what HAProxy says to a broker to learn whether it may take publishes.
 
-Pure bytes of AMQP 0.9.1: a login, and a passive declaration of the gate's exchange, which needs no
-rights. A broker that is starting, frozen, or lacks something wanted does not pass.
+Pure bytes of AMQP 0.9.1: a login, and a passive declaration of the gate's exchange. Brokers before
+RabbitMQ 4.2.6 want no right for that; later ones want any right on the exchange, and the probe has the
+one that changes nothing: to read it. (4.2.6 and 4.3.0 themselves want the right to configure: there the
+gate is never seen.) A publish would want no configure right on those two either, but the broker stops
+reading from a connection that published while it is in alarm: every check would then leave one behind.
+A broker that is starting, frozen, or lacks something wanted does not pass.
 
 Every step names how long the good answer is, so that any other answer is a failure at once instead
 of a time-out.
@@ -72,7 +76,7 @@ def steps(user: str, password: Secret, *, vhost: str = "/") -> tuple[Step, ...]:
                 + _frame(1, CHANNEL_OPEN_OK, b"\0" * 4)
                 + _frame(1, DECLARE_OK)
             ),
-            fault="the gate is shut",
+            fault="the gate is shut, or the probe may not read it",
         ),
         Step(
             send=_close(),

@@ -47,8 +47,8 @@ _USERS = {
         r"^(mb\.(topic|queue|delay)/.*|amq\.default)$",
         r"^mb\.(sub|queue|park)/.*",
     ),
-    # HAProxy's check logs in and asks for the gate; that needs no right at all.
-    "probe": ("", "^$", "^$", "^$"),
+    # HAProxy's check logs in and asks whether the gate is there: RabbitMQ 4.3 wants a right on it for that.
+    "probe": ("", "^$", "^$", r"^mb\.ready$"),
 }
 
 

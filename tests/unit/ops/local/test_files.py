@@ -8,6 +8,7 @@ from pathlib import Path
 from lb.inventory import parse
 from messagebus.agent import AgentConfig
 from messagebus.secret import Secret
+from messagebus.topology import GATE
 from ops.local import files
 from ops.local.certificates import issue_missing
 from ops.local.layout import Layout
@@ -36,7 +37,15 @@ def test_applications_cannot_configure_nor_unbind_subscriptions() -> None:
     # Unbinding a queue takes the right to write to the queue.
     assert not re.search(rights["bus"]["write"], "mb.sub/orders/billing")
     assert re.search(rights["bus"]["write"], "mb.topic/orders")
-    assert {rights["probe"][kind] for kind in ("configure", "write", "read")} == {"^$"}
+
+
+def test_the_probe_may_see_the_gate_and_nothing_else() -> None:
+    definitions = json.loads(files.definitions(NODE, PASSWORDS))
+    (rights,) = [right for right in definitions["permissions"] if right["user"] == "probe"]
+    assert rights["configure"] == rights["write"] == "^$"
+    assert re.search(rights["read"], GATE)
+    assert not re.search(rights["read"], f"{GATE}2")
+    assert not re.search(rights["read"], "mb.sub/orders/billing")
 
 
 def test_settings_of_a_broker() -> None:
