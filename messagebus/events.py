@@ -3,17 +3,19 @@
 A run is a folder: ``manifest.json``, and per process and kind one file of JSON lines,
 ``published-<process>.ndjson``, ``delivered-<process>.ndjson`` or ``sampled-<process>.ndjson``. The
 first line of a file says which `SCHEMA` it is of and is its clock anchor,
-``{"schema": 1, "anchor": {"host", "process", "wall_minus_monotonic_ns"}}``; every other line is one
-row whose keys are the names below. A crash loses at most the last line. The same columns may come as
-``<kind>-<process>.parquet``, with that first line as the file's metadata, under ``messagebus``.
+``{"schema": 1, "anchor": {"host", "process", "wall_minus_monotonic_ns", "boot"}}``; every other line is
+one row whose keys are the names below. A crash loses at most the last line. The same columns may come
+as ``<kind>-<process>.parquet``, with that first line as the file's metadata, under ``messagebus``.
 
-Times are nanoseconds of the writing host's monotonic clock. Identifiers of 16 bytes are 32 hex digits
-in JSON and 16 bytes in Parquet.
+Times are nanoseconds of the writing host's monotonic clock, which ``boot`` names: files of one boot
+share it, whatever their hosts are called. Identifiers of 16 bytes are 32 hex digits in JSON and 16
+bytes in Parquet. A publish whose outcome is confirmed has a ``confirmed_ns``.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +23,7 @@ __all__ = [
     "ACKS",
     "DELIVERED",
     "EVENTS",
+    "FAULTS",
     "OUTCOMES",
     "PUBLISHED",
     "SAMPLED",
@@ -97,6 +100,36 @@ SAMPLED = (
 
 EVENTS = {"published": PUBLISHED, "delivered": DELIVERED, "sampled": SAMPLED}
 """Kind, the first word of a file's name -> its columns."""
+
+FAULTS: Mapping[str, str] = {
+    "lost": "confirmed and never delivered",
+    "altered": "delivered with another body",
+    "unexplained": "delivered again without an explanation",
+    "orphan": "delivered and never published",
+    "unexpected": "delivered to a subscription of another topic",
+    "reused": "published under an id that was confirmed before, or that another body or topic has",
+    "refused_delivered": "refused or unroutable, and delivered",
+    "early": "delivered before it was sent",
+    "pending": "not delivered, under a grace that leaves too little to judge by",
+    "late": "delivered after a later one of the same publisher and key",
+    "unjudged": "confirmed to a topic of which the manifest names no subscription",
+    "unconfirmed": "published without a confirm",
+    "bad": "lines not understood",
+    "unread": "files not read, whose rows are in no number",
+    "dropped": "rows dropped by recorders",
+    "deleted": "files deleted by recorders to make room",
+    "shares": "recorders that took unlike shares of the messages",
+    "silent": "publishers of the manifest without a row",
+    "unlisted": "confirmed by a broker that is not in the manifest",
+    "clocks": "samples below zero: clocks differ by more than a latency can bear",
+    "backlog": "queues not empty at the end",
+    "incomplete": "the run did not end in order",
+    "nothing": "nothing was published, or nothing confirmed",
+}
+"""What an audit or report of a run may find, by the name under which it may be allowed -> in words.
+
+The rules are in docs/MEASURING.md. Every one of them fails the verdict.
+"""
 
 
 def body_hash(body: bytes) -> str:

@@ -7,6 +7,7 @@ thread writes. Columns are those of `messagebus.events`; the first line is the c
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import socket
@@ -37,15 +38,22 @@ __all__ = [
 BLOCK_BYTES = 64 * 1024
 BLOCK_AGE_NS = 200_000_000
 
+# Linux' own; a container has that of its host, and its monotonic clock.
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 _HEX32 = re.compile(r"[0-9a-f]{32}")
 
 
 class Anchor(NamedTuple):
-    """Where and by which clock times were taken."""
+    """Where and by which clock times were taken.
+
+    boot: of the kernel whose monotonic clock it is, "" where it is not known. Hosts may share a name.
+    """
 
     host: str
     process: str
     wall_minus_monotonic_ns: int
+    boot: str = ""
 
 
 def anchor_now(process: str) -> Anchor:
@@ -53,7 +61,15 @@ def anchor_now(process: str) -> Anchor:
     before = time.monotonic_ns()
     wall = time.time_ns()
     after = time.monotonic_ns()
-    return Anchor(socket.gethostname(), process, wall - (before + after) // 2)
+    return Anchor(socket.gethostname(), process, wall - (before + after) // 2, _boot())
+
+
+@functools.cache
+def _boot() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 class EventFile:
@@ -73,7 +89,8 @@ class EventFile:
         self.bytes = 0
         """How large the file is, once all of them are written."""
         self._written_ns = clock_ns()
-        self.write(json.dumps({"schema": SCHEMA, "anchor": anchor._asdict()}))
+        known = {name: value for name, value in anchor._asdict().items() if value != ""}
+        self.write(json.dumps({"schema": SCHEMA, "anchor": known}))
         try:
             self.flush()
         except RecordingFailed:

@@ -229,3 +229,4 @@ def test_the_anchor_names_host_and_process() -> None:
     anchor = anchor_now("p1")
     assert anchor.process == "p1"
     assert anchor.host
+    assert anchor.boot == anchor_now("p2").boot
