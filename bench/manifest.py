@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class ConsumerEntry:
 class Manifest:
     """topics: topic -> its subscriptions. grace_ns: what was confirmed later than that before the end
     may be undelivered and is called pending, not lost. brokers: ``host:port`` of all that took part.
+    loop, clocks, recorders: as `messagebus.telemetry.rundescription` writes them, and kept as they are.
     """
 
     run_id: str
@@ -66,10 +67,13 @@ class Manifest:
     prefetch: int = 0
     incidents: tuple[Incident, ...] = ()
     complete: bool = False
+    loop: str = ""
+    clocks: tuple[Mapping[str, Any], ...] = ()
+    recorders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Replace the file of this run; a reader sees the old one or the new one, whole."""
-        as_json = {**dataclasses.asdict(self), "anchor": self.anchor._asdict()}
+        as_json = {**dataclasses.asdict(self), "anchor": self.anchor.as_json()}
         write_atomically(folder / FILE_NAME, json.dumps(as_json, indent=1))
 
     @classmethod
@@ -89,6 +93,7 @@ def _from_json(values: dict[str, Any]) -> Manifest:
     plain = {name: value for name, value in values.items() if name in known}
     plain["anchor"] = Anchor(**plain["anchor"])
     plain["topics"] = {topic: tuple(names) for topic, names in plain["topics"].items()}
+    plain["clocks"] = tuple(plain.get("clocks", ()))
     plain["consumers"] = tuple(ConsumerEntry(**entry) for entry in plain.get("consumers", ()))
     plain["incidents"] = tuple(Incident(**entry) for entry in plain.get("incidents", ()))
     for name in ("brokers", "publishers"):

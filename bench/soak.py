@@ -193,6 +193,7 @@ class Soak:
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
             anchor=anchor_now("coordinator"),
+            loop="open",
             publishers=PUBLISHERS,
             consumers=tuple(ConsumerEntry(name=n, subscription=s) for n, s in CONSUMERS.items()),
             incidents=tuple(self._incidents),

@@ -192,6 +192,7 @@ class Stage:
             brokers=(),
             start_ns=time.monotonic_ns(),
             anchor=anchor_now("coordinator"),
+            loop="open",
             publishers=PUBLISHERS,
             consumers=tuple(
                 ConsumerEntry(name=name, subscription=subscription)

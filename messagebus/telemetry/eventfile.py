@@ -55,6 +55,10 @@ class Anchor(NamedTuple):
     wall_minus_monotonic_ns: int
     boot: str = ""
 
+    def as_json(self) -> dict[str, str | int]:
+        """Its fields, without a boot that is not known."""
+        return {name: value for name, value in self._asdict().items() if value != ""}
+
 
 def anchor_now(process: str) -> Anchor:
     """The relation of this host's two clocks, read as close together as can be."""
@@ -89,8 +93,7 @@ class EventFile:
         self.bytes = 0
         """How large the file is, once all of them are written."""
         self._written_ns = clock_ns()
-        known = {name: value for name, value in anchor._asdict().items() if value != ""}
-        self.write(json.dumps({"schema": SCHEMA, "anchor": known}))
+        self.write(json.dumps({"schema": SCHEMA, "anchor": anchor.as_json()}))
         try:
             self.flush()
         except RecordingFailed:

@@ -24,6 +24,7 @@ import threading
 import time
 import zlib
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +92,8 @@ class Recorder(Hooks):
     folder: of the run; made if it is missing. Recorders of one run may share it.
     run_id: its name, in every row and in the manifest.
     share: of messages that are recorded, above 0 to 1.
+    topics: topic -> its subscriptions, as far as they are known beforehand. Others are learned from what
+    they receive, so that one that receives nothing at all is missed only if it stands here.
     name: of this process in the run, of letters, digits, ``.``, ``_`` and ``-``; None makes one.
     rows_max: that wait for the disk. file_bytes_max, files_max: how large a file may become, and how
     many of a kind are kept; then the oldest is deleted, and its rows with it.
@@ -107,6 +110,7 @@ class Recorder(Hooks):
         file_bytes_max: int = FILE_BYTES_MAX,
         files_max: int = FILES_MAX,
         grace_s: float = GRACE_S,
+        topics: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         _check(run_id, share, name, rows_max, file_bytes_max, files_max)
         self.folder, self.run_id, self.share = Path(folder), run_id, share
@@ -117,6 +121,11 @@ class Recorder(Hooks):
             anchor=anchor_now(self.name),
             start_ns=time.monotonic_ns(),
             grace_ns=int(grace_s * 1e9),
+            topics={topic: set(names) for topic, names in (topics or {}).items()},
+            share=share,
+            # A message is intended when the application hands it over: a stall holds up what is not
+            # handed over yet, and nobody measures that.
+            loop="closed",
         )
         self._published_rows = _Waiting(rows_max)
         self._delivered_rows = _Waiting(rows_max)
@@ -241,14 +250,19 @@ class Recorder(Hooks):
                 files.write()
             # So that what is written makes sense also when nobody stops us.
             known = len(part.brokers) + len(part.consumers) + sum(map(len, part.topics.values()))
-            if known + len(part.topics) + len(part.publishers) != told:
-                told = known + len(part.topics) + len(part.publishers)
+            known += len(part.topics) + len(part.publishers)
+            stats = self.stats()
+            known += bool(stats.dropped) + stats.files_deleted
+            if known != told:
+                told = known
                 self._note()
         for files in self._files:
             files.write()
             files.close()
 
     def _note(self) -> None:
+        stats = self.stats()
+        self._part.dropped, self._part.files_deleted = stats.dropped, stats.files_deleted
         try:
             note(self.folder, self._part)
         except RecordingFailed as fault:

@@ -1,7 +1,8 @@
 """What a recorded run was: the ``manifest.json`` that reports need, put together by its recorders.
 
 Every recorder of a run writes into the same folder, and each adds what it knows: topics and their
-subscriptions, brokers, publishers, consumers, when it began and ended. Deciding is pure (`merged`);
+subscriptions, brokers, publishers, consumers, when it began and ended, by which clock, and what it left
+out: a share of the messages, rows it had no room for, files it deleted. Deciding is pure (`merged`);
 `note` does it under a lock, so that any number of processes of one machine may.
 """
 
@@ -29,7 +30,10 @@ LOCK = ".manifest.lock"
 class RunPart:
     """What one recorder knows. topics: topic -> its subscriptions. consumers: (name, subscription).
 
-    Times are ns of the host's monotonic clock; end_ns: None while it records.
+    Times are ns of the host's monotonic clock; end_ns: None while it records. share: of the messages, 0
+    to 1; None for one that records no messages. dropped: rows that have no place in its files.
+    files_deleted: its oldest, with their rows. loop: ``open`` where the intended times were known before
+    the run, ``closed`` where they are the times of the calls.
     """
 
     run_id: str
@@ -42,6 +46,10 @@ class RunPart:
     brokers: set[str] = field(default_factory=set)
     publishers: set[str] = field(default_factory=set)
     consumers: set[tuple[str, str]] = field(default_factory=set)
+    share: float | None = None
+    dropped: int = 0
+    files_deleted: int = 0
+    loop: str = ""
 
 
 def process_name(prefix: str = "") -> str:
@@ -80,7 +88,7 @@ def merged(known: dict[str, Any] | None, part: RunPart) -> dict[str, Any]:
     if known is None:
         known = {
             "run_id": part.run_id,
-            "anchor": part.anchor._asdict(),
+            "anchor": part.anchor.as_json(),
             "start_ns": part.start_ns,
             "incidents": [],
         }
@@ -108,7 +116,30 @@ def merged(known: dict[str, Any] | None, part: RunPart) -> dict[str, Any]:
         ],
         "recording": sorted(recording),
         "complete": not recording,
+        "loop": _loop(known.get("loop", ""), part.loop),
+        "clocks": _clocks(known, part.anchor),
+        "recorders": dict(sorted((known.get("recorders", {}) | _left_out(part)).items())),
     }
+
+
+def _loop(known: str, loop: str) -> str:
+    """Closed, where one of them is."""
+    return min(filter(None, (known, loop)), default="")
+
+
+def _clocks(known: dict[str, Any], anchor: Anchor) -> list[dict[str, Any]]:
+    """The first anchor of each clock: rows of all its processes are read by it."""
+    clocks = list(known.get("clocks", [known["anchor"]]))
+    if not any(_is_one_clock(anchor, clock) for clock in clocks):
+        clocks.append(anchor.as_json())
+    return clocks
+
+
+def _left_out(part: RunPart) -> dict[str, Any]:
+    if part.share is None:
+        return {}
+    left = {"share": part.share, "dropped": part.dropped, "files_deleted": part.files_deleted}
+    return {part.name: left}
 
 
 def _topics(known: dict[str, list[str]], seen: dict[str, set[str]]) -> dict[str, list[str]]:
@@ -120,6 +151,13 @@ def _topics(known: dict[str, list[str]], seen: dict[str, set[str]]) -> dict[str,
 
 def _shift(anchor: Anchor, base: dict[str, Any]) -> int:
     """From the part's clock to the manifest's: hosts have a clock each."""
-    if anchor.host == base["host"]:
+    if _is_one_clock(anchor, base):
         return 0
     return anchor.wall_minus_monotonic_ns - int(base["wall_minus_monotonic_ns"])
+
+
+def _is_one_clock(anchor: Anchor, other: dict[str, Any]) -> bool:
+    """Of one boot; where one of them does not say of which, of one host."""
+    if anchor.boot and other.get("boot"):
+        return bool(anchor.boot == other["boot"])
+    return bool(anchor.host == other["host"])

@@ -205,6 +205,23 @@ def test_the_run_is_described_by_what_was_seen(tmp_path: Path) -> None:
     assert known["publishers"] == ["p1"]
 
 
+def test_what_is_left_out_is_in_the_manifest(tmp_path: Path) -> None:
+    options = {"share": 0.5, "rows_max": 1, "files_max": 1, "file_bytes_max": 1}
+    hooks = recorder(tmp_path, topics={"orders": ["billing", "audit"]}, **options)
+    taken = [name for name in map("{:032x}".format, range(100)) if is_sampled(name, 0.5)]
+    for message_id in taken[:3]:
+        handle(hooks, message_id)
+    for files in hooks._files:
+        files.write()
+    handle(hooks, taken[3])
+    write(hooks)
+    hooks._note()
+    known = json.loads((tmp_path / "manifest.json").read_text())
+    assert known["recorders"] == {"p1": {"share": 0.5, "dropped": 2, "files_deleted": 1}}
+    assert known["loop"] == "closed"
+    assert known["topics"] == {"orders": ["audit", "billing"]}
+
+
 def test_a_manifest_that_cannot_be_written_is_only_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,41 @@ def test_times_of_another_host_become_those_of_the_first() -> None:
     assert (known["start_ns"], known["end_ns"]) == (-100, 310)
 
 
+def test_what_each_recorder_left_out_is_told(tmp_path: Path) -> None:
+    note(tmp_path, part("p1", share=0.1, dropped=3, loop="closed"))
+    note(tmp_path, part("p1", share=0.1, dropped=7, files_deleted=1, loop="closed"))
+    note(tmp_path, part("queues"))
+    note(tmp_path, part("c1", share=1.0, loop="closed"))
+    known = json.loads((tmp_path / "manifest.json").read_text())
+    assert known["recorders"] == {
+        "c1": {"share": 1.0, "dropped": 0, "files_deleted": 0},
+        "p1": {"share": 0.1, "dropped": 7, "files_deleted": 1},
+    }
+    assert known["loop"] == "closed"
+    # Whoever changes the manifest besides keeps it.
+    Manifest.load(tmp_path).save(tmp_path)
+    again = json.loads((tmp_path / "manifest.json").read_text())
+    assert {name: again[name] for name in ("recorders", "loop", "clocks")} == {
+        name: known[name] for name in ("recorders", "loop", "clocks")
+    }
+
+
+def test_intended_times_are_open_only_where_all_of_them_are() -> None:
+    known = merged(None, part("p1", loop="open"))
+    assert known["loop"] == "open"
+    assert merged(known, part("p2", loop="closed"))["loop"] == "closed"
+
+
+def test_a_boot_has_one_clock_and_hosts_of_one_name_have_one_each() -> None:
+    first = Anchor("web", "p1", 1_000, "boot-1")
+    known = merged(None, part("p1", first))
+    same = merged(known, part("p2", Anchor("pod", "p2", 1_005, "boot-1"), start_ns=4))
+    assert (same["clocks"], same["start_ns"]) == ([first.as_json()], 4)
+    other = Anchor("web", "p3", 1_300, "boot-2")
+    two = merged(known, part("p3", other, start_ns=-400))
+    assert (two["clocks"], two["start_ns"]) == ([first.as_json(), other.as_json()], -100)
+
+
 def test_the_file_is_one_that_the_audit_reads(tmp_path: Path) -> None:
     note(tmp_path, part("p1", topics={"orders": {"billing"}}, consumers={("c1", "billing")}))
     manifest = Manifest.load(tmp_path)
