@@ -105,7 +105,12 @@ class Expiry:
                 self.used(name, ago_s)
         gone = set[str]()
         for name in expiring:
-            consumers = await self._upkeep.use_of(name)
+            try:
+                consumers = await self._upkeep.use_of(name)
+            except LinkError:
+                if name in self._upkeep.expiring():
+                    raise
+                continue  # deleted while the others were looked at
             if consumers is None:
                 gone.add(name)
             elif consumers or name not in self._used_at_s:
@@ -117,13 +122,16 @@ class Expiry:
 
     async def _decide(self, expiring: dict[str, int], gone: set[str]) -> None:
         mine = self.unused_s()
-        due = {n for n in expiring if n in gone or (mine[n] or 0.0) > expiring[n]}
+        due = {n for n in expiring if n in gone or (mine.get(n) or 0.0) > expiring[n]}
         current = self._lists.current
         if not due or current is None:
             return
         answers = {self._me: mine, **await self._peers.unused(current.listed)}
         for name in sorted(due):
             known = {b: s for b, told in answers.items() if (s := told.get(name)) is not None}
+            # Each step waits, and a consumer that stops deletes its own meanwhile.
+            if not known or name not in self._upkeep.expiring():
+                continue
             if name in gone and min(known.values()) < IN_USE_S:
                 await self._upkeep.make_again(name, lost=True)
             elif min(known.values()) <= expiring[name]:

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ STOP_TIMEOUT_S = 2
 # How late new certificates are shown.
 CERTIFICATES_INTERVAL_S = 10.0
 CHECK_TIMEOUT_S = 1.0
+# How soon a task that failed is begun again: a bug that comes back at once writes two lines a minute.
+TASK_PAUSE_MIN_S, TASK_PAUSE_MAX_S = 0.1, 30.0
 
 
 class Service:
@@ -74,6 +76,7 @@ class Service:
         self._draining = self._store.load_draining()
         self._alarm = ""
         self._said = VerdictKind.DOWN
+        self.task_faults = 0
         self._report_due = asyncio.Event()
         self.lists = ListFile(config.list_file)
         self.clients = Clients()
@@ -138,21 +141,39 @@ class Service:
         await _until(
             stopping,
             server.serve(sockets=[http]),
-            self.lists.watch(self.topology.list_changed),
-            self.topology.run(),
-            self.upkeep.run(),
-            self.expiry.run(),
-            self._watch_alarms(),
-            self._loads.watch(_now_ms),
-            self._write_reports(),
-            self._tell_verdicts(),
-            self._renew_certificates(),
+            self._kept("list", lambda: self.lists.watch(self.topology.list_changed)),
+            self._kept("topology", self.topology.run),
+            self._kept("upkeep", self.upkeep.run),
+            self._kept("expiry", self.expiry.run),
+            self._kept("alarms", self._watch_alarms),
+            self._kept("loads", lambda: self._loads.watch(_now_ms)),
+            self._kept("reports", self._write_reports),
+            self._kept("verdicts", self._tell_verdicts),
+            self._kept("certificates", self._renew_certificates),
             first=server.stop,
         )
         checks.close()
         await self._peers.close()
         await self._management.close()
         log.info("agent stopped broker=%s", config.broker)
+
+    async def _kept(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task to its end; after an exception of its own begin it again, ever later.
+
+        Without this one broken answer or one bug in one task would end the list, the gate and the
+        repairs of this broker with it.
+        """
+        pause_s = TASK_PAUSE_MIN_S
+        while True:
+            began_s = time.monotonic()
+            try:
+                return await task()
+            except Exception:
+                self.task_faults += 1
+                log.exception("task failed, begun again task=%s pause_s=%.1f", what, pause_s)
+            await asyncio.sleep(pause_s)
+            lived = time.monotonic() - began_s > TASK_PAUSE_MAX_S + pause_s
+            pause_s = TASK_PAUSE_MIN_S if lived else min(2 * pause_s, TASK_PAUSE_MAX_S)
 
     # What is said about the broker.
 
@@ -309,6 +330,9 @@ class Service:
             Figure("list_faults", "Bad list files seen.", self.lists.faults, True),
             Figure("clients", "Clients that ask here.", len(clients)),
             Figure("clients_behind", "Of them, with an older list than this.", behind),
+            Figure(
+                "task_faults", "Exceptions that ended a task of the agent.", self.task_faults, True
+            ),
             Figure("lost", "Queues, bindings, exchanges that vanished.", upkeep.losses.total, True),
             Figure("dials", "AMQP links dialled.", upkeep.dials, True),
             Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +39,14 @@ class FakeUpkeep:
     is_wanted: bool = True
     dials: int = 0
     fails: bool = False
+    during_use: Callable[[], None] | None = None
 
     def expiring(self) -> dict[str, int]:
         return {E: 10} if self.is_wanted else {}
 
     async def use_of(self, name: str) -> int | None:
+        if self.during_use:
+            self.during_use()
         if self.fails:
             raise LinkLost(ME, "hung up")
         assert name == E
@@ -58,9 +61,12 @@ class FakeUpkeep:
 class FakePeers:
     answers: dict[str, dict[str, float | None]] = field(default_factory=dict)
     asked: int = 0
+    during: Callable[[], None] | None = None
 
     async def unused(self, _peers: Iterable[ListedBroker]) -> dict[str, dict[str, float | None]]:
         self.asked += 1
+        if self.during:
+            self.during()
         return self.answers
 
 
@@ -247,3 +253,26 @@ async def test_it_goes_on_when_the_link_is_lost_and_looks_at_once_when_told(
     rig.expiry.gone(E)
     await eventually_async(lambda: len(looks) == 2, within_s=5)
     running.cancel()
+
+
+async def test_a_subscription_deleted_while_the_others_are_asked_is_left_alone(rig: Rig) -> None:
+    rig.upkeep.consumers = None
+    await rig.expiry.look()
+    rig.peers.during = lambda: setattr(rig.upkeep, "is_wanted", False)
+    rig.peers.answers = {B: {}, C: {}}
+    await rig.after(20)
+    assert rig.peers.asked
+    assert not rig.topology.deleted
+    rig.peers.during, rig.upkeep.is_wanted = None, True
+    rig.peers.answers = {B: {E: 30.0}, C: {E: 30.0}}
+    await rig.after(20)
+    assert rig.topology.deleted == [E]
+
+
+async def test_one_deleted_in_the_middle_of_a_look_does_not_break_it_off(rig: Rig) -> None:
+    rig.upkeep.fails = True
+    rig.upkeep.during_use = lambda: setattr(rig.upkeep, "is_wanted", False)
+    await rig.expiry.look()
+    rig.upkeep.is_wanted, rig.upkeep.during_use = True, None
+    with pytest.raises(LinkLost):
+        await rig.expiry.look()

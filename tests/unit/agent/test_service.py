@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from messagebus.agent import genesis, run
+from messagebus.agent import service as module
 from messagebus.agent.config import AgentConfig
 from messagebus.agent.service import Service
 from messagebus.core.gate import VerdictKind
@@ -98,3 +100,20 @@ def test_wrong_settings_end_with_one_line_and_2(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "did you mean 'broker'" in said
+
+
+async def test_a_task_that_fails_is_told_counted_and_begun_again(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "TASK_PAUSE_MIN_S", 0.001)
+    ours, runs = service(settings), list[int]()
+
+    async def task() -> None:
+        runs.append(1)
+        if len(runs) < 4:
+            raise KeyError("gone meanwhile")
+
+    await asyncio.wait_for(ours._kept("expiry", task), 5)
+    assert (len(runs), ours.task_faults) == (4, 3)
+    assert caplog.text.count("task failed, begun again task=expiry") == 3
+    assert {f.name: f.value for f in ours._figures()}["task_faults"] == 3
