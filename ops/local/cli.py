@@ -14,9 +14,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ops.commands.paths import CHECKOUT
 from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
-from ops.local.parts import CHECKOUT
+from ops.local.roots import ENV_ROOT, RELEASES, of_version
 
 __all__ = ["default_dir", "local"]
 
@@ -57,8 +58,24 @@ def local() -> None:
 @click.option("--network", help=f"First three numbers of all addresses; default {DEFAULT_NETWORK}.")
 @click.option("--port-offset", type=click.IntRange(0, 30_000), help="Move all ports by this.")
 @click.option("--tls", is_flag=True, help="A new cluster whose brokers and agents speak TLS alone.")
+@click.option(
+    "--rabbitmq",
+    type=click.Choice(list(RELEASES)),
+    help="Version of a new cluster's brokers; default what is installed here.",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help=f"Root folder of a Debian with a new cluster's brokers and HAProxy; default ${ENV_ROOT}.",
+)
 def up(
-    dir: Path, brokers: int | None, network: str | None, port_offset: int | None, tls: bool
+    dir: Path,
+    brokers: int | None,
+    network: str | None,
+    port_offset: int | None,
+    tls: bool,
+    rabbitmq: str | None,
+    root: Path | None,
 ) -> None:
     """Start what does not run yet, and wait until all brokers take publishes.
 
@@ -66,15 +83,21 @@ def up(
     Example:
       python -m ops local up --brokers 3
       python -m ops local up --tls --dir /tmp/with-tls
+      python -m ops local up --rabbitmq 4.3 --dir /tmp/with-4.3
     """
+    if rabbitmq and root:
+        raise click.UsageError("--rabbitmq or --root, not both")
     console = Console(stderr=True)
     with console.status("starting the local cluster") as shown:
+        if rabbitmq:
+            root = of_version(rabbitmq, say=shown.update)
         cluster = LocalCluster(
             dir,
             brokers or DEFAULT_BROKERS,
             network=network or DEFAULT_NETWORK,
             port_offset=port_offset,
             tls=tls,
+            root=root,
             say=lambda line: console.print(line, highlight=False),
             show=shown.update,
         )

@@ -35,9 +35,18 @@ from messagebus.tls import TlsFiles
 from ops.errors import LocalFault
 from ops.local import files, ports, preflight, process, secrets
 from ops.local.certificates import CA, issue_missing
-from ops.local.layout import BALANCER, DEFAULT_NETWORK, EPMD, SERVER_NAME, Layout, NodeLayout
+from ops.local.layout import (
+    BALANCER,
+    DEFAULT_NETWORK,
+    EPMD,
+    HERE,
+    SERVER_NAME,
+    Layout,
+    NodeLayout,
+)
 from ops.local.parts import AGENT_SUFFIX, Part, agent_part, part, part_names
 from ops.local.process import Process
+from ops.local.roots import ENV_ROOT
 
 __all__ = ["LocalCluster"]
 
@@ -58,6 +67,7 @@ class LocalCluster:
     dir: made by `up` where it is missing. brokers: of a cluster that does not exist yet.
     port_offset: moves all ports; None takes the first offset whose ports are free.
     tls: of a cluster that does not exist yet; see `Layout.tls`.
+    root: of a cluster that does not exist yet; see `Layout.root`. None is $MESSAGEBUS_LOCAL_ROOT, else /.
     say: gets one line for whatever a person should know. show: what is waited for at the moment.
     """
 
@@ -69,6 +79,7 @@ class LocalCluster:
         network: str = DEFAULT_NETWORK,
         port_offset: int | None = None,
         tls: bool = False,
+        root: Path | None = None,
         say: Callable[[str], None] = lambda line: None,
         show: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -77,6 +88,7 @@ class LocalCluster:
         self._network = network
         self._port_offset = port_offset
         self._tls = tls
+        self._root = root and root.resolve()
         self._say = say
         self._show = show
 
@@ -92,6 +104,11 @@ class LocalCluster:
             layout = known or self._new_layout()
             if self._tls and not layout.tls:
                 raise LocalFault(f"the cluster in {self.dir} has no TLS; take another folder")
+            if self._root and self._root != layout.root:
+                raise LocalFault(
+                    f"the programs of the cluster in {self.dir} are those in {layout.root}; "
+                    "take another folder"
+                )
             if known and not self._stopped_parts(known):
                 self._say(f"already running in {self.dir}")
                 self.wait_ready()
@@ -344,7 +361,10 @@ class LocalCluster:
 
     def _new_layout(self) -> Layout:
         numbers = tuple(range(1, self._brokers + 1))
-        return Layout(dir=self.dir, network=self._network, numbers=numbers, tls=self._tls)
+        root = self._root or Path(os.environ.get(ENV_ROOT) or HERE).resolve()
+        return Layout(
+            dir=self.dir, network=self._network, numbers=numbers, tls=self._tls, root=root
+        )
 
     def _write_files(self, layout: Layout) -> None:
         """Everything that the parts read. State and secrets are kept, the rest is written anew."""

@@ -20,6 +20,7 @@ __all__ = [
     "BALANCER",
     "DEFAULT_NETWORK",
     "EPMD",
+    "HERE",
     "SERVER_NAME",
     "Layout",
     "NodeLayout",
@@ -28,6 +29,8 @@ __all__ = [
 
 DEFAULT_NETWORK = "127.0.0"
 BALANCER = "haproxy"
+HERE = Path("/")
+"""Root folder of this system."""
 EPMD = "epmd"
 
 AMQP_PORT = 5672
@@ -127,6 +130,7 @@ class Layout:
     """A local cluster. dir: absolute. numbers: of its nodes, ascending; 1 is mb1.
 
     tls: brokers and agents speak TLS alone, and want to see certificates.
+    root: folder of the system whose brokers and HAProxy these are; / is this one's.
     """
 
     dir: Path
@@ -136,6 +140,7 @@ class Layout:
     block: int = 0
     cluster: str = "local"
     tls: bool = False
+    root: Path = HERE
 
     def __post_init__(self) -> None:
         if not _NETWORK.fullmatch(self.network) or any(
@@ -264,6 +269,7 @@ class Layout:
             "block": self.block,
             "numbers": list(self.numbers),
             "tls": self.tls,
+            "root": str(self.root),
         }
         return json.dumps(state, indent=2) + "\n"
 
@@ -273,6 +279,7 @@ class Layout:
         try:
             state = json.loads(text)
             numbers = tuple(int(number) for number in state.pop("numbers"))
-            return cls(dir=dir, numbers=numbers, **state)
+            root = Path(state.pop("root", HERE))
+            return cls(dir=dir, numbers=numbers, root=root, **state)
         except (ValueError, TypeError, KeyError, AttributeError) as fault:
             raise LocalFault(f"{dir / 'cluster.json'} is damaged: {fault}") from fault

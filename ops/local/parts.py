@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
+from lb.place import HAPROXY
 from ops.commands import broker
+from ops.commands.paths import CHECKOUT
 from ops.local.layout import BALANCER, EPMD, Layout
-from ops.local.preflight import HAPROXY
+from ops.local.roots import entered
 
 __all__ = ["AGENT_SUFFIX", "CHECKOUT", "Part", "agent_part", "part", "part_names"]
 
 AGENT_SUFFIX = "-agent"
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def _epmd(layout: Layout) -> Part:
     return Part(
         name=EPMD,
         kind="epmd",
-        argv=broker.epmd(port=layout.epmd_port),
+        argv=entered(layout.root, layout.dir, broker.epmd(port=layout.epmd_port)),
         env=broker.epmd_environment(layout.epmd_port),
         address=("127.0.0.1", layout.epmd_port),
         stop_within_s=2,
@@ -68,7 +68,7 @@ def _broker(layout: Layout, name: str) -> Part:
     return Part(
         name=name,
         kind="broker",
-        argv=broker.start(node),
+        argv=entered(layout.root, layout.dir, broker.start(node)),
         env=broker.environment(node, epmd_port=layout.epmd_port),
         address=(node.host, node.amqp_port),
         stop_within_s=20,
@@ -102,7 +102,7 @@ def _balancer(layout: Layout) -> Part:
     return Part(
         name=BALANCER,
         kind="balancer",
-        argv=[HAPROXY, "-W", "-f", config, "-p", pid],
+        argv=entered(layout.root, layout.dir, [HAPROXY, "-W", "-f", config, "-p", pid]),
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)},
         address=(host, int(port)),
         stop_within_s=5,

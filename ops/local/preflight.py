@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
-from ops.commands.broker import EPMD, RABBITMQ_SERVER
 from ops.errors import LocalFault
+from ops.local import roots
 from ops.local.files import DISK_FREE_LIMIT_BYTES
 from ops.local.layout import Layout
 
-__all__ = ["HAPROXY", "PROGRAMS", "check"]
-
-HAPROXY = "/usr/sbin/haproxy"
-# Program to the Debian package that holds it.
-PROGRAMS = {RABBITMQ_SERVER: "rabbitmq-server", EPMD: "erlang-base", HAPROXY: "haproxy"}
+__all__ = ["check"]
 
 # A broker takes 155 MB at rest and its agent 60 MB; the rest is for the first messages.
 NODE_MEMORY_BYTES = 250_000_000
@@ -31,7 +26,7 @@ def check(layout: Layout, *, to_start: int) -> None:
     to_start: how many of its nodes do not run yet.
     """
     faults = [
-        _missing(PROGRAMS),
+        _missing(layout.root),
         _too_little(
             "memory", _memory_available_bytes(Path("/proc/meminfo")), to_start * NODE_MEMORY_BYTES
         ),
@@ -46,13 +41,9 @@ def check(layout: Layout, *, to_start: int) -> None:
         raise LocalFault("; ".join(found))
 
 
-def _missing(programs: Mapping[str, str]) -> str:
-    missing = [
-        f"{program} (package {package})"
-        for program, package in programs.items()
-        if not Path(program).exists()
-    ]
-    return f"missing: {', '.join(missing)}" if missing else ""
+def _missing(root: Path) -> str:
+    missing = roots.missing(root)
+    return f"missing in {root}: {', '.join(missing)}" if missing else ""
 
 
 def _too_little(what: str, there: int, needed: int) -> str:

@@ -51,7 +51,7 @@ def test_a_node_comes_and_goes() -> None:
 
 
 def test_a_written_layout_is_read_back() -> None:
-    wanted = layout(network="127.0.7", offset=1000, block=3, tls=True)
+    wanted = layout(network="127.0.7", offset=1000, block=3, tls=True, root=Path("/r"))
     assert Layout.from_json(DIR, wanted.to_json()) == wanted
 
 

@@ -9,9 +9,13 @@ from ops.local import preflight
 from ops.local.layout import Layout
 
 
-def test_a_missing_program_is_told_with_its_package() -> None:
-    assert preflight._missing({"/no/such/haproxy": "haproxy", "/bin/sh": "dash"}) == (
-        "missing: /no/such/haproxy (package haproxy)"
+def test_a_missing_program_is_told_with_its_package(tmp_path: Path) -> None:
+    haproxy = tmp_path / "usr/sbin/haproxy"
+    haproxy.parent.mkdir(parents=True)
+    haproxy.touch()
+    assert preflight._missing(tmp_path) == (
+        f"missing in {tmp_path}: /usr/lib/rabbitmq/bin/rabbitmq-server (package rabbitmq-server), "
+        "/usr/bin/epmd (package erlang-base)"
     )
 
 

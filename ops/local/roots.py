@@ -1,0 +1,123 @@
+"""Programs of a local cluster: this system's, or those in a root folder of another Debian release.
+
+A root folder is a whole small system that is entered by chroot. So brokers and balancers of other versions
+run beside those that are installed, and nothing here is changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lb.place import HAPROXY
+from ops import shell
+from ops.commands.broker import EPMD, RABBITMQ_SERVER
+from ops.commands.paths import CHECKOUT
+from ops.errors import LocalFault
+from ops.local.layout import HERE
+
+__all__ = [
+    "ENV_ROOT",
+    "PROGRAMS",
+    "RELEASES",
+    "entered",
+    "make",
+    "missing",
+    "of_version",
+    "version",
+]
+
+ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
+"""Root folder of new local clusters that are not told of one."""
+# RabbitMQ's version to the Debian release that has it.
+RELEASES = {"3.10": "bookworm", "4.0": "trixie", "4.3": "sid"}
+# Program to the Debian package that holds it.
+PROGRAMS = {RABBITMQ_SERVER: "rabbitmq-server", EPMD: "erlang-base", HAPROXY: "haproxy"}
+# Its Python is one more version to run tests on.
+PYTHON = ("python3", "python3-venv")
+
+ROOTS = CHECKOUT / ".cache" / "roots"
+ENTER = CHECKOUT / "ops" / "local" / "enter.sh"
+# RabbitMQ's own version, in the name of a folder.
+SERVERS = "usr/lib/rabbitmq/lib"
+# 20 s, and 120 MB to fetch, on two idle cores.
+MAKE_WITHIN_S = 540.0
+INSTALL_WITHIN_S = 240.0
+
+
+def entered(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
+    """How a program of a root folder is started that works in a folder of this system."""
+    if root == HERE:
+        return list(argv)
+    # Whoever is not root may do this in a user namespace of his own, where the system allows it.
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    unshare = ["/usr/bin/unshare", *as_root, "--mount", "--propagation", "private", "--"]
+    return [*unshare, "/bin/sh", str(ENTER), str(root), str(folder), *argv]
+
+
+def missing(root: Path) -> list[str]:
+    """Programs that are not there, each with its package."""
+    return [
+        f"{program} (package {package})"
+        for program, package in PROGRAMS.items()
+        if not (root / program.lstrip("/")).exists()
+    ]
+
+
+def version(root: Path) -> str:
+    """RabbitMQ's version in a root folder, "" where there is none."""
+    found = sorted((root / SERVERS).glob("rabbitmq_server-*"))
+    return found[-1].name.partition("-")[2] if found else ""
+
+
+def of_version(wanted: str, *, say: Callable[[str], None]) -> Path:
+    """Root folder with this version of RabbitMQ, a key of RELEASES: this system's where it has it.
+
+    Raises LocalFault when Debian has another one meanwhile.
+    """
+    if _is(version(HERE), wanted):
+        return HERE
+    root = make(RELEASES[wanted], say=say)
+    if not _is(version(root), wanted):
+        raise LocalFault(
+            f"RabbitMQ is {version(root)} in Debian's {RELEASES[wanted]}, not {wanted}; "
+            f"to take that one: --root {root}"
+        )
+    return root
+
+
+def make(release: str, *, say: Callable[[str], None]) -> Path:
+    """Root folder of a Debian release; made when it is not there. Raises LocalFault or CommandFailed."""
+    ROOTS.mkdir(parents=True, exist_ok=True)
+    root, unfinished = ROOTS / release, ROOTS / f"{release}.unfinished"
+    with (ROOTS / f"{release}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            say(f"making a root folder of Debian's {release}: half a minute")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            install = [str(CHECKOUT / "ops/local/install.sh"), "--also", "mmdebstrap"]
+            shell.run(install, timeout_s=INSTALL_WITHIN_S)
+            shell.run(_mmdebstrap(release, unfinished), timeout_s=MAKE_WITHIN_S)
+            unfinished.rename(root)
+    if lacking := missing(root):
+        raise LocalFault(f"{root}: missing: {', '.join(lacking)}")
+    return root
+
+
+def _mmdebstrap(release: str, folder: Path) -> list[str]:
+    return [
+        "mmdebstrap",
+        "--variant=minbase",
+        # An unstable release's word is good for a week; a clock that is ahead must not matter.
+        '--aptopt=Acquire::Check-Valid-Until "false"',
+        f"--include={','.join([*PROGRAMS.values(), *PYTHON])}",
+        release,
+        str(folder),
+    ]
+
+
+def _is(version: str, wanted: str) -> bool:
+    return version == wanted or version.startswith(f"{wanted}.")
