@@ -23,17 +23,29 @@ Pure set logic on recorded rows, independent of Spark, so that the two check eac
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bench.manifest import Manifest
 from bench.rows import Events, Row
 from messagebus.events import OUTCOMES
 
-__all__ = ["DOUBLED", "Audit", "BrokerAudit", "Gap", "PublisherAudit", "SubscriptionAudit", "audit"]
+__all__ = [
+    "DOUBLED",
+    "Audit",
+    "BrokerAudit",
+    "Gap",
+    "PublisherAudit",
+    "SubscriptionAudit",
+    "audit",
+    "longest_gap",
+    "longest_silence",
+]
 
 DOUBLED = ("unknown", "owed", "acked_without_proof", "unexplained")
 NO_BROKER = ""
@@ -176,38 +188,44 @@ def audit(manifest: Manifest, events: Events) -> Audit:
     return result
 
 
-def longest_gap(publisher_rows: Iterable[Row], until_ns: int, from_ns: int | None = None) -> Gap:
+def longest_gap(publisher_rows: Iterable[Row], until_ns: int, from_ns: int = 0) -> Gap:
     """The longest time without a confirm while one was waited for, within these times.
 
     See the module's text. What waited before from_ns counts from then on.
     """
     rows = list(publisher_rows)
-    confirms = sorted(row["confirmed_ns"] for row in rows if row["outcome"] == "confirmed")
-    spans = []
-    for row in rows:
-        start_ns, end_ns = row["intended_ns"], _waited_until(row, confirms, until_ns)
-        if start_ns < until_ns and (from_ns is None or end_ns > from_ns):
-            spans.append((min(end_ns, until_ns), max(start_ns, from_ns or start_ns)))
-    spans.sort()
+    confirmed = np.array([row["outcome"] == "confirmed" for row in rows], dtype=bool)
+    intended = np.array([row["intended_ns"] for row in rows], dtype=np.int64)
+    settled = np.array([row.get("confirmed_ns") or 0 for row in rows], dtype=np.int64)
+    return longest_silence(intended, settled, confirmed, until_ns, from_ns)
+
+
+def longest_silence(
+    intended: NDArray[np.int64],
+    settled: NDArray[np.int64],
+    confirmed: NDArray[np.bool_],
+    until_ns: int,
+    from_ns: int = 0,
+) -> Gap:
+    """The same of a publish in each place. settled: counts where it was confirmed."""
+    confirms = np.sort(settled[confirmed])
+    ends = settled.copy()
+    # What has no confirm waits for the next one of its publisher, or to the end.
+    ends[~confirmed] = np.append(confirms, until_ns)[
+        np.searchsorted(confirms, intended[~confirmed])
+    ]
+    within = (intended < until_ns) & (ends >= from_ns)
+    starts, ends = np.maximum(intended, from_ns), np.minimum(ends, until_ns)
+    if not within.any():
+        return Gap()
+    order = np.argsort(ends[within], kind="stable")
+    starts, ends = starts[within][order], ends[within][order]
     # From the end: the earliest start of everything that ends now or later.
-    open_since = list(itertools.accumulate((start for _, start in reversed(spans)), min))[::-1]
-    longest, previous_ns = Gap(), None
-    for (end_ns, _), since_ns in zip(spans, open_since, strict=True):
-        start_ns = since_ns if previous_ns is None else max(previous_ns, since_ns)
-        if end_ns - start_ns > longest.length_ns:
-            place = bisect_left(confirms, end_ns)
-            ended = place < len(confirms) and confirms[place] == end_ns
-            longest = Gap(end_ns - start_ns, start_ns, ended)
-        previous_ns = end_ns
-    return longest
-
-
-def _waited_until(row: Row, confirms: Sequence[int], until_ns: int) -> int:
-    """Its confirm; of a publish without one the next of its publisher, or the end."""
-    if row["outcome"] == "confirmed":
-        return int(row["confirmed_ns"])
-    place = bisect_left(confirms, row["intended_ns"])
-    return confirms[place] if place < len(confirms) else until_ns
+    open_since = np.minimum.accumulate(starts[::-1])[::-1]
+    since = np.maximum(open_since, np.concatenate((starts[:0], open_since[:1], ends[:-1])))
+    longest = int(np.argmax(ends - since))
+    end_ns, start_ns = int(ends[longest]), int(since[longest])
+    return Gap(end_ns - start_ns, start_ns, ended=bool(np.isin(end_ns, confirms)))
 
 
 def classify(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bench.run.result import CURVE, MEASURES, Result, percentiles
 from bench.run.svg import Line, by_percentile, over_time
 
@@ -91,18 +93,17 @@ def waiting_chart(result: Result) -> str:
 
 
 def latency_chart(result: Result) -> str:
+    """A second without enough samples is a gap in its line."""
     lines = []
     for number, measure in enumerate(("confirm", "delivery")):
         latencies = result.latencies[measure]
-        seconds = sorted({second for second, _ in latencies.bins if second >= 0})
+        known = [second for second, _ in latencies.bins if second >= 0]
+        seconds = range(min(known, default=0), max(known, default=-1) + 1)
         each = [percentiles(latencies.whole(range(second, second + 1))) for second in seconds]
         for name, dashed in (("p50", False), ("p99", True)):
-            points = [
-                (s, found[name]) for s, found in zip(seconds, each, strict=True) if name in found
-            ]
-            if points:
-                x, y = zip(*points, strict=True)
-                lines.append(Line(f"{measure}, {name}", x, y, dashed, number))
+            values = [found.get(name, math.nan) for found in each]
+            if not all(map(math.isnan, values)):
+                lines.append(Line(f"{measure}, {name}", list(seconds), values, dashed, number))
     measured = result.measured
     return over_time(
         lines,

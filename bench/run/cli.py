@@ -152,7 +152,7 @@ def report(folder: Path) -> None:
         faults = result.faults
         show(result)
     if faults:
-        raise BenchError(faults[0])
+        raise BenchError("; ".join(faults))
 
 
 @click.command(epilog="Example: python -m bench compare one.toml other.toml --repeat 5")

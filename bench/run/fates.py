@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CONFIRMED", "OTHERWISE", "UNKNOWN", "Fates", "Received", "judge"]
+from bench.audit import longest_silence
+
+__all__ = [
+    "CONFIRMED",
+    "OTHERWISE",
+    "UNKNOWN",
+    "Fates",
+    "Published",
+    "Received",
+    "judge",
+    "repeats_ns",
+]
 
 # One byte per message, in the order of its numbers.
 OTHERWISE, CONFIRMED, UNKNOWN = 0, 1, 2
@@ -24,14 +35,44 @@ Outcomes = Mapping[int, NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """What became of message 0, 1, ... of one publisher. Times: since the load began.
+
+    settled_ns: of its end; None where they were not written down.
+    """
+
+    outcomes: NDArray[np.uint8]
+    intended_ns: NDArray[np.int64]
+    settled_ns: NDArray[np.int64] | None = None
+
+    @property
+    def unconfirmed_ns(self) -> NDArray[np.int64]:
+        """The intended times of what was not confirmed."""
+        found: NDArray[np.int64] = self.intended_ns[self.outcomes != CONFIRMED]
+        return found
+
+    def silence_ns(self, from_ns: int, until_ns: int) -> int | None:
+        """The longest time without a confirm while one was waited for, within these; see `bench.audit`."""
+        if self.settled_ns is None:
+            return None
+        confirmed = self.outcomes == CONFIRMED
+        gap = longest_silence(self.intended_ns, self.settled_ns, confirmed, until_ns, from_ns)
+        return gap.length_ns
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
-    """What one consumer had, in order. brokers: the number of the broker of each."""
+    """What one consumer had, in order. brokers: the number of the broker of each.
+
+    received_ns: since the load began; None where the order in which they came says enough.
+    """
 
     subscription: str
     publishers: NDArray[np.int64]
     sequences: NDArray[np.int64]
     brokers: NDArray[np.int64]
     altered: int = 0
+    received_ns: NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +136,26 @@ def judge(
     for consumer in received:
         _judge_order(fates, consumer)
     return fates
+
+
+def repeats_ns(received: Sequence[Received]) -> NDArray[np.int64]:
+    """When messages came to a subscription that had them before."""
+    found = [np.empty(0, dtype=np.int64)]
+    for subscription in {each.subscription for each in received}:
+        own = [each for each in received if each.subscription == subscription]
+        times = np.concatenate([_times(each) for each in own])
+        publishers = np.concatenate([each.publishers for each in own])
+        sequences = np.concatenate([each.sequences for each in own])
+        order = np.lexsort((times, sequences, publishers))
+        same = [np.diff(each[order]) == 0 for each in (publishers, sequences)]
+        found.append(times[order][1:][same[0] & same[1]])
+    return np.concatenate(found)
+
+
+def _times(received: Received) -> NDArray[np.int64]:
+    if received.received_ns is None:
+        return np.arange(len(received.sequences), dtype=np.int64)
+    return received.received_ns
 
 
 def _judge_subscription(

@@ -38,13 +38,14 @@ CLOSE_S = 60.0
 class Sent:
     """What one publisher has done. Times: the run's wall clock; outcomes: one byte per message.
 
-    ended_ns: of its last end so far. waited_ns: in sends that waited for room. settled: confirms, by when
-    they came.
+    settled_ns: of the end of each message, as far as there were ends; 0 for none. ended_ns: of its last
+    end so far. waited_ns: in sends that waited for room. settled: confirms, by when they came.
     """
 
     start_ns: int
     intended_ns: array[int] = field(default_factory=lambda: array("q"))
     outcomes: bytearray = field(default_factory=bytearray)
+    settled_ns: array[int] = field(default_factory=lambda: array("q"))
     waited_ns: int = 0
     ended_ns: int = 0
     confirm: Latencies = field(init=False)
@@ -174,6 +175,8 @@ class Publishing:
         intended = np.frombuffer(sent.intended_ns, dtype=np.int64)[which]
         times = np.array(sent_ns, dtype=np.int64)
         took = np.array(settled_ns, dtype=np.int64)
+        sent.settled_ns.frombytes(bytes(8 * (len(sent.outcomes) - len(sent.settled_ns))))
+        np.frombuffer(sent.settled_ns, dtype=np.int64)[which] = took + self._offset_ns
         sent.ended_ns = max(sent.ended_ns, int(took.max()) + self._offset_ns)
         known = set(brokers)
         # Texts cost more than all the numbers of an end, and mostly there is one broker.

@@ -26,7 +26,7 @@ from bench.run.written import CONSUMER, PUBLISHER
 __all__ = ["STYLE", "render_html", "render_text", "write"]
 
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
-LATENCY_HEAD = ("latency", "samples", *SHOWN[:-1], "longest")
+LATENCY_HEAD = ("latency", "samples", "never", *SHOWN[:-1], "longest")
 EXAMPLES_SHOWN = 5
 NONE = "\N{EN DASH}"
 NOT_JUDGED = "not judged: the run did not come to its end"
@@ -44,6 +44,9 @@ WORDS = {
     "which they were intended. Fates are of all messages, the warm-up's too.",
     "percentiles": "from exact counts per HdrHistogram bin (3 digits), as far as the count supports "
     "them: one sample lies beyond, or it is the longest.",
+    "never": "publishes that were not confirmed at all: the percentiles beside it know nothing of them.",
+    "silence": "the longest time in which a publisher waited for confirms and had none, until the next one "
+    "or the end of the measured part.",
     "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw.",
     "late": "a first delivery after a later message of the same publisher and broker, at one consumer.",
 }
@@ -195,17 +198,21 @@ def _sizes(messages: Messages) -> str:
 
 def _latency_rows(result: Result) -> list[tuple[str, ...]]:
     rows = []
+    never = f"{result.never():,}"
     for measure, words in MEASURES.items():
         found = percentiles(result.bins(measure))
         if found:
-            rows.append(
-                (words, f"{found['samples']:,.0f}", *[_shown(found, each) for each in SHOWN])
-            )
+            without = never if measure in ("confirm", "service") else NONE
+            shown = [_shown(found, each) for each in SHOWN]
+            rows.append((words, f"{found['samples']:,.0f}", without, *shown))
     for broker in result.rates("confirm"):
         found = percentiles(result.bins("confirm", broker))
         if found:
             cells = [_shown(found, each) for each in SHOWN]
-            rows.append((f"  confirm, {broker or ANY}", f"{found['samples']:,.0f}", *cells))
+            rows.append((f"  confirm, {broker or ANY}", f"{found['samples']:,.0f}", NONE, *cells))
+    if (silence_s := result.silence_s()) is not None:
+        dashes = [NONE] * (len(LATENCY_HEAD) - 2)
+        rows.append(("silence of a publisher", *dashes, milliseconds(silence_s * 1000)))
     return rows
 
 
@@ -294,22 +301,28 @@ def _each_broker(result: Result) -> list[tuple[str, ...]]:
     ]
 
 
-DISTURBANCE_HEAD = ("disturbance", "from", "to", "p99 before", "longest from then on")
+DISTURBANCE_HEAD = (
+    *("disturbance", "from", "to", "p99 before"),
+    *("longest from then on", "never", "silence"),
+)
 # What it held up may have been intended a little before, and is caught up a little after.
 AROUND_S = 5
 
 
 def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
-    """Of confirms: what was usual before, and the worst that it made."""
+    """Of confirms: what was usual before, the worst that it made, and what never came."""
     confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
+    end = result.measured.stop
     rows: list[tuple[str, ...]] = []
     done = result.about.get("disturbances", [])
     for each, following in itertools.zip_longest(done, done[1:]):
         began, ended = each["began_s"], each["ended_s"]
-        until = int(ended if ended is not None else began) + AROUND_S
+        # One that was never undone lasts to the end.
+        until = min(int(ended) + AROUND_S, end) if ended is not None else end
         until = min(until, int(following["began_s"])) if following else until
         before = percentiles(confirm.whole(range(warm_s, int(began))))
-        within = percentiles(confirm.whole(range(int(began), until)))
+        seconds = range(int(began), until)
+        within, silence_s = percentiles(confirm.whole(seconds)), result.silence_s(seconds)
         rows.append(
             (
                 each["what"],
@@ -317,6 +330,8 @@ def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
                 NONE if ended is None else f"{ended:.1f} s",
                 _shown(before, "p99"),
                 _shown(within, "p100"),
+                f"{result.never(seconds):,}",
+                NONE if silence_s is None else milliseconds(silence_s * 1000),
             )
         )
     return rows

@@ -20,8 +20,8 @@ from bench.manifest import write_atomically
 from bench.run import sampling
 from bench.run.conduct import MACHINE, SAMPLES
 from bench.run.counts import Counts
-from bench.run.fates import Fates, judge
-from bench.run.latencies import Bins, Latencies, histogram, summed
+from bench.run.fates import Fates, Published, judge, repeats_ns
+from bench.run.latencies import SECOND_NS, Bins, Latencies, histogram, summed
 from bench.run.machine import Busy, Usage, usage
 from bench.run.places import topic_of
 from bench.run.profile import Profile
@@ -33,8 +33,8 @@ from bench.run.written import (
     CONSUMER,
     PUBLISHER,
     Part,
-    read_outcomes,
     read_parts,
+    read_published,
     read_received,
     unreadable,
 )
@@ -59,8 +59,10 @@ ABOUT = {"environment", "durability", "complete", "faults"}
 @dataclass(slots=True, kw_only=True)
 class Result:
     """latencies: measure -> of the measured seconds and the others, by when a message was intended.
-    counts: "confirm" and "delivery", by when they came. fates: None of a run that was cut short. faults:
-    why the run's numbers are not to be trusted, or what it lost.
+    counts: "confirm" and "delivery", by when they came, repeats of deliveries too; "repeat": these.
+    "never": publishes without a confirm, by when they were intended. published: of each publisher.
+    fates: None of a run that was cut short. faults: why the run's numbers are not to be trusted, or what
+    it lost.
     """
 
     folder: Path
@@ -73,6 +75,7 @@ class Result:
     samples: list[Sample]
     busy: list[Busy]
     clients: list[Client] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
 
     @property
     def measured(self) -> range:
@@ -100,8 +103,27 @@ class Result:
         return self.counts[measure].by_broker()
 
     def came(self, measure: str) -> int:
-        """Confirms, or deliveries, in the measured part; of a closed loop all of them."""
-        return self.counts[measure].total(None if self.profile.load.is_closed else self.measured)
+        """Confirms, or first deliveries, in the measured part; of a closed loop all of them."""
+        within = None if self.profile.load.is_closed else self.measured
+        repeats = self.counts["repeat"].total(within) if measure == "delivery" else 0
+        return self.counts[measure].total(within) - repeats
+
+    def never(self, within: range | None = None) -> int:
+        """Publishes that were not confirmed, intended in these seconds; None: in the measured ones."""
+        if within is None and self.profile.load.is_closed:
+            return self.counts["never"].total()
+        return self.counts["never"].total(within if within is not None else self.measured)
+
+    def silence_s(self, within: range | None = None) -> float | None:
+        """The longest time in which a publisher waited for a confirm and had none, in these seconds.
+
+        None: in the measured ones; the answer is None where nobody wrote it down.
+        """
+        seconds = within if within is not None else self.measured
+        window = (seconds.start * SECOND_NS, seconds.stop * SECOND_NS)
+        found = [each.silence_ns(*window) for each in self.published]
+        known = [each for each in found if each is not None]
+        return max(known) / SECOND_NS if known else None
 
     @property
     def per_s(self) -> float:
@@ -130,17 +152,17 @@ class Result:
 
     @property
     def _lacking(self) -> list[str]:
-        """What a whole run without disturbances would have."""
+        """What a whole run would have; a steady state only where nothing was done to disturb it."""
         if not self.came("confirm"):
             return ["nothing was confirmed in the measured part"]
-        if self.fates is None or self.profile.disturbances:
+        if self.fates is None:
             return []
         found = []
         if open_ends := self.fates.published - self.fates.confirmed:
             found.append(f"{open_ends:,} publishes did not end confirmed")
         if not self.profile.load.is_closed:
             found += self._behind
-        if self._is_even:
+        if self._is_even and not self.profile.disturbances:
             totals = [sum(each) for each in zip(*self.rates("confirm").values(), strict=True)]
             found += unsteady(totals[self.measured.start : self.measured.stop])
         return found
@@ -200,6 +222,8 @@ class Result:
                 broker: percentiles(self.bins("confirm", broker))
                 for broker in self.rates("confirm")
             },
+            "never_confirmed": self.never(),
+            "longest_silence_s": self.silence_s(),
             "below_zero": {name: each.below_zero for name, each in self.latencies.items()},
             "fates": self.fates.as_json() if self.fates else None,
             "of_an_earlier_run": self.earlier,
@@ -255,8 +279,13 @@ def gather(folder: Path) -> Result:
         for measure, rows in part.latencies.items():
             latencies[measure].merge(rows)
             latencies[measure].below_zero += part.below_zero[measure]
-    outcomes, received = read_outcomes(folder, parts), read_received(folder, parts)
+    published, received = read_published(folder, parts), read_received(folder, parts)
+    counts |= {"never": Counts(0), "repeat": Counts(0)}
+    for each in published.values():
+        counts["never"].add("", each.unconfirmed_ns)
+    counts["repeat"].add("", repeats_ns(received))
     topics = profile.messages.topics
+    outcomes = {publisher: each.outcomes for publisher, each in published.items()}
     fates = judge(outcomes, received, lambda publisher: topic_of(publisher, topics))
     return Result(
         folder=folder,
@@ -270,6 +299,7 @@ def gather(folder: Path) -> Result:
         samples=_sampled(folder / SAMPLES, Sample, about),
         busy=_sampled(folder / MACHINE, Busy, about),
         clients=[_client(part, profile) for part in parts],
+        published=list(published.values()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ NINES = {1: "0", 2: "50", 10: "90", 100: "99", 1e3: "99.9", 1e4: "99.99", 1e5: "
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """y: NaN where nothing is known; the line has a gap there."""
+
     label: str
     x: Sequence[float]
     y: Sequence[float]
@@ -51,7 +54,7 @@ def over_time(
     if by_powers:
         lines, frame, ticks = _by_powers(lines, 0, right)
     else:
-        high = _nice(max([y for line in lines for y in line.y] + [1e-9]))
+        high = _nice(max([*_known(lines), 1e-9]))
         frame = _Frame(0, right, 0, high)
         ticks = [(high * part / 4, high * part / 4) for part in range(5)]
     begin, end = frame.x(shaded[0]), frame.x(min(shaded[1], right))
@@ -87,17 +90,21 @@ def by_percentile(lines: Sequence[Line], *, label: str, unit: Callable[[float], 
     return _svg(label, axis, [*body, *_drawn(scaled, frame)])
 
 
+def _known(lines: Sequence[Line]) -> list[float]:
+    return [y for line in lines for y in line.y if not math.isnan(y)]
+
+
 def _by_powers(
     lines: Sequence[Line], left: float, right: float
 ) -> tuple[list[Line], _Frame, list[tuple[float, float]]]:
     """Lines with the logarithms of their values, their frame, and its ticks with their values."""
-    values = [max(y, 1e-6) for line in lines for y in line.y] or [1.0]
+    values = [max(y, 1e-6) for y in _known(lines)] or [1.0]
     bottom = math.floor(math.log10(min(values)))
     top = max(bottom + 1, math.ceil(math.log10(max(values)) + 1e-9))
     # What is far below the rest is drawn along the bottom.
     bottom = max(bottom, top - DECADES_MAX)
     scaled = [
-        dataclasses.replace(line, y=[max(bottom, math.log10(max(y, 1e-6))) for y in line.y])
+        dataclasses.replace(line, y=[max(math.log10(max(y, 1e-6)), bottom) for y in line.y])
         for line in lines
     ]
     ticks = [(float(power), 10.0**power) for power in range(bottom, top + 1)]
@@ -126,13 +133,17 @@ def _drawn(lines: Sequence[Line], frame: _Frame) -> list[str]:
         colour = COLOURS[line.colour % len(COLOURS)]
         marker = MARKERS[line.colour % len(MARKERS)]
         dash = ' stroke-dasharray="5 4"' if line.dashed else ""
-        points = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True)]
+        runs = _unbroken([(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True)])
+        points = [point for run in runs for point in run]
         every = max(1, len(points) // MARKERS_A_LINE)
         # Those of lines that lie on each other stand beside each other.
         marked = points[number * every // 4 % max(1, len(points)) :: every]
         at = TOP + 12 + number * 18
         body += [
-            f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" stroke="{colour}"{dash}/>',
+            *(
+                f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in run)}" stroke="{colour}"{dash}/>'
+                for run in runs
+            ),
             *(_marker(x, y, marker, colour) for x, y in marked),
             f'<line x1="{WIDTH - RIGHT + 14}" x2="{WIDTH - RIGHT + 36}" y1="{at - 4}" y2="{at - 4}" '
             f'stroke="{colour}" stroke-width="2"{dash}/>',
@@ -143,6 +154,12 @@ def _drawn(lines: Sequence[Line], frame: _Frame) -> list[str]:
         x, y = WIDTH - RIGHT + 42, TOP + 12 + LEGEND_MAX * 18
         body.append(f'<text class="tick" x="{x}" y="{y}">{rest} more: not drawn</text>')
     return body
+
+
+def _unbroken(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The runs of points between those that have no height."""
+    by_known = itertools.groupby(points, key=lambda point: not math.isnan(point[1]))
+    return [list(run) for is_known, run in by_known if is_known]
 
 
 def _marker(x: float, y: float, marker: str, colour: str) -> str:

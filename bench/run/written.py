@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from bench.errors import InputInvalid
 from bench.manifest import write_atomically
 from bench.run.consuming import Had
 from bench.run.counts import Counts
-from bench.run.fates import Outcomes, Received
+from bench.run.fates import Published, Received
 from bench.run.latencies import Latencies
 from bench.run.publishing import Sent
 
 __all__ = [
     "Part",
-    "read_outcomes",
+    "read_published",
     "read_parts",
     "read_received",
     "unreadable",
@@ -38,7 +38,10 @@ __all__ = [
 PARTS = "parts"
 PUBLISHER, CONSUMER = "publisher", "consumer"
 # Which are read again.
-COLUMNS = {PUBLISHER: {"outcome"}, CONSUMER: {"publisher", "sequence", "broker"}}
+COLUMNS = {
+    PUBLISHER: {"outcome", "intended_ns"},
+    CONSUMER: {"publisher", "sequence", "broker", "received_ns"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Part:
     deliveries of a consumer, by when they came. cpu_s: used in the measured part, which lasted
     measured_s for it; its share, where per_process of them ran in one. busy_s: from the start of the
     load to its last confirm, or from when it was to consume to its last delivery. intended: messages of
-    its schedule; sent: of these.
+    its schedule; sent: of these. start_ns: of the load, in the times of its rows.
     """
 
     name: str
@@ -69,18 +72,21 @@ class Part:
     altered: int = 0
     earlier: int = 0
     brokers: tuple[str, ...] = ()
+    start_ns: int = 0
 
 
 def write_sent(folder: Path, part: Part, sent: Sent) -> None:
+    unsettled = len(sent.outcomes) - len(sent.settled_ns)
     table = pa.table(
         {
             "sequence": pa.array(range(len(sent.outcomes)), pa.int64()),
             "intended_ns": pa.array(sent.intended_ns, pa.int64()),
+            "settled_ns": pa.array(np.pad(sent.settled_ns, (0, unsettled)), pa.int64()),
             "outcome": pa.array(np.frombuffer(bytes(sent.outcomes), dtype=np.uint8)),
         }
     )
     measures = {"confirm": sent.confirm, "service": sent.service, "pacing": sent.pacing}
-    _write(folder, part, table, measures, sent.settled)
+    _write(folder, replace(part, start_ns=sent.start_ns), table, measures, sent.settled)
 
 
 def write_had(folder: Path, part: Part, had: Had) -> None:
@@ -93,7 +99,8 @@ def write_had(folder: Path, part: Part, had: Had) -> None:
             "received_ns": pa.array(had.received_ns, pa.int64()),
         }
     )
-    _write(folder, part, table, {"delivery": had.delivery}, had.received)
+    started = replace(part, start_ns=had.start_ns)
+    _write(folder, started, table, {"delivery": had.delivery}, had.received)
 
 
 def _write(
@@ -158,13 +165,19 @@ def _why(fault: Exception) -> str:
     return " ".join(str(fault).split()) or type(fault).__name__
 
 
-def read_outcomes(folder: Path, parts: Iterable[Part]) -> Outcomes:
-    """Raises InputInvalid, with the file, for rows that are spoilt."""
-    return {
-        part.number: _columns(folder, part)["outcome"].to_numpy()
-        for part in parts
-        if part.kind == PUBLISHER
-    }
+def read_published(folder: Path, parts: Iterable[Part]) -> dict[int, Published]:
+    """Of each publisher by its number. Raises InputInvalid, with the file, for rows that are spoilt."""
+    found = {}
+    for part in parts:
+        if part.kind == PUBLISHER:
+            columns = _columns(folder, part)
+            is_timed = "settled_ns" in columns.column_names
+            found[part.number] = Published(
+                outcomes=columns["outcome"].to_numpy(),
+                intended_ns=columns["intended_ns"].to_numpy() - part.start_ns,
+                settled_ns=columns["settled_ns"].to_numpy() - part.start_ns if is_timed else None,
+            )
+    return found
 
 
 def read_received(folder: Path, parts: Iterable[Part]) -> list[Received]:
@@ -180,6 +193,7 @@ def read_received(folder: Path, parts: Iterable[Part]) -> list[Received]:
                     sequences=columns["sequence"].to_numpy(),
                     brokers=columns["broker"].to_numpy(),
                     altered=part.altered,
+                    received_ns=columns["received_ns"].to_numpy() - part.start_ns,
                 )
             )
     return found

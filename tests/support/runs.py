@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bench.errors import BenchError
 from bench.faults import Fault
 from bench.run.conduct import SAMPLES
 from bench.run.consuming import Had
-from bench.run.fates import CONFIRMED
+from bench.run.fates import CONFIRMED, UNKNOWN
 from bench.run.profile import Profile
 from bench.run.publishing import Sent
 from bench.run.sampling import Probe, Sample, save
@@ -55,20 +55,32 @@ def write_run(
     slow: float = 1.0,
     behind_s: float = 0.0,
     complete: bool = True,
+    outage: range = range(0),
+    repeats: int = 0,
+    disturbances: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Two publishers, one consumer, at so many messages a second together.
 
-    behind_s: how long the last message waits, and each before it according to its place.
+    behind_s: how long the last message waits, and each before it according to its place. outage: what was
+    intended in these seconds has no answer and never came. repeats: deliveries that come a second time
+    with the last one.
     """
     chance = random.Random(1)
     folder.mkdir(parents=True, exist_ok=True)
     schedule = {"kind": "constant", "rate_per_s": rate}
     time = {"warm_up_s": float(WARM_UP_S), "measured_s": float(MEASURED_S)}
     profile = Profile.from_values(
-        {"name": "made-up", "load": {"schedule": schedule, "publishers": 2}, "time": time}, "test"
+        {
+            "name": "made-up",
+            "load": {"schedule": schedule, "publishers": 2},
+            "system": {"brokers": 2},
+            "time": time,
+            "disturbances": list(disturbances),
+        },
+        "test",
     )
     (folder / PROFILE).write_text(json.dumps(profile.as_json()))
-    about = {
+    about: dict[str, Any] = {
         "environment": {
             "at": "2026-11-21T00:00:00Z",
             "commit": "abc",
@@ -82,12 +94,26 @@ def write_run(
         if complete
         else ["publisher-1 ended by itself (signal SIGKILL): it said nothing"],
     }
+    if disturbances:
+        about["disturbances"] = [
+            {
+                "what": each["what"],
+                "began_s": each["at_s"],
+                "ended_s": each["at_s"] + each["lasts_s"],
+            }
+            for each in disturbances
+        ]
     (folder / RUN).write_text(json.dumps(about))
     had = Had(START_NS, brokers=list(BROKERS))
     for number in range(2 if complete else 1):
-        _publisher(folder, number, rate // 2, had, chance, (slow, behind_s))
+        _publisher(folder, number, rate // 2, had, chance, (slow, behind_s), outage)
+    every = (had.publishers, had.sequences, had.broker_of, had.intended_ns, had.received_ns)
+    last_ns = max(had.received_ns, default=0)
+    for _ in range(repeats):
+        for rows, value in zip(every, (*(rows[0] for rows in every[:4]), last_ns), strict=True):
+            rows.append(value)
     had_rows = len(had.sequences) - lost
-    for rows in (had.publishers, had.sequences, had.broker_of, had.received_ns, had.intended_ns):
+    for rows in every:
         del rows[had_rows:]
     intended = np.array(had.intended_ns, dtype=np.int64)
     received = np.array(had.received_ns, dtype=np.int64)
@@ -117,6 +143,7 @@ def _publisher(
     had: Had,
     chance: random.Random,
     slowness: tuple[float, float],
+    outage: range,
 ) -> None:
     slow, behind_s = slowness
     count = rate * (WARM_UP_S + MEASURED_S)
@@ -126,15 +153,20 @@ def _publisher(
         int(chance.lognormvariate(1, 0.5) * MS * slow + behind_s * S * place / count)
         for place in range(count)
     ]
+    answered = [(each - START_NS) // S not in outage for each in intended]
     sent.intended_ns = array("q", intended)
-    sent.outcomes = bytearray([CONFIRMED] * count)
+    sent.outcomes = bytearray(CONFIRMED if each else UNKNOWN for each in answered)
     at, waits = np.array(intended, dtype=np.int64), np.array(took, dtype=np.int64)
-    broker = BROKERS[number]
-    sent.settled.add(broker, at + waits)
-    sent.confirm.add(broker, at, waits)
-    sent.service.add(broker, at, waits // 2)
-    sent.pacing.add("", at, waits // 50)
+    sent.settled_ns = array("q", (at + waits).tolist())
+    # What is behind is the system, not the load.
+    sent.pacing.add("", at, np.minimum(waits // 50, MS))
+    broker, own = BROKERS[number], np.array(answered)
+    sent.settled.add(broker, (at + waits)[own])
+    sent.confirm.add(broker, at[own], waits[own])
+    sent.service.add(broker, at[own], waits[own] // 2)
     for sequence, (each, took_ns) in enumerate(zip(intended, took, strict=True)):
+        if not answered[sequence]:
+            continue
         had.publishers.append(number)
         had.sequences.append(sequence)
         had.broker_of.append(number)

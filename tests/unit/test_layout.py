@@ -76,6 +76,7 @@ TESTED_ELSEWHERE = {
 PENDING: frozenset[str] = frozenset()
 # Unit tests that are about no single source file.
 ABOUT_THE_WHOLE = {
+    "tests/unit/bench/test_planted.py",
     "tests/unit/test_docs.py",
     "tests/unit/test_docs_blocks.py",
     "tests/unit/test_exports.py",

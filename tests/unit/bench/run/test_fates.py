@@ -7,15 +7,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN, Fates, Outcomes, Received, judge
+from bench.run.fates import (
+    CONFIRMED,
+    OTHERWISE,
+    UNKNOWN,
+    Fates,
+    Outcomes,
+    Published,
+    Received,
+    judge,
+    repeats_ns,
+)
 
 MANY = 100_000
 
 
-def received(sequences: list[int], publisher: int = 0, broker: int = 0, **more: int) -> Received:
+def received(
+    sequences: list[int], publisher: int = 0, broker: int = 0, altered: int = 0
+) -> Received:
     rows = np.array(sequences, dtype=np.int64)
     return Received(
-        "orders/a", np.full_like(rows, publisher), rows, np.full_like(rows, broker), **more
+        "orders/a", np.full_like(rows, publisher), rows, np.full_like(rows, broker), altered
     )
 
 
@@ -96,3 +108,21 @@ def test_what_nobody_sent_and_what_is_altered_are_faults() -> None:
 
 def test_no_messages_are_no_fault() -> None:
     assert audit({}, []) == Fates()
+
+
+def test_a_repeat_is_what_came_later_whoever_had_it() -> None:
+    first = dataclasses.replace(received([0, 1, 2]), received_ns=np.array([10, 20, 30]))
+    other = dataclasses.replace(received([1, 3, 1]), received_ns=np.array([15, 16, 40]))
+    elsewhere = dataclasses.replace(other, subscription="orders/b")
+    assert sorted(repeats_ns([first, other])) == [20, 40]
+    assert sorted(repeats_ns([first, elsewhere])) == [40]
+    assert repeats_ns([]).tolist() == []
+
+
+def test_a_silence_is_of_what_was_never_confirmed_too() -> None:
+    outcomes = np.array([CONFIRMED, UNKNOWN, OTHERWISE, CONFIRMED], dtype=np.uint8)
+    one = Published(outcomes, np.array([0, 10, 20, 90]), np.array([1, 60, 0, 95]))
+    assert one.silence_ns(0, 100) == 85
+    assert one.silence_ns(0, 50) == 40
+    assert one.unconfirmed_ns.tolist() == [10, 20]
+    assert Published(outcomes, np.array([0, 10, 20, 90])).silence_ns(0, 100) is None

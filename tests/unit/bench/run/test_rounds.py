@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bench.run.profile import Profile
-from bench.run.rounds import in_rounds, middle, samples, turns_of
+from bench.run.rounds import in_rounds, middle, samples, trusted, turns_of
 from bench.run.series import Step
 from tests.support.results import PROFILE
 
@@ -23,3 +23,10 @@ def test_the_middle_is_of_what_is_known() -> None:
     assert samples([1, None, 2]) == (1.0, 2.0)
     assert middle([4.0, None, 1.0]) == 2.5
     assert middle([None]) is None
+
+
+def test_no_figure_is_made_of_the_turns_that_went_well_alone() -> None:
+    good, behind = {"faults": []}, {"faults": ["did not keep up: 5 confirmed of 9"]}
+    slow = {"faults": ["publisher-0 used 95% of a core: the client was the bottleneck"]}
+    assert trusted([good, slow, good]) == [good, good]
+    assert trusted([good, behind, good]) == []

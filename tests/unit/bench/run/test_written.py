@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.errors import InputInvalid
-from bench.run.written import PARTS, read_outcomes, read_parts, read_received, unreadable
+from bench.run.written import PARTS, read_parts, read_published, read_received, unreadable
 from tests.support.runs import write_run
 
 NAMES = ["consumer-0", "publisher-0", "publisher-1"]
@@ -24,10 +24,9 @@ def test_parts_are_read_as_they_were_written(folder: Path) -> None:
     parts = read_parts(folder)
     assert [part.name for part in parts] == NAMES
     assert unreadable(folder, NAMES) == []
-    assert {number: len(each) for number, each in read_outcomes(folder, parts).items()} == {
-        0: 1000,
-        1: 1000,
-    }
+    published = read_published(folder, parts)
+    assert {number: len(each.outcomes) for number, each in published.items()} == {0: 1000, 1: 1000}
+    assert [each.intended_ns[0] for each in published.values()] == [0, 0]
     (received,) = read_received(folder, parts)
     assert (received.subscription, len(received.sequences)) == ("load0/sink0", 2000)
 
@@ -61,7 +60,7 @@ def test_a_part_whose_rows_are_spoilt_is_named_and_does_not_count(
 def test_rows_of_another_kind_are_named(folder: Path) -> None:
     pq.write_table(pa.table({"sequence": [1]}), folder / PARTS / "consumer-0.parquet")
     assert unreadable(folder) == [
-        "consumer-0: not readable: consumer-0.parquet: without broker, publisher"
+        "consumer-0: not readable: consumer-0.parquet: without broker, publisher, received_ns"
     ]
 
 
@@ -77,7 +76,7 @@ def test_rows_that_are_spoilt_in_their_middle_are_one_line(folder: Path) -> None
     path.write_bytes(content)
     parts = read_parts(folder)
     with pytest.raises(InputInvalid, match=r"publisher-0\.parquet: not readable: "):
-        read_outcomes(folder, parts)
+        read_published(folder, parts)
 
 
 def test_a_value_of_another_type_is_named(folder: Path) -> None:
