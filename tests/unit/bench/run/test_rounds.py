@@ -26,7 +26,8 @@ def test_the_middle_is_of_what_is_known() -> None:
 
 
 def test_no_figure_is_made_of_the_turns_that_went_well_alone() -> None:
-    good, behind = {"faults": []}, {"faults": ["did not keep up: 5 confirmed of 9"]}
+    good: dict[str, list[str]] = {"faults": []}
+    behind = {"faults": ["did not keep up: 5 confirmed of 9"]}
     slow = {"faults": ["publisher-0 used 95% of a core: the client was the bottleneck"]}
     assert trusted([good, slow, good]) == [good, good]
     assert trusted([good, behind, good]) == []
