@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from messagebus.events import ACKS, EVENTS, OUTCOMES, Column
-from spark.files import ANCHOR, NDJSON, PARQUET, EventFile
+from spark.files import ANCHOR, DIGEST, NDJSON, NOT_PLAIN, PARQUET, PLAIN, EventFile
 from spark.lake import DATE, RUN, SOURCE, pattern_of
 from spark.manifest import Manifest
 
@@ -168,18 +168,34 @@ def _reason_of_line(files: Sequence[EventFile]) -> Expr:
     """Of a line that is no row at all; to be continued with `otherwise`."""
     broken = F.col(f"row.{CORRUPT}").isNotNull()
     anchor = F.col(f"row.{ANCHOR}").isNotNull() & F.col("row.run_id").isNull()
-    heads, tails = {file.head for file in files}, {file.tail for file in files} - {""}
+    heads = {file.head for file in files}
     return (
         F.when(F.trim("value") == "", EMPTY)
-        .when(broken & F.col("value").isin(*sorted(tails)), CUT)
+        .when(broken & _is_cut(files), CUT)
         .when(broken, BROKEN)
         .when(anchor & F.col("value").isin(*sorted(heads)), ANCHOR)
         .when(anchor, STRAY)
     )
 
 
+def _is_cut(files: Sequence[EventFile]) -> Expr:
+    """A line may end in half a character, which Spark keeps and no text has."""
+    sizes = [file.tail_bytes or len(file.tail.encode()) for file in files]
+    tails = {(file.tail, size) for file, size in zip(files, sizes, strict=True) if size}
+    whole = [tail for tail, size in tails if len(tail.encode()) == size]
+    halved = [
+        F.col("value").startswith(tail) & (F.octet_length("value") == size)
+        for tail, size in sorted(tails)
+        if len(tail.encode()) != size
+    ]
+    return reduce(Expr.__or__, halved, F.col("value").isin(*sorted(whole)))
+
+
 def _reason_of_row(columns: Sequence[Column], manifest: Manifest, *, is_text: bool) -> Expr:
     required = [F.col(f"row.{c.name}").isNull() for c in columns if c.required]
+    if "confirmed_ns" in {column.name for column in columns}:
+        confirmed = F.col("row.outcome") == "confirmed"
+        required.append(confirmed & F.col("row.confirmed_ns").isNull())
     not_an_id = _not_hex if is_text else _not_16_bytes
     ids = [not_an_id(F.col(f"row.{c.name}")) for c in columns if c.kind == "id16"]
     words = {"outcome": OUTCOMES, "ack": ACKS}
@@ -243,7 +259,11 @@ def _read_parquet(session: SparkSession, files: Sequence[EventFile], offset_ns: 
 
 
 def _source() -> Expr:
-    return F.regexp_replace(F.col("_metadata.file_name"), "[^A-Za-z0-9._-]", "_").alias(SOURCE)
+    """As `files.source_of`."""
+    name = F.col("_metadata.file_name")
+    digest = F.substring(F.sha2(name, 256), 1, DIGEST)
+    escaped = F.concat(F.regexp_replace(name, NOT_PLAIN, "_"), F.lit("."), digest)
+    return F.when(name.rlike(f"^{PLAIN}*$"), name).otherwise(escaped).alias(SOURCE)
 
 
 def _by_offset(files: Iterable[EventFile]) -> dict[int, list[EventFile]]:

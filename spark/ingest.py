@@ -1,8 +1,10 @@
 """Brings the event files of a run into the lake: typed, checked, in partitions by date, run and file.
 
 The unit is the file: one that is as it was when it was last read is left alone, one that grew is read
-again in place of what it had given, one that is gone keeps its rows. So ingesting twice changes
-nothing, and a daily ingest of a run that goes on reads what is new.
+again in place of what it had given, one that is gone keeps its rows, one with another name moves them. A
+file is also read again when another clock is its host's, or when the manifest names other topics and
+some of its lines were of none. So ingesting twice changes nothing, by steps or at once, and a daily
+ingest of a run that goes on reads what is new.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from pyspark.sql.types import StringType, StructField, StructType
 from messagebus.events import EVENTS
 from spark.events import (
     ANCHOR,
+    FOREIGN,
     counted,
     line_counts,
     quarantined,
     rows_of,
     schema_of,
 )
-from spark.files import EventFile, Files, find_files
+from spark.files import EventFile, Files, anchor_noted, find_files
 from spark.lake import DATE, RUN, SOURCE, Lake
 from spark.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
 
@@ -44,12 +47,16 @@ BY = (DATE, RUN, SOURCE)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be read of a folder. new: those of its files that are not in the lake as they are."""
+    """What is to be read of a folder. new: those of its files that are not in the lake as they are.
+
+    moved: sources whose content now has another name.
+    """
 
     folder: Path
     manifest: Manifest
     files: Files
     new: tuple[EventFile, ...]
+    moved: tuple[str, ...] = ()
 
     @property
     def weight(self) -> int:
@@ -62,7 +69,7 @@ class Ingested:
     """What the lake has of a run. files: source -> what is noted of each file; read: the sources
     that were read now.
 
-    skipped, missing, clock_spread_ns: of `files.Files`.
+    skipped, missing, clock_spread_ns, clock_doubt_ns: of `files.Files`.
     """
 
     manifest: Manifest
@@ -71,6 +78,15 @@ class Ingested:
     skipped: tuple[tuple[str, str], ...] = ()
     missing: tuple[str, ...] = ()
     clock_spread_ns: int = 0
+    clock_doubt_ns: int = 0
+
+    @property
+    def clocks(self) -> int:
+        """By how many clocks the rows were taken, as far as files say."""
+        offsets = {
+            file["anchor"]["offset_ns"] for file in self.files.values() if file.get("anchor")
+        }
+        return max(1, len(offsets))
 
     @property
     def weight(self) -> int:
@@ -100,19 +116,62 @@ def plan(folder: Path, lake: Lake) -> Plan:
     """
     manifest = read_manifest(folder)
     _refuse_namesake(lake, folder, manifest)
-    files = find_files(folder, manifest)
-    known: dict[str, Any] = lake.note(manifest.run_id, NOTE).get("files", {})
-    new = [file for file in files.used if known.get(file.source, {}).get("sha256") != file.sha256]
-    return Plan(folder, manifest, files, tuple(new))
+    noted = lake.note(manifest.run_id, NOTE)
+    known: dict[str, Any] = noted.get("files", {})
+    files = find_files(folder, manifest, known)
+    named = _named(manifest)
+    before = noted.get("named", named)
+    new = [
+        file
+        for file in files.used
+        if not _is_as_it_was(file, known.get(file.source, {}), before, named)
+    ]
+    used = {file.source for file in files.used}
+    contents = {(file.kind, file.sha256) for file in new}
+    moved = [
+        source
+        for source, file in known.items()
+        if source not in used and (file["kind"], file["sha256"]) in contents
+    ]
+    return Plan(folder, manifest, files, tuple(new), tuple(moved))
+
+
+def _is_as_it_was(
+    file: EventFile, noted: Mapping[str, Any], before: list[list[str]], named: list[list[str]]
+) -> bool:
+    """before, named: of `_named`, when it was read and now."""
+    if noted.get("sha256") != file.sha256:
+        return False
+    if noted.get("offset_ns", file.offset_ns) != file.offset_ns:
+        return False
+    was_foreign = bool(noted["bad"].get(FOREIGN))
+    return before == named or not (was_foreign or any(each not in named for each in before))
+
+
+def _named(manifest: Manifest) -> list[list[str]]:
+    """What a row may be about: topics, and topics with a subscription."""
+    return [*([topic] for topic in sorted(manifest.topics)), *map(list, manifest.pairs)]
 
 
 def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
     """Read what is new. Raises RunInvalid when a file changes under its reader."""
     manifest, files, new = plan.manifest, plan.files, plan.new
     known = dict(lake.note(manifest.run_id, NOTE).get("files", {}))
+    if known and new:
+        # Until it ends, what the lake has of the run is neither what it was nor what it will be.
+        lake.take_note(manifest.run_id, NOTE, lake.note(manifest.run_id, NOTE) | {"reading": True})
+    gone = [known.pop(source) | {"source": source} for source in plan.moved]
     with ThreadPoolExecutor(len(EVENTS)) as pool:
         reading = [
-            pool.submit(_read, session, lake, manifest, kind, [f for f in new if f.kind == kind])
+            pool.submit(
+                _read,
+                session,
+                lake,
+                manifest,
+                kind,
+                [file for file in new if file.kind == kind],
+                [file["source"] for file in gone if file["kind"] == kind],
+            )
             for kind in EVENTS
             if any(file.kind == kind for file in new)
         ]
@@ -124,6 +183,8 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
         "skipped": files.skipped,
         "missing": files.missing,
         "clock_spread_ns": files.clock_spread_ns,
+        "clock_doubt_ns": files.clock_doubt_ns,
+        "named": _named(manifest),
     }
     values = json.loads((plan.folder / MANIFEST).read_text())
     lake.take_note(manifest.run_id, "manifest", values)
@@ -137,6 +198,8 @@ def ingested(lake: Lake, run_id: str) -> Ingested:
     if not noted:
         known = ", ".join(lake.runs()) or "none"
         raise RunInvalid(f"{lake.root}: no run {run_id!r} was ingested; there are: {known}")
+    if noted.get("reading"):
+        raise RunInvalid(f"{lake.root}: an ingest of {run_id!r} was interrupted: ingest it again")
     return _told(read_manifest(lake.run_folder(run_id)), noted, ())
 
 
@@ -148,6 +211,7 @@ def _told(manifest: Manifest, noted: Mapping[str, Any], read: tuple[str, ...]) -
         skipped=tuple((name, why) for name, why in noted["skipped"]),
         missing=tuple(noted["missing"]),
         clock_spread_ns=noted["clock_spread_ns"],
+        clock_doubt_ns=noted.get("clock_doubt_ns", 0),
     )
 
 
@@ -163,13 +227,19 @@ def _refuse_namesake(lake: Lake, folder: Path, manifest: Manifest) -> None:
 
 
 def _read(
-    session: SparkSession, lake: Lake, manifest: Manifest, kind: str, files: Sequence[EventFile]
+    session: SparkSession,
+    lake: Lake,
+    manifest: Manifest,
+    kind: str,
+    files: Sequence[EventFile],
+    moved: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
-    """source -> its note, of files of one kind."""
+    """source -> its note, of files of one kind. moved: sources whose rows they replace."""
     run_id = manifest.run_id
     parsed = rows_of(session, kind, files, manifest)
     good, seen = counted(parsed, kind)
-    replaces = [f"{DATE}=*/{RUN}={run_id}/{SOURCE}={file.source}" for file in files]
+    sources = [*(file.source for file in files), *moved]
+    replaces = [f"{DATE}=*/{RUN}={run_id}/{SOURCE}={source}" for source in sources]
     lake.write(kind, good, by=BY, replaces=replaces)
     counts = line_counts(seen)
     bad = counts["lines"] - counts[ANCHOR] - counts["good"]
@@ -216,6 +286,8 @@ def _by_file(
             "sha256": file.sha256,
             "anchors": int(bool(file.head)),
             "has_anchor": file.anchor is not None,
+            "anchor": anchor_noted(file.anchor, file.offset_ns),
+            "offset_ns": file.offset_ns,
             "good": good.get(file.source, 0),
             "bad": bad[file.source],
             "examples": examples[file.source],

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ __all__ = [
     "INCIDENTS",
     "Anchor",
     "Incident",
+    "LeftOut",
     "Manifest",
     "RunInvalid",
     "parse_anchor",
@@ -43,11 +44,21 @@ class RunInvalid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Ties one process's monotonic clock to wall-clock time."""
+    """Ties one process's monotonic clock to wall-clock time. boot: whose clock it is, "" if unknown."""
 
     host: str
     process: str
     wall_minus_monotonic_ns: int
+    boot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What one recorder has no rows of. share: of the messages that it took, 0 to 1."""
+
+    share: float
+    dropped: int
+    files_deleted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,9 @@ class Manifest:
     """topics: topic -> its subscriptions; brokers: all that ever took part; times wall-clock ns.
 
     end_ns: None when the run was cut short. grace_ns: what was confirmed later than that before the
-    end may be undelivered without being lost; 0: nothing may. consumers: (name, subscription).
+    end may be undelivered without being lost; 0: nothing may. consumers: (name, subscription). loop:
+    "open" where intended times were known beforehand, "closed" where they are those of the calls, "" where
+    nobody says. clocks: the first anchor of each clock. recorders: name -> what it left out.
     """
 
     run_id: str
@@ -80,6 +93,19 @@ class Manifest:
     prefetch: int | None
     incidents: tuple[Incident, ...]
     complete: bool
+    loop: str = ""
+    clocks: tuple[Anchor, ...] = ()
+    recorders: Mapping[str, LeftOut] = field(default_factory=dict)
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether a stall shows in every message that it held up."""
+        return self.loop == "open"
+
+    @property
+    def share(self) -> float:
+        """Of all messages, those of which every recorder has rows."""
+        return min((one.share for one in self.recorders.values()), default=1.0)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -122,7 +148,8 @@ def read_manifest(folder: Path) -> Manifest:
 def parse_anchor(values: Any) -> Anchor:
     """Raises KeyError, TypeError or ValueError for anything but an anchor."""
     whole = _whole("anchor", _expect("anchor", values, dict), "wall_minus_monotonic_ns")
-    return Anchor(str(values["host"]), str(values["process"]), whole)
+    boot = str(values.get("boot") or "")
+    return Anchor(str(values["host"]), str(values["process"]), whole, boot)
 
 
 def _manifest(values: Any) -> Manifest:
@@ -151,6 +178,24 @@ def _manifest(values: Any) -> Manifest:
             _each("incidents", values.get("incidents", []), lambda one: _incident(one, offset))
         ),
         complete=bool(values.get("complete", False)),
+        loop=_expect("loop", values.get("loop", ""), str),
+        clocks=tuple(_each("clocks", values.get("clocks", []), parse_anchor)),
+        recorders={
+            name: _left_out(_expect(f"recorders.{name}", one, dict))
+            for name, one in _expect("recorders", values.get("recorders", {}), dict).items()
+        },
+    )
+
+
+def _left_out(values: dict[str, Any]) -> LeftOut:
+    share = values.get("share", 1.0)
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise ValueError(f"recorders: share {share!r}: above 0 to 1")
+    counts = {"dropped": 0, "files_deleted": 0} | values
+    return LeftOut(
+        float(share),
+        _whole("recorders", counts, "dropped"),
+        _whole("recorders", counts, "files_deleted"),
     )
 
 

@@ -99,7 +99,9 @@ def test_every_bad_publish_has_its_reason(
 ) -> None:
     cases: list[tuple[str, str | None]] = [
         (json.dumps(PUBLISH), None),
-        (json.dumps(PUBLISH | {"extra": 1, "confirmed_ns": None}), None),
+        (json.dumps(PUBLISH | {"extra": 1}), None),
+        (json.dumps(PUBLISH | {"outcome": "unknown", "confirmed_ns": None}), None),
+        (json.dumps(PUBLISH | {"confirmed_ns": None}), MISSING),
         (HEAD, ANCHOR),
         (HEAD.replace('"h"', '"other"'), STRAY),
         ("", EMPTY),

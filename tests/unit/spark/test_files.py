@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from messagebus.events import SCHEMA
-from spark.files import METADATA, Files, find_files, source_of
+from spark.files import METADATA, Files, anchor_noted, find_files, source_of
 from spark.manifest import RunInvalid, read_manifest
-from tests.support.events import HOST, WALL_MINUS_MONOTONIC_NS, write_run
+from tests.support.events import HOST, SECOND, WALL_MINUS_MONOTONIC_NS, write_run
 
 
 @pytest.fixture
@@ -122,5 +124,70 @@ def test_a_folder_without_events_is_said(
         find_files(tmp_path_factory.mktemp("empty"), read_manifest(run))
 
 
-def test_the_name_of_a_folder_of_rows_has_nothing_to_escape() -> None:
-    assert source_of(Path("/x/published-a b=1.ndjson")) == "published-a_b_1.ndjson"
+def test_the_name_of_a_folder_of_rows_has_nothing_to_escape_and_is_its_own() -> None:
+    assert source_of(Path("/x/published-p1.ndjson")) == "published-p1.ndjson"
+    names = [
+        source_of(Path(f"published-{name}.ndjson")) for name in ("a b", "a=b", "bä", "bü", "a_b")
+    ]
+    assert names[0].startswith("published-a_b.ndjson.")
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[A-Za-z0-9._-]+", name) for name in names)
+
+
+def test_what_looks_like_events_and_is_not_read_is_missing_and_listed(run: Path) -> None:
+    names = ["delivered-c2.ndjson.gz", "published-p2.ndjson.1", "published_p3.json"]
+    for name in [*names, "notes.txt", ".published-p4.ndjson"]:
+        (run / name).write_text("x")
+    assert list(found(run).missing) == names
+    assert [name for name, _ in found(run).skipped] == names
+
+
+def with_anchor(path: Path, **anchor: object) -> None:
+    head = json.dumps({"anchor": {"process": path.stem} | anchor})
+    path.write_text(head + "\n" + path.read_text().partition("\n")[2])
+
+
+def offsets(folder: Path, known: dict[str, Any] | None = None) -> dict[str, int]:
+    files = find_files(folder, read_manifest(folder), known)
+    return {file.source: file.offset_ns for file in files.used}
+
+
+def test_hosts_of_one_name_have_the_clocks_of_their_boots(run: Path) -> None:
+    first, second, third = sorted(run.glob("published-*"))[:3]
+    with_anchor(first, host="web", wall_minus_monotonic_ns=77, boot="one")
+    with_anchor(second, host="web", wall_minus_monotonic_ns=77 + 40 * SECOND, boot="two")
+    with_anchor(third, host="pod", wall_minus_monotonic_ns=90, boot="one")
+    read = offsets(run)
+    assert [read[path.name] for path in (first, second, third)] == [77, 77 + 40 * SECOND, 77]
+    assert found(run).clock_doubt_ns == 0
+
+
+def test_one_name_with_two_clocks_that_may_be_one_is_in_doubt(run: Path) -> None:
+    first, second = sorted(run.glob("published-*"))[:2]
+    with_anchor(first, host="web", wall_minus_monotonic_ns=0)
+    with_anchor(second, host="web", wall_minus_monotonic_ns=5 * SECOND)
+    assert (offsets(run)[second.name], found(run).clock_doubt_ns) == (0, 0)
+    with_anchor(second, host="web", wall_minus_monotonic_ns=40 * SECOND)
+    assert found(run).clock_doubt_ns == 40 * SECOND
+    with_anchor(second, host="web", wall_minus_monotonic_ns=400 * SECOND)
+    assert (offsets(run)[second.name], found(run).clock_doubt_ns) == (400 * SECOND, 0)
+
+
+def test_the_clock_of_a_file_that_is_gone_stays_its_hosts(run: Path) -> None:
+    first, second = sorted(run.glob("published-*"))[:2]
+    with_anchor(first, host="web", wall_minus_monotonic_ns=0)
+    with_anchor(second, host="web", wall_minus_monotonic_ns=5 * SECOND)
+    files = find_files(run, read_manifest(run)).used
+    known = {one.source: {"anchor": anchor_noted(one.anchor, one.offset_ns)} for one in files}
+    first.unlink()
+    assert offsets(run, known)[second.name] == 0
+    assert offsets(run)[second.name] == 5 * SECOND
+
+
+def test_a_manifest_names_the_clocks_by_which_hosts_are_read(run: Path) -> None:
+    path = run / "published-publisher-1.ndjson"
+    with_anchor(path, host="web", wall_minus_monotonic_ns=5 * SECOND)
+    clock = {"host": "web", "process": "first", "wall_minus_monotonic_ns": 3}
+    manifest = run / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"clocks": [clock]}))
+    assert offsets(run)[path.name] == 3
