@@ -1,23 +1,11 @@
 """What went in against what came out: lost, altered, doubled and why, and the gaps of the publishers.
 
-Pure set logic on recorded rows, independent of Spark, so that the two check each other. The rules:
+Pure set logic on recorded rows, independent of Spark, so that the two check each other. What is a fault,
+why a repeat is explained and what a silence is: docs/MEASURING.md, "What fails a verdict"; the names of
+faults and their words: `messagebus.events.FAULTS`.
 
-- *expected*: every subscription of a topic (from the manifest) for every message with a confirmed
-  publish. An expected pair (message, subscription) without a delivery is *lost*, or *pending* when the
-  first confirm is later than `grace_ns` before the end.
-- *altered*: a pair with a delivery whose size or hash differs from what was published.
-- *orphan*: a delivery of a message that nobody recorded as published.
-- *doubled*: a delivery of a pair after its first, in the order of arrival. It is
-  ``unknown`` when the message was sent more than once (the answer to an earlier copy never came);
-  ``owed`` when an earlier delivery from the same broker was never answered, or its answer was stale;
-  ``acked_without_proof`` when an earlier one from the same broker was acked, and that broker was
-  killed, or its links cut, between the ack and the repeat: AMQP acks are not confirmed, so it may
-  never have applied it;
-  and ``unexplained`` otherwise, which no run may have.
-- *gap* of a publisher: the longest time without a confirm while it waited for one. Every confirm ends
-  a silence; the silence began with the confirm before it, or, where nothing was open then, with the
-  first intended time of what was open. Intended, not sent: a publisher that is held back counts too.
-  A publish that was never confirmed waits until the next confirm, or until the end of the run.
+An expected pair is a subscription of a topic (from the manifest) and a message with a confirmed publish.
+A gap counts from the intended time, not from the sending: a publisher that is held back counts too.
 """
 
 from __future__ import annotations
@@ -33,9 +21,10 @@ from numpy.typing import NDArray
 
 from bench.manifest import Manifest
 from bench.rows import Events, Row
-from messagebus.events import OUTCOMES
+from messagebus.events import FAULTS, OUTCOMES
 
 __all__ = [
+    "ALLOWED",
     "DOUBLED",
     "Audit",
     "BrokerAudit",
@@ -48,9 +37,15 @@ __all__ = [
 ]
 
 DOUBLED = ("unknown", "owed", "acked_without_proof", "unexplained")
-NO_BROKER = ""
+# Of runs in which brokers are killed on purpose: how long publishers wait for them is measured by itself.
+ALLOWED = ("unconfirmed",)
 # A consumer answers into the socket of a dead broker until it hears of the death.
 KILL_NOTICED_NS = 1_000_000_000
+# What a broker may not have applied yet of the acks that it had: no more than it has read within that time.
+ACK_UNPROVEN_NS = 60_000_000_000
+# Clocks of processes and hosts differ by less.
+EARLY_NS = 1_000_000_000
+NEVER_NS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,8 @@ class SubscriptionAudit:
 
     expected, delivered, lost, pending: messages that were confirmed. deliveries: all of them, repeats
     included. unconfirmed: messages delivered although no publish of them was confirmed (their outcome
-    was unknown, or a refused one had been sent). orphans: deliveries. doubled: class -> deliveries.
+    was unknown, or a refused one had been sent). orphans: deliveries. unexpected: messages of another
+    topic. late: first deliveries. doubled: class -> deliveries.
     """
 
     topic: str
@@ -84,6 +80,8 @@ class SubscriptionAudit:
     pending: int = 0
     altered: int = 0
     orphans: int = 0
+    unexpected: int = 0
+    late: int = 0
     doubled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DOUBLED, 0))
 
 
@@ -107,13 +105,18 @@ class PublisherAudit:
 
 @dataclass(slots=True)
 class Audit:
-    """The whole answer. outcomes: outcome -> publishes. bad_lines: reason -> lines not understood."""
+    """The whole answer. outcomes: outcome -> publishes. bad_lines: reason -> lines not understood.
+
+    found: name of `FAULTS` -> how many, of what is not counted by subscription. allowed: names of those
+    that do not count.
+    """
 
     run_id: str
     complete: bool
     published: int = 0
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    ids_reused: int = 0
+    found: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
+    allowed: tuple[str, ...] = ()
     subscriptions: list[SubscriptionAudit] = field(default_factory=list)
     brokers: dict[str, BrokerAudit] = field(default_factory=dict)
     publishers: dict[str, PublisherAudit] = field(default_factory=dict)
@@ -132,58 +135,126 @@ class Audit:
         return sum(entry.doubled[kind] for entry in self.subscriptions)
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Name of `FAULTS` -> how many, of those that were found."""
+        every = self.found | {
+            "lost": self.total("lost"),
+            "late": self.total("late"),
+            "unexplained": self.doubled("unexplained"),
+            "unconfirmed": sum(self.outcomes.values()) - self.confirmed,
+            "bad": sum(self.bad_lines.values()),
+            "incomplete": int(not self.complete),
+            "nothing": int(not self.confirmed),
+        }
+        return {name: every[name] for name in FAULTS if every[name]}
+
+    @property
     def faults(self) -> list[str]:
         """Why it does not hold; empty when it does."""
-        counts = {
-            "lost": self.total("lost"),
-            "altered": self.total("altered"),
-            "doubled without explanation": self.doubled("unexplained"),
-            "delivered but never published": self.total("orphans"),
-            "ids used twice": self.ids_reused,
-            "lines not understood": sum(self.bad_lines.values()),
-        }
-        faults = [f"{count} {what}" for what, count in counts.items() if count]
-        return faults + ([] if self.complete else ["the run did not end in order"])
+        return [_told(name, n) for name, n in self.counts.items() if name not in self.allowed]
+
+    @property
+    def put_up_with(self) -> list[str]:
+        """What was found and is allowed."""
+        return [_told(name, n) for name, n in self.counts.items() if name in self.allowed]
 
     @property
     def holds(self) -> bool:
         return not self.faults
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "holds": self.holds, "faults": self.faults}
+        return {**asdict(self), "holds": self.holds, "faults": self.faults, "counts": self.counts}
+
+
+def _told(name: str, count: int) -> str:
+    return FAULTS[name] if name in ("incomplete", "nothing") else f"{count:,} {FAULTS[name]}"
 
 
 @dataclass(slots=True)
 class _Sent:
-    """What is known of one message from its publishes."""
+    """What is known of one message from its publishes: of the first confirmed one, else of the first.
 
-    size: int
-    body_hash: str
-    topic: str
-    attempts: int
-    confirmed_ns: int | None = None
-    broker: str = NO_BROKER
+    copies: that brokers may have stored. sent_ns, intended_ns: the first.
+    """
+
+    row: Row
+    publishes: int = 0
+    sendings: int = 0
+    copies: int = 0
+    confirms: int = 0
+    differ: bool = False
+    sent_ns: int = NEVER_NS
+    intended_ns: int = NEVER_NS
+
+    def add(self, row: Row) -> None:
+        first = self.row
+        self.publishes += 1
+        self.sendings += row["attempts"]
+        self.copies += row["attempts"] - (row["outcome"] in ("refused", "unroutable"))
+        self.confirms += row["outcome"] == "confirmed"
+        self.differ |= any(row[name] != first[name] for name in ("size", "body_hash", "topic"))
+        self.sent_ns = min(self.sent_ns, row["sent_ns"])
+        self.intended_ns = min(self.intended_ns, row["intended_ns"])
+        if _rank(row) < _rank(first):
+            self.row = row
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.confirms > 0
+
+    @property
+    def is_reused(self) -> bool:
+        return self.differ or self.confirms > 1
+
+    @property
+    def topic(self) -> str:
+        return str(self.row["topic"])
+
+    @property
+    def since_ns(self) -> int:
+        """Before that it cannot have been delivered: of several sendings one knows the last one's time."""
+        return self.sent_ns if self.sendings == 1 else self.intended_ns
+
+
+def _rank(row: Row) -> tuple[int, int]:
+    return OUTCOME_ORDER.index(row["outcome"]), row.get("confirmed_ns") or 0
+
+
+# What was confirmed says most of a message, then what may have been stored.
+OUTCOME_ORDER = ("confirmed", "unknown", "refused", "unroutable")
 
 
 # Ids of lost messages that an audit names; a broken run may have millions.
 LOST_IDS_MAX = 20
 
 
-def audit(manifest: Manifest, events: Events) -> Audit:
-    """Judge a run. Linear in the number of rows, but for sorting each publisher's confirms."""
-    result = Audit(manifest.run_id, manifest.complete, bad_lines=dict(events.bad))
+def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audit:
+    """Judge a run. allow: names of `FAULTS` that it may have. Linear in the rows, but for some sorting."""
+    result = Audit(
+        manifest.run_id, manifest.complete, bad_lines=dict(events.bad), allowed=tuple(allow)
+    )
     for broker in manifest.brokers:
         result.brokers[broker] = BrokerAudit()
     sent = _read_published(result, events.published)
     by_pair = _deliveries_by_pair(events.delivered)
     kills = _kills(manifest)
+    altered: set[str] = set()
     for topic, names in manifest.topics.items():
         for name in names:
             got = by_pair.pop((topic, name), {})
             entry = SubscriptionAudit(topic, name)
             result.subscriptions.append(entry)
-            _judge_deliveries(result, entry, sent, got, kills)
+            altered |= _judge_deliveries(result, entry, sent, got, kills)
             _judge_expected(result, entry, sent, got, _last_owed_ns(manifest))
+            entry.late = _late(sent, got)
+    _judge_messages(result, manifest, sent, events.delivered)
+    result.found["altered"] = len(altered)
+    if (
+        manifest.grace_ns
+        and manifest.grace_ns > (_end_ns(manifest, events) - manifest.start_ns) / 2
+    ):
+        result.found["pending"] = result.total("pending")
+    _judge_records(result, manifest, events)
     _measure_gaps(result, events.published, _end_ns(manifest, events))
     return result
 
@@ -228,28 +299,36 @@ def longest_silence(
     return Gap(end_ns - start_ns, start_ns, ended=bool(np.isin(end_ns, confirms)))
 
 
-def classify(
-    earlier: Sequence[Row], repeat: Row, attempts: int, kills: Mapping[str, list[int]]
-) -> str:
-    """Why a pair was delivered again. earlier: its deliveries before, in the order of arrival."""
-    broker = repeat["broker"]
-    if attempts > 1:
-        return "unknown"
-    if any(row["ack"] != "acked" and row["broker"] == broker for row in earlier):
+def why_again(deliveries: Sequence[Row], copies: int, kills: Mapping[str, list[int]]) -> list[str]:
+    """Of each delivery of a pair after its first, why it came. deliveries: in the order of arrival.
+
+    copies: of the message, that brokers may have stored: each beyond the first explains one.
+    """
+    found, spare = [], copies - 1
+    last_of = {deliveries[0]["broker"]: deliveries[0]} if deliveries else {}
+    for row in deliveries[1:]:
+        broker = row["broker"]
+        why = _by_broker(last_of.get(broker), row, kills.get(broker, ()))
+        if not why and spare > 0:
+            why, spare = "unknown", spare - 1
+        found.append(why or "unexplained")
+        last_of[broker] = row
+    return found
+
+
+def _by_broker(last: Row | None, repeat: Row, kills_ns: Iterable[int]) -> str:
+    """ "" where what that broker had of this consumer explains nothing. last: its delivery before."""
+    if last is None:
+        return ""
+    if last["ack"] != "acked":
         return "owed"
-    acks_ns = [
-        row.get("acknowledged_ns") or row["received_ns"]
-        for row in earlier
-        if row["broker"] == broker
-    ]
-    for kill_ns in kills.get(broker, ()):
-        if (
-            acks_ns
-            and min(acks_ns) <= kill_ns + KILL_NOTICED_NS
-            and kill_ns < repeat["received_ns"]
-        ):
-            return "acked_without_proof"
-    return "unexplained"
+    ack_ns = last.get("acknowledged_ns") or last["received_ns"]
+    is_unproven = any(
+        kill_ns - ACK_UNPROVEN_NS <= ack_ns <= kill_ns + KILL_NOTICED_NS
+        and kill_ns < repeat["received_ns"]
+        for kill_ns in kills_ns
+    )
+    return "acked_without_proof" if is_unproven else ""
 
 
 def _read_published(result: Audit, rows: Iterable[Row]) -> dict[str, _Sent]:
@@ -261,18 +340,11 @@ def _read_published(result: Audit, rows: Iterable[Row]) -> dict[str, _Sent]:
         publisher = result.publishers.setdefault(row["publisher"], PublisherAudit())
         publisher.published += 1
         publisher.retried += row["attempts"] > 1
-        known = sent.get(row["message_id"])
-        if known is None:
-            known = sent[row["message_id"]] = _Sent(
-                row["size"], row["body_hash"], row["topic"], row["attempts"]
-            )
-        else:
-            result.ids_reused += 1
-        if row["outcome"] == "confirmed":
-            publisher.confirmed += 1
-            result.brokers.setdefault(row["broker"], BrokerAudit()).confirmed += 1
-            known.confirmed_ns = row["confirmed_ns"]
-            known.broker = row["broker"]
+        publisher.confirmed += row["outcome"] == "confirmed"
+        sent.setdefault(row["message_id"], _Sent(row)).add(row)
+    for message in sent.values():
+        if message.is_confirmed:
+            result.brokers.setdefault(message.row["broker"], BrokerAudit()).confirmed += 1
     return sent
 
 
@@ -284,12 +356,12 @@ def _deliveries_by_pair(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, 
     for messages in found.values():
         for deliveries in messages.values():
             if len(deliveries) > 1:
-                deliveries.sort(key=_received_ns)
+                deliveries.sort(key=_arrival)
     return found
 
 
-def _received_ns(row: Row) -> int:
-    return int(row["received_ns"])
+def _arrival(row: Row) -> tuple[int, str, str]:
+    return int(row["received_ns"]), row["broker"], row["ack"]
 
 
 def _kills(manifest: Manifest) -> dict[str, list[int]]:
@@ -306,24 +378,29 @@ def _judge_deliveries(
     sent: Mapping[str, _Sent],
     got: Mapping[str, list[Row]],
     kills: Mapping[str, list[int]],
-) -> None:
+) -> set[str]:
+    """Returns the ids of what was altered."""
+    altered = set()
     for message_id, deliveries in got.items():
         entry.deliveries += len(deliveries)
         for row in deliveries:
             result.brokers.setdefault(row["broker"], BrokerAudit()).deliveries += 1
         message = sent.get(message_id)
-        if message is None or message.topic != entry.topic:
+        if message is None:
             entry.orphans += len(deliveries)
             continue
-        entry.unconfirmed += message.confirmed_ns is None
-        entry.altered += any(
-            row["size"] != message.size or row["body_hash"] != message.body_hash
-            for row in deliveries
-        )
-        for number in range(1, len(deliveries)):
-            repeat = deliveries[number]
-            entry.doubled[classify(deliveries[:number], repeat, message.attempts, kills)] += 1
+        entry.unexpected += message.topic != entry.topic
+        entry.unconfirmed += not message.is_confirmed
+        if any(
+            row[name] != message.row[name] for row in deliveries for name in ("size", "body_hash")
+        ):
+            entry.altered += 1
+            altered.add(message_id)
+        repeats = why_again(deliveries, message.copies, kills)
+        for repeat, why in zip(deliveries[1:], repeats, strict=True):
+            entry.doubled[why] += 1
             result.brokers[repeat["broker"]].doubled += 1
+    return altered
 
 
 def _judge_expected(
@@ -334,19 +411,79 @@ def _judge_expected(
     last_owed_ns: int | None,
 ) -> None:
     for message_id, message in sent.items():
-        if message.topic != entry.topic or message.confirmed_ns is None:
+        if message.topic != entry.topic or not message.is_confirmed:
             continue
         entry.expected += 1
         if message_id in got:
             entry.delivered += 1
             continue
-        if last_owed_ns is not None and message.confirmed_ns > last_owed_ns:
+        if last_owed_ns is not None and message.row["confirmed_ns"] > last_owed_ns:
             entry.pending += 1
             continue
         entry.lost += 1
-        result.brokers[message.broker].lost += 1
+        result.brokers[message.row["broker"]].lost += 1
         if len(result.lost_ids) < LOST_IDS_MAX:
             result.lost_ids.append(message_id)
+
+
+def _late(sent: Mapping[str, _Sent], got: Mapping[str, list[Row]]) -> int:
+    """First deliveries after a later message of their publisher and key, to one consumer from one broker.
+
+    Of messages that were sent once: one that was sent again promises no order.
+    """
+    arrivals = []
+    for message_id, (first, *_) in got.items():
+        message = sent.get(message_id)
+        if message and message.sendings == 1 and not first["redelivered"]:
+            row = message.row
+            stream = (first["consumer"], first["broker"], row["publisher"], row.get("key") or "")
+            arrivals.append((first["received_ns"], row["sequence"], stream))
+    reached: dict[tuple[str, ...], int] = {}
+    late = 0
+    for _, sequence, stream in sorted(arrivals):
+        late += sequence < reached.get(stream, sequence)
+        reached[stream] = max(sequence, reached.get(stream, sequence))
+    return late
+
+
+def _judge_messages(
+    result: Audit, manifest: Manifest, sent: Mapping[str, _Sent], delivered: Iterable[Row]
+) -> None:
+    """What a message is, wherever it was delivered."""
+    first_ns: dict[str, int] = {}
+    unexpected = set()
+    for row in delivered:
+        message_id, at_ns = row["message_id"], int(row["received_ns"])
+        first_ns[message_id] = min(at_ns, first_ns.get(message_id, at_ns))
+        if message_id in sent and sent[message_id].topic != row["topic"]:
+            unexpected.add(message_id)
+    found = result.found
+    found["orphan"] = len(first_ns.keys() - sent.keys())
+    found["unexpected"] = len(unexpected)
+    for message_id, message in sent.items():
+        came_ns = first_ns.get(message_id)
+        found["reused"] += message.is_reused
+        if message.is_confirmed:
+            found["unjudged"] += not manifest.topics.get(message.topic)
+            found["unlisted"] += message.row["broker"] not in (
+                manifest.brokers or (message.row["broker"],)
+            )
+        if came_ns is not None:
+            found["early"] += came_ns < message.since_ns - EARLY_NS
+            found["refused_delivered"] += not message.is_confirmed and message.copies <= 0
+
+
+def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
+    """What is not in the rows at all."""
+    left_out = manifest.recorders.values()
+    result.found |= {
+        "unread": len(events.unread),
+        "dropped": sum(int(each.get("dropped", 0)) for each in left_out),
+        "deleted": sum(int(each.get("files_deleted", 0)) for each in left_out),
+        "silent": len(set(manifest.publishers) - result.publishers.keys()),
+    }
+    shares = {each.get("share", 1.0) for each in left_out}
+    result.found["shares"] = len(left_out) if len(shares) > 1 else 0
 
 
 def _last_owed_ns(manifest: Manifest) -> int | None:

@@ -12,6 +12,13 @@ from bench.manifest import Manifest
 
 __all__ = ["audit_tables", "print_audit", "verdict"]
 
+# Told only where there are any.
+RARE = {
+    "unexpected": "of another topic",
+    "late": "after a later one",
+    "pending": "pending at the end",
+    "unconfirmed": "unconfirmed, came",
+}
 # A gap that began within that time after an incident is shown with it.
 ECHO_NS = 3_000_000_000
 
@@ -28,17 +35,17 @@ def audit_tables(result: Audit, manifest: Manifest) -> RenderableType:
 
 
 def verdict(result: Audit) -> Text:
-    """One line: holds, or what is wrong; and what was not confirmed, which is no fault by itself."""
-    counts = {name: count for name, count in result.outcomes.items() if name != "confirmed"}
-    told = [f"{count:,} {name}" for name, count in counts.items() if count]
-    if result.holds:
-        confirmed = [f"{result.confirmed:,} confirmed", *told]
+    """One line: holds, or what is wrong; and what was found and is allowed."""
+    allowed = [f"allowed: {', '.join(result.put_up_with)}"] if result.put_up_with else []
+    if not result.holds:
         return Text(
-            f"audit holds: {', '.join(confirmed)}, {result.total('delivered'):,} of "
-            f"{result.total('expected'):,} expected deliveries, 0 lost, 0 altered",
-            style="bold green",
+            f"audit does NOT hold: {'; '.join([*result.faults, *allowed])}", style="bold red"
         )
-    return Text(f"audit does NOT hold: {'; '.join([*result.faults, *told])}", style="bold red")
+    told = (
+        f"audit holds: {result.confirmed:,} confirmed, {result.total('delivered'):,} of "
+        f"{result.total('expected'):,} expected deliveries, 0 lost, 0 altered"
+    )
+    return Text("; ".join([told, *allowed]), style="bold green")
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -64,9 +71,9 @@ def _subscriptions(result: Audit) -> Table:
     row("lost", of("lost"), zero=True)
     row("altered", of("altered"), zero=True)
     row("never published", of("orphans"), zero=True)
-    for name in ("pending", "unconfirmed"):
+    for name, title in RARE.items():
         if any(of(name)):
-            row(f"{name} at the end" if name == "pending" else "unconfirmed, came", of(name))
+            row(title, of(name), zero=name == "unexpected")
     for kind in DOUBLED:
         counts = [entry.doubled[kind] for entry in result.subscriptions]
         row(f"doubled: {kind.replace('_', ' ')}", counts, zero=kind == "unexplained")

@@ -21,6 +21,7 @@ from bench.run.cli import COMMANDS
 from bench.run.worker import worker
 from bench.soak import soak
 from messagebus.errors import ConfigError, MessageBusError
+from messagebus.events import FAULTS
 
 __all__ = ["main"]
 
@@ -36,10 +37,17 @@ for command in (load, demo, figures, profile, soak, readme, fetch, worker, *COMM
 
 @bench.command("audit", epilog="Example: python -m bench audit out/demo-20260101-120000")
 @click.argument("folder", type=click.Path(path_type=Path))
-def audit_command(folder: Path) -> None:
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(list(FAULTS)),
+    metavar="NAME",
+    help="Of a fault that does not count, as docs/MEASURING.md has them; several.",
+)
+def audit_command(folder: Path, allow: tuple[str, ...]) -> None:
     """Judge the recorded run in FOLDER: lost, altered, doubled and why. Exit 0 only if it holds."""
     manifest = Manifest.load(folder)
-    result = audit(manifest, read_events(folder, manifest))
+    result = audit(manifest, read_events(folder, manifest), allow)
     print_audit(result, manifest)
     if not result.holds:
         raise BenchError(

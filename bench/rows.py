@@ -7,15 +7,15 @@ those of the coordinator's monotonic clock.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.manifest import Manifest
-from messagebus.events import ACKS, DELIVERED, OUTCOMES, PUBLISHED, Column
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.events import ACKS, DELIVERED, EVENTS, OUTCOMES, PUBLISHED, SCHEMA, Column
 
 __all__ = ["Events", "Row", "Tail", "read_events"]
 
@@ -25,6 +25,9 @@ BROKEN = "not JSON, or not an object"
 MISSING = "required field missing"
 TYPE = "value of the wrong type"
 FOREIGN = "run, topic or subscription not in the manifest"
+# What begins or ends like an event file; what of it is read here, or is of no audit.
+LIKE = re.compile(rf"(?!\.)(({'|'.join(EVENTS)})[-_.]|.*\.ndjson)", re.IGNORECASE)
+READ = re.compile(r"(published|delivered)-.*\.ndjson$|sampled-.*\.(ndjson|parquet)$")
 HEX = frozenset("0123456789abcdef")
 _TYPES: dict[str, type] = {"text": str, "id16": str, "long": int, "int": int}
 _WORDS = {"outcome": frozenset(OUTCOMES), "ack": frozenset(ACKS)}
@@ -32,12 +35,14 @@ _WORDS = {"outcome": frozenset(OUTCOMES), "ack": frozenset(ACKS)}
 
 @dataclass(slots=True)
 class Events:
-    """All rows of a run. bad: reason -> lines. files: how many were read."""
+    """All rows of a run. bad: reason -> lines. files: how many were read. unread: like event files, and
+    not read."""
 
     published: list[Row] = field(default_factory=list)
     delivered: list[Row] = field(default_factory=list)
     bad: Counter[str] = field(default_factory=Counter)
     files: int = 0
+    unread: list[str] = field(default_factory=list)
 
 
 def read_events(folder: Path, manifest: Manifest) -> Events:
@@ -49,10 +54,27 @@ def read_events(folder: Path, manifest: Manifest) -> Events:
     ):
         check = _checker(columns, manifest)
         for path in sorted(folder.glob(f"{kind}-*.ndjson")):
-            events.files += 1
             with path.open("rb") as file:
+                if _is_newer(file.readline()):
+                    events.unread.append(path.name)
+                    continue
+                events.files += 1
+                file.seek(0)
                 rows.extend(_rows(file, check, manifest, events.bad))
+    events.unread += sorted(
+        path.name
+        for path in folder.iterdir()
+        if LIKE.match(path.name) and not READ.match(path.name)
+    )
     return events
+
+
+def _is_newer(line: bytes) -> bool:
+    try:
+        head = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(head, dict) and head.get("schema", SCHEMA) != SCHEMA
 
 
 class Tail:
@@ -93,7 +115,7 @@ def _rows(
         if not isinstance(row, dict):
             bad[BROKEN] += 1
         elif number == 0 and "anchor" in row:
-            offset = _offset(row["anchor"], manifest.anchor)
+            offset = _offset(row["anchor"], manifest)
         elif reason := check(row):
             bad[reason] += 1
         else:
@@ -102,11 +124,21 @@ def _rows(
             yield row
 
 
-def _offset(anchor: Row, coordinator: Anchor) -> int:
-    """What to add to the file's times. One host has one clock, however its wall clock was adjusted."""
-    if anchor["host"] == coordinator.host:
-        return 0
-    return int(anchor["wall_minus_monotonic_ns"]) - coordinator.wall_minus_monotonic_ns
+def _offset(anchor: Row, manifest: Manifest) -> int:
+    """What to add to the file's times. One boot has one clock, however its wall clock was adjusted."""
+    clocks = (manifest.anchor.as_json(), *manifest.clocks, anchor)
+    for clock in clocks:
+        if _is_one_clock(clock, anchor):
+            wall = int(clock["wall_minus_monotonic_ns"])
+            return wall - manifest.anchor.wall_minus_monotonic_ns
+    raise AssertionError("an anchor is at least its own")
+
+
+def _is_one_clock(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Where one of them does not say of which boot it is, hosts decide."""
+    if one.get("boot") and other.get("boot"):
+        return bool(one["boot"] == other["boot"])
+    return bool(one["host"] == other["host"])
 
 
 def _shift(row: Row, offset: int) -> None:
@@ -136,6 +168,8 @@ def _checker(columns: Sequence[Column], manifest: Manifest) -> Callable[[Row], s
         for name, allowed in words:
             if row[name] not in allowed:
                 return TYPE
+        if row.get("outcome") == "confirmed" and row.get("confirmed_ns") is None:
+            return MISSING
         if row["run_id"] != manifest.run_id or row["topic"] not in manifest.topics:
             return FOREIGN
         if "subscription" in row and (row["topic"], row["subscription"]) not in pairs:

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench.audit import DOUBLED, Audit, audit
+from bench.audit import ALLOWED, DOUBLED, Audit, audit
 from bench.audit_tables import print_audit
 from bench.control import read_progress
 from bench.errors import BenchError
@@ -153,7 +153,7 @@ class Soak:
             clients.finish()
         manifest = self._manifest(start_ns)
         manifest.save(self._folder)
-        return manifest, audit(manifest, read_events(self._folder, manifest))
+        return manifest, audit(manifest, read_events(self._folder, manifest), ALLOWED)
 
     def _do(self, fault: Fault) -> None:
         """Begin it, let it last, end it, and wait until every broker takes publishes again."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench.audit import audit, longest_gap
+from bench.audit import ALLOWED, audit, longest_gap
 from bench.errors import BenchError
 from bench.figures.crew import Crew, crew
 from bench.figures.form import Figure, below
@@ -88,7 +88,7 @@ def kill_figures(
     )
     manifest.save(folder)
     events = read_events(folder, manifest)
-    result = audit(manifest, events)
+    result = audit(manifest, events, ALLOWED)
     if not result.holds:
         raise BenchError(f"the audit of {folder} does not hold: {'; '.join(result.faults)}")
     yield from figures_of(events, incidents)

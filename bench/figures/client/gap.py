@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.audit import audit
+from bench.audit import ALLOWED, audit
 from bench.control import read_progress
 from bench.errors import BenchError
 from bench.faults import fault_of
@@ -202,7 +202,7 @@ def _judged(
     )
     manifest.save(folder)
     rows = read_events(folder, manifest)
-    result = audit(manifest, rows)
+    result = audit(manifest, rows, ALLOWED)
     lost = result.total("lost")
     if not lost and not result.holds:
         raise BenchError(f"the audit of {folder} does not hold: {'; '.join(result.faults)}")

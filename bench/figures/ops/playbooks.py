@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from bench.audit import audit
+from bench.audit import ALLOWED, audit
 from bench.control import read_progress
 from bench.errors import BenchError
 from bench.figures.crew import CHECKOUT, Crew, crew, wait_until
@@ -184,7 +184,7 @@ def _judged(clients: Crew, cluster: LocalCluster, start_ns: int, run: Run) -> Ev
     )
     manifest.save(clients.folder)
     events = read_events(clients.folder, manifest)
-    result = audit(manifest, events)
+    result = audit(manifest, events, ALLOWED)
     if not result.total("lost") and not result.holds:
         raise BenchError(f"the audit of {clients.folder} does not hold: {'; '.join(result.faults)}")
     return events

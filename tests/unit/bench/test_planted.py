@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
+from bench.manifest import Manifest
 from bench.run.charts import latency_chart
 from bench.run.result import gather
-from tests.support.runs import MEASURED_S, WARM_UP_S, write_run
+from messagebus.telemetry.eventfile import Anchor
+from tests.support.runs import MEASURED_S, WARM_UP_S, S, write_run
 
 Write = Callable[[Path], None]
 FROM_S, KILLED = WARM_UP_S + 2, {"at_s": WARM_UP_S + 2, "what": "kill", "broker": 1, "lasts_s": 3}
@@ -145,3 +147,62 @@ def test_what_comes_twice_is_no_rate(reported: Callable[[str], Reported], tmp_pa
     assert twice.fates is not None
     assert twice.fates.doubled == 500
     assert twice.delivered_per_s == once.delivered_per_s
+
+
+def recorded(folder: Path, unknown: range) -> None:
+    """A message a second for a minute; those of some seconds have no answer, and never came."""
+    anchor = Anchor("here", "c", 0)
+    manifest = Manifest(
+        run_id="r",
+        topics={"orders": ("billing",)},
+        brokers=("mb1:5672",),
+        start_ns=0,
+        end_ns=60 * S,
+        anchor=anchor,
+        complete=True,
+    )
+    manifest.save(folder)
+    head = json.dumps({"schema": 1, "anchor": anchor.as_json()})
+    published, delivered = [head], [head]
+    for second in range(60):
+        number, at_ns = f"{second:032x}", second * S
+        times = {"intended_ns": at_ns, "sent_ns": at_ns, "confirmed_ns": at_ns + 1}
+        known: dict[str, object] = {
+            "run_id": "r",
+            "message_id": number,
+            "topic": "orders",
+            "broker": "mb1:5672",
+        }
+        known |= {"size": 5, "body_hash": "0" * 32}
+        sent = {"publisher": "p1", "sequence": second, "attempts": 1}
+        outcome = "unknown" if second in unknown else "confirmed"
+        published.append(json.dumps(known | sent | times | {"outcome": outcome}))
+        if second not in unknown:
+            had = {"subscription": "billing", "consumer": "c1", "redelivered": 0, "ack": "acked"}
+            delivered.append(json.dumps(known | had | {"received_ns": at_ns + 2}))
+    (folder / "published-p1.ndjson").write_text("\n".join(published) + "\n")
+    (folder / "delivered-c1.ndjson").write_text("\n".join(delivered) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("unknown", "gap"), [(range(10, 40), "30.000 s"), (range(10, 60), "50.000 s, no end")]
+)
+def test_an_audit_tells_an_outage_and_fails_unless_it_is_allowed(
+    tmp_path: Path, unknown: range, gap: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path, unknown)
+    assert main(["audit", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    told = f"{len(unknown)} published without a confirm"
+    assert gap in captured.out
+    assert told in captured.out
+    assert told in captured.err
+    assert main(["audit", str(tmp_path), "--allow", "unconfirmed"]) == 0
+    assert f"audit holds: {60 - len(unknown)} confirmed" in capsys.readouterr().out
+    assert main(["audit", str(tmp_path), "--allow", "lost"]) == 1
+    assert main(["audit", str(tmp_path), "--allow", "nonsense"]) == 2
+
+
+def test_an_audit_of_a_run_without_a_fault_holds(tmp_path: Path) -> None:
+    recorded(tmp_path, range(0))
+    assert main(["audit", str(tmp_path)]) == 0

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_good_rows_are_read_as_they_are(tmp_path: Path) -> None:
         ({**PUBLISHED, "message_id": "xyz"}, TYPE),
         ({**PUBLISHED, "message_id": "F" * 32}, TYPE),
         ({**PUBLISHED, "outcome": "maybe"}, TYPE),
+        ({**PUBLISHED, "confirmed_ns": None}, MISSING),
         ({**PUBLISHED, "run_id": "other"}, FOREIGN),
         ({**PUBLISHED, "topic": "other"}, FOREIGN),
     ],
@@ -97,6 +99,31 @@ def test_times_of_another_host_become_the_coordinators(tmp_path: Path) -> None:
 def test_one_host_has_one_clock_however_its_wall_clock_was_adjusted(tmp_path: Path) -> None:
     write(tmp_path / "published-p1.ndjson", PUBLISHED, host="here", wall=999)
     assert read_events(tmp_path, MANIFEST).published == [PUBLISHED]
+
+
+def test_hosts_of_one_name_have_a_clock_for_each_boot(tmp_path: Path) -> None:
+    clocks = [{"host": "here", "process": "p", "wall_minus_monotonic_ns": 1300, "boot": "b"}]
+    manifest = replace(
+        MANIFEST, anchor=Anchor("here", "coordinator", 1000, "a"), clocks=tuple(clocks)
+    )
+    for name, boot in (("p1", "a"), ("p2", "b")):
+        anchor = {"host": "here", "process": name, "wall_minus_monotonic_ns": 1290, "boot": boot}
+        lines = [json.dumps({"anchor": anchor}), json.dumps(PUBLISHED)]
+        (tmp_path / f"published-{name}.ndjson").write_text("\n".join(lines) + "\n")
+    found = [row["intended_ns"] for row in read_events(tmp_path, manifest).published]
+    assert found == [5, 305]
+
+
+def test_what_is_like_an_event_file_and_is_not_read_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "published-p1.ndjson", PUBLISHED)
+    (tmp_path / "sampled-p1.ndjson").write_text("")
+    beside = ("delivered-c2.ndjson.gz", "published-p3.ndjson.1", "published-p4.parquet", "x.ndjson")
+    for name in beside:
+        (tmp_path / name).write_text("")
+    (tmp_path / "published-p2.ndjson").write_text('{"schema": 99}\n')
+    events = read_events(tmp_path, MANIFEST)
+    assert set(events.unread) == {"published-p2.ndjson", *beside}
+    assert events.files == 1
 
 
 def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
