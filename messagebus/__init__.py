@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from messagebus.errors import (
         AlreadySettled,
         BacklogFull,
+        BindingError,
         CertificateRefused,
         ChannelRefused,
         ConfigError,
@@ -86,6 +87,7 @@ __all__ = [
     "AsyncPublisher",
     "BacklogFull",
     "Batching",
+    "BindingError",
     "Broker",
     "BrokerList",
     "BrokerStats",
@@ -194,6 +196,7 @@ _HOMES = {
     "messagebus.errors": (
         "AlreadySettled",
         "BacklogFull",
+        "BindingError",
         "CertificateRefused",
         "ChannelRefused",
         "ConfigError",

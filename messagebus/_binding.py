@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from messagebus.errors import ConfigError, WrongPayload
+from messagebus.errors import BindingError, WrongPayload
 from messagebus.handling import Park
 from messagebus.message import Delivery
 from messagebus.payloads import Reader, reader
@@ -36,7 +36,7 @@ def bind(handler: Callable[..., object]) -> Bound:
     """Make it a function of the delivery alone.
 
     Its first parameter that is not a `Delivery` gets the payload, as its annotation says; one that is
-    annotated `Delivery` gets the delivery. Others must have defaults. Raises ConfigError.
+    annotated `Delivery` gets the delivery. Others must have defaults. Raises BindingError.
     """
     name = name_of(handler)
     parameters = _parameters(handler, name)
@@ -44,10 +44,10 @@ def bind(handler: Callable[..., object]) -> Bound:
     delivery = _first(parameters, lambda each: each.annotation is Delivery)
     rest = [each for each in parameters if each not in (payload, delivery)]
     if needed := [each.name for each in rest if each.default is inspect.Parameter.empty]:
-        raise ConfigError(f"handler {name}: nothing to give to parameter {needed[0]!r}")
+        raise BindingError(f"handler {name}: nothing to give to parameter {needed[0]!r}")
     read = None if payload is None else _reader(payload, name)
     if read is None and delivery is None:
-        raise ConfigError(f"handler {name} takes nothing: a parameter wanted: {_WANTED}")
+        raise BindingError(f"handler {name} takes nothing: a parameter wanted: {_WANTED}")
     call = _call(handler, read, payload, delivery)
     if _is_coroutine_function(handler):
 
@@ -63,22 +63,52 @@ def bind(handler: Callable[..., object]) -> Bound:
 
 def _parameters(handler: Callable[..., object], name: str) -> list[inspect.Parameter]:
     if not callable(handler):
-        raise ConfigError(f"handler {handler!r}: a function wanted")
+        raise BindingError(f"handler {handler!r}: a function wanted")
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise ConfigError(f"handler {name} is a generator: a function or coroutine function wanted")
+        raise BindingError(
+            f"handler {name} is a generator: a function or coroutine function wanted"
+        )
     try:
-        signature = inspect.signature(handler, eval_str=True)
-    except NameError as fault:
-        raise ConfigError(
-            f"handler {name}: annotation not found: {fault};"
-            " types of payloads stand at the top of a module, outside of TYPE_CHECKING"
-        ) from fault
-    except Exception as fault:  # an annotation is code, which may raise anything
-        raise ConfigError(f"handler {name}: annotations cannot be read: {fault}") from fault
-    found = [each for each in signature.parameters.values() if each.kind not in _VARIABLE]
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError) as fault:
+        raise BindingError(f"handler {name}: its parameters cannot be read: {fault}") from fault
+    names = _names_around(handler)
+    found = [
+        _evaluated(each, names, name)
+        for each in signature.parameters.values()
+        if each.kind not in _VARIABLE
+    ]
     if by_place := [each.name for each in found if each.kind is each.POSITIONAL_ONLY]:
-        raise ConfigError(f"handler {name}: parameter {by_place[0]!r} cannot be given by name")
+        raise BindingError(f"handler {name}: parameter {by_place[0]!r} cannot be given by name")
     return found
+
+
+def _names_around(handler: Any) -> dict[str, Any]:
+    """Where the texts of its annotations are looked up."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    handler = inspect.unwrap(handler)
+    if not inspect.isroutine(handler):  # a class, or an object of one
+        within = "__init__" if isinstance(handler, type) else "__call__"
+        handler = inspect.unwrap(getattr(handler, within))
+    return getattr(getattr(handler, "__func__", handler), "__globals__", {})
+
+
+def _evaluated(parameter: inspect.Parameter, names: dict[str, Any], name: str) -> inspect.Parameter:
+    """With its annotation as a type. What it returns, and what has a default, is nobody's business."""
+    if not isinstance(parameter.annotation, str):
+        return parameter
+    try:
+        return parameter.replace(annotation=eval(parameter.annotation, names))
+    except Exception as fault:  # an annotation is code, which may raise anything
+        if parameter.default is not inspect.Parameter.empty:
+            return parameter
+        if isinstance(fault, NameError):
+            raise BindingError(
+                f"handler {name}: annotation not found: {fault};"
+                " types of payloads stand at the top of a module, outside of TYPE_CHECKING"
+            ) from fault
+        raise BindingError(f"handler {name}: annotations cannot be read: {fault}") from fault
 
 
 def _first(
@@ -95,11 +125,11 @@ def _first(
 
 def _reader(payload: inspect.Parameter, name: str) -> Reader:
     if payload.annotation is inspect.Parameter.empty:
-        raise ConfigError(f"handler {name}: parameter {payload.name!r} has no type: {_WANTED}")
+        raise BindingError(f"handler {name}: parameter {payload.name!r} has no type: {_WANTED}")
     try:
         return reader(payload.annotation)
-    except TypeError as fault:
-        raise ConfigError(f"handler {name}: parameter {payload.name!r}: {fault}") from fault
+    except Exception as fault:  # what it is made of is the application's own
+        raise BindingError(f"handler {name}: parameter {payload.name!r}: {fault}") from fault
 
 
 def _is_coroutine_function(handler: Callable[..., object]) -> bool:

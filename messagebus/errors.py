@@ -2,6 +2,7 @@
 
 MessageBusError
     ConfigError (also ValueError)     a setting is wrong: key, value, what is allowed
+        BindingError                  a handler's parameters cannot be given what they ask for
     NameInvalid (also ValueError)     a topic, queue, subscription or key may not be spelled so
     MessageInvalid (also ValueError)  a message cannot be sent as it is
     WrongPayload (also TypeError)     a delivery does not hold what was asked for
@@ -38,6 +39,7 @@ from messagebus.outcome import Outcome
 __all__ = [
     "AlreadySettled",
     "BacklogFull",
+    "BindingError",
     "CertificateRefused",
     "ChannelRefused",
     "ConfigError",
@@ -70,6 +72,10 @@ class MessageBusError(Exception):
 
 class ConfigError(MessageBusError, ValueError):
     """Raised when a setting is wrong; the text names every faulty key and what is allowed."""
+
+
+class BindingError(ConfigError):
+    """Raised when no payload can be what a handler's parameter says, or nothing tells which it is."""
 
 
 class NameInvalid(MessageBusError, ValueError):

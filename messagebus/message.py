@@ -6,10 +6,12 @@ the receipt that says where its answer must go.
 
 from __future__ import annotations
 
+import functools
 import json as jsonlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
@@ -23,6 +25,8 @@ __all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Reading"]
 BODY_BYTES_MAX = 16 * 1024 * 1024
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
 SHORT_BYTES_MAX = 255
+# Of what is said about a body that does not fit.
+REASON_CHARS_MAX = 500
 # Properties must fit into one frame, of 128 KiB by default: a longer one ends the connection.
 HEADERS_BYTES_MAX = 64 * 1024
 HEADER_DEPTH_MAX = 16
@@ -86,6 +90,7 @@ class Message:
     def json(cls, value: Any, **fields: Any) -> Message:
         """Anything that JSON can say. Raises MessageInvalid for what it cannot."""
         try:
+            check_names(value)
             body = jsonlib.dumps(
                 value, ensure_ascii=False, separators=(",", ":"), allow_nan=False
             ).encode()
@@ -99,22 +104,16 @@ class Message:
         return cls(body=body, content_type=BINARY, **fields)
 
     def as_text(self) -> str:
-        """The text. Raises WrongPayload unless content_type is a text and the bytes are UTF-8."""
+        """The text. Raises WrongPayload unless content_type is a text, and the bytes are of its charset."""
         if not self._media_type.startswith("text/"):
             raise WrongPayload(f"not a text: content_type is {self.content_type!r}")
-        try:
-            return self.body.decode()
-        except UnicodeDecodeError as fault:
-            raise WrongPayload(f"not UTF-8: {fault}") from fault
+        return decode_text(self.body, self.content_type)
 
     def as_json(self) -> Any:
         """The decoded value. Raises WrongPayload unless content_type is JSON and the bytes are."""
         if self._media_type != JSON:
             raise WrongPayload(f"not JSON: content_type is {self.content_type!r}")
-        try:
-            return jsonlib.loads(self.body)
-        except (ValueError, RecursionError) as fault:
-            raise WrongPayload(f"not JSON: {fault}") from fault
+        return decode_json(self.body)
 
     def as_binary(self) -> bytes:
         """The bytes. Raises WrongPayload when content_type says text or JSON."""
@@ -125,6 +124,91 @@ class Message:
     @property
     def _media_type(self) -> str:
         return self.content_type.partition(";")[0].strip().lower()
+
+
+# ---------------------------------------------------------------------- reading bodies
+def decode_text(body: bytes, content_type: str) -> str:
+    """A text in the charset that its content type names, UTF-8 if it names none. Raises WrongPayload."""
+    charset = _charset(content_type)
+    try:
+        return body.decode(charset)
+    except LookupError:
+        raise WrongPayload(f"content type {content_type!r}: no such charset") from None
+    except UnicodeDecodeError as fault:
+        raise WrongPayload(f"not {charset}: {fault.reason} at byte {fault.start}") from None
+    except ValueError:  # of charsets that tell no more
+        raise WrongPayload(f"not {charset}") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _charset(content_type: str) -> str:
+    for parameter in content_type.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"').strip()
+        if name.strip().lower() == "charset" and charset.lower() not in ("", "utf-8", "utf8"):
+            return charset
+    return "UTF-8"
+
+
+def decode_json(body: bytes, *, exact: bool = False) -> Any:
+    """What a body of JSON says, each thing once. exact: numbers with a fraction as `Decimal`.
+
+    Raises WrongPayload, which shows no value, for what is no JSON in UTF-8, names one thing twice, or has a
+    number that is none (NaN) or is larger than a float.
+    """
+    try:
+        return (_decode_exact if exact else _decode)(body.decode())
+    except UnicodeDecodeError as fault:
+        raise WrongPayload(f"not UTF-8: {fault.reason} at byte {fault.start}") from None
+    except jsonlib.JSONDecodeError as fault:
+        raise WrongPayload(f"not JSON: {fault}") from None
+    except ArithmeticError:  # an exponent of more digits than Decimal has
+        raise WrongPayload("not JSON: a number too large") from None
+    except ValueError as fault:  # also a number of more digits than Python reads
+        raise WrongPayload(f"not JSON: {fault}"[:REASON_CHARS_MAX]) from None
+    except RecursionError:
+        raise WrongPayload("not JSON: nested too deep") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number - number != 0:  # infinite
+        raise ValueError("a number too large")
+    return number
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object that names one thing twice")
+    return found
+
+
+def check_names(value: Any) -> None:
+    """Raises ValueError for what JSON would name twice: 1 and "1" are one name there."""
+    match value:
+        case dict():
+            if any(type(name) is not str for name in value) and len(value) > len(
+                jsonlib.loads(jsonlib.dumps(dict.fromkeys(value)))
+            ):
+                raise ValueError("two names of one object are the same text")
+            for each in value.values():
+                check_names(each)
+        case list() | tuple():
+            for each in value:
+                check_names(each)
+
+
+_decode = jsonlib.JSONDecoder(
+    parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_distinct
+).decode
+_decode_exact = jsonlib.JSONDecoder(
+    parse_constant=_no_constant, parse_float=Decimal, object_pairs_hook=_distinct
+).decode
 
 
 class Reading(Protocol):

@@ -3,13 +3,15 @@
 | annotation | content type | read as |
 |---|---|---|
 | bytes | any | the body |
-| str | text/... | the text, UTF-8 |
+| str | text/... | the text, in the charset that it says, or UTF-8 |
 | dict, list, dataclass, Enum, Any and what they are made of | JSON | `core.fitting`, strictly |
 | pydantic models, where pydantic is installed | JSON | pydantic, by the model's own rules |
+| a union with str | both | a text as str, JSON as the union |
 
 JSON is application/json, text/json and anything that ends in +json. A message of another client that
 says no content type is taken as what is asked for. Dataclasses are always read by the library itself,
-never by pydantic: what fits must not change because somebody installs a package.
+never by pydantic: what fits must not change because somebody installs a package. Whoever reads it, JSON
+that names one thing twice and numbers that are none (NaN, 1e999 as a float) are refused, both ways.
 """
 
 from __future__ import annotations
@@ -18,16 +20,28 @@ import dataclasses
 import enum
 import functools
 import json
+import math
+import re
 import sys
-from collections.abc import Callable
-from datetime import date, datetime, time
+import types
+import typing
+from collections.abc import Callable, Iterable, Set
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from messagebus.core.fitting import Fit, Unfit, fitter
+from messagebus.core.fitting import Fit, Fitters, Unfit, bare, is_constraint
 from messagebus.errors import MessageInvalid, WrongPayload
-from messagebus.message import JSON, Delivery, Message
+from messagebus.message import (
+    JSON,
+    REASON_CHARS_MAX,
+    Delivery,
+    Message,
+    check_names,
+    decode_json,
+    decode_text,
+)
 from messagebus.outgoing import Payload
 
 __all__ = ["Reader", "as_payload", "reader"]
@@ -36,19 +50,29 @@ Reader = Callable[[Delivery], Any]
 """From a delivery to its payload. Raises WrongPayload with the reason, which shows no value."""
 
 # Of what a validator says; the whole may be as long as the payload.
-REASON_CHARS_MAX = 500
 FAULTS_TOLD_MAX = 5
 
 
 def reader(annotation: Any) -> Reader:
     """How a payload of that annotation is read. Raises TypeError: no payload can be of that type."""
-    if annotation is bytes:
+    plain = bare(annotation)
+    if plain is bytes:
         return _body
-    if annotation is str:
+    if plain is str:
         return _text
-    if _is_pydantic(annotation):
-        return _json_by(_validate_json(annotation))
-    return _json_by(_fit_json(fitter(annotation, _by_pydantic)))
+    if _inner(plain) in (bytes, str) and _is_theirs(plain):
+        return _checked(reader(plain.__origin__), plain)
+    alternatives = {_inner(e): e for e in typing.get_args(plain)} if _is_union(plain) else {}
+    if bytes in alternatives:
+        raise TypeError(f"{annotation!r}: any body is bytes: say bytes alone, or none")
+    if _is_theirs(plain):
+        read_json = _validate_json(plain)
+    else:
+        fitters = Fitters(_by_pydantic)
+        read_json = _fit_json(fitters.of(plain), fitters)
+    if str in alternatives:
+        return _text_or_json(reader(alternatives[str]), read_json)
+    return _json_by(read_json)
 
 
 def as_payload(value: Any) -> Payload:
@@ -58,11 +82,10 @@ def as_payload(value: Any) -> Payload:
     """
     if isinstance(value, Message | bytes | str) and not isinstance(value, enum.Enum):
         return value
-    if _is_pydantic(type(value)):
-        return Message(
-            body=_adapter(type(value)).dump_json(value, by_alias=True), content_type=JSON
-        )
     try:
+        if _is_pydantic(type(value)):
+            return Message(body=_dumped(value), content_type=JSON)
+        check_names(value)
         return Message(body=_encode(value).encode(), content_type=JSON)
     except (TypeError, ValueError, RecursionError) as fault:
         raise MessageInvalid(f"{type(value).__name__} is not JSON: {fault}") from fault
@@ -77,10 +100,7 @@ def _text(delivery: Delivery) -> str:
     content_type = delivery.content_type
     if content_type and not _media_type(content_type).startswith("text/"):
         raise WrongPayload(f"content type {content_type!r}: a text wanted")
-    try:
-        return delivery.body.decode()
-    except UnicodeDecodeError as fault:
-        raise WrongPayload(f"not UTF-8: {fault.reason} at byte {fault.start}") from None
+    return decode_text(delivery.body, content_type)
 
 
 def _json_by(read: Callable[[bytes], Any]) -> Reader:
@@ -93,18 +113,30 @@ def _json_by(read: Callable[[bytes], Any]) -> Reader:
     return read_json
 
 
-def _fit_json(fit: Fit) -> Callable[[bytes], Any]:
+def _text_or_json(read_text: Reader, read: Callable[[bytes], Any]) -> Reader:
+    """Of a union with str: as the content type says, a text where it says nothing."""
+
+    def read_either(delivery: Delivery) -> Any:
+        return read(delivery.body) if _is_json(delivery.content_type) else read_text(delivery)
+
+    return read_either
+
+
+def _inner(annotation: Any) -> Any:
+    """Without what constrains it."""
+    is_annotated = typing.get_origin(plain := bare(annotation)) is typing.Annotated
+    return _inner(plain.__origin__) if is_annotated else plain
+
+
+def _fit_json(fit: Fit, fitters: Fitters) -> Callable[[bytes], Any]:
+    exact = fitters.exact
+
     def read(body: bytes) -> Any:
+        value = decode_json(body, exact=exact)
         try:
-            return fit(_decode(body.decode()))
+            return fit(value)
         except Unfit as fault:
             raise WrongPayload(_bounded(str(fault))) from fault
-        except UnicodeDecodeError as fault:
-            raise WrongPayload(f"not UTF-8: {fault.reason} at byte {fault.start}") from None
-        except json.JSONDecodeError as fault:
-            raise WrongPayload(f"not JSON: {fault}") from None
-        except ValueError as fault:  # a number of more digits than Python reads
-            raise WrongPayload(_bounded(f"not JSON: {fault}")) from None
         except RecursionError:
             raise WrongPayload("not JSON: nested too deep") from None
 
@@ -125,32 +157,53 @@ def _bounded(reason: str) -> str:
     return reason if len(reason) <= REASON_CHARS_MAX else f"{reason[: REASON_CHARS_MAX - 3]}..."
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
-
-
-_decode = json.JSONDecoder(parse_constant=_no_constant).decode
-
-
 # ---------------------------------------------------------------------- writing
 def _plain(value: Any) -> Any:
     """What json.dumps asks for: the form that `core.fitting` reads."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if _is_pydantic(type(value)):
-            return _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return _dumped_plain(value)
+        if missing := _not_kept(type(value)):
+            raise TypeError(f"{type(value).__name__}.{missing} is given to it and not kept")
+        plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        check_names(plain)
+        return plain
     match value:
         case enum.Enum():
             return value.value
-        case UUID() | Decimal():
+        case UUID():
+            return str(value)
+        case Decimal():
+            if not value.is_finite():
+                raise ValueError("a Decimal that is no finite number")
             return str(value)
         case datetime() | date() | time():
             return value.isoformat()
+        case timedelta():
+            return _duration(value)
         case set() | frozenset():
             return list(value)
     if _is_pydantic(type(value)):
-        return _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
+        return _dumped_plain(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+@functools.lru_cache(maxsize=1024)
+def _not_kept(cls: Any) -> str:
+    """A field that its constructor needs and that its objects do not have (`InitVar`); "" for none."""
+    kept = {field.name for field in dataclasses.fields(cls)}
+    for name, field in cls.__dataclass_fields__.items():
+        is_variable = isinstance(field.type, dataclasses.InitVar) or "InitVar" in str(field.type)
+        if name not in kept and is_variable and field.default is dataclasses.MISSING:
+            return str(name)
+    return ""
+
+
+def _duration(value: timedelta) -> str:
+    """As ISO 8601 says it: ``P1DT2.5S``."""
+    sign, value = ("-", -value) if value < timedelta() else ("", value)
+    seconds = f"{value.seconds}.{value.microseconds:06}".rstrip("0").rstrip(".")
+    return f"{sign}P{value.days}DT{seconds}S"
 
 
 _encode = json.JSONEncoder(
@@ -159,6 +212,17 @@ _encode = json.JSONEncoder(
 
 
 # ---------------------------------------------------------------------- pydantic
+# What pydantic may read as a number that is none, and numbers of more digits than a float has.
+_DOUBTFUL = re.compile(rb'"[\s+-]*[nNiI][aAnN][nNfF]|[0-9][0-9.]{16}')
+
+# What it writes null for, or a word.
+_MAYBE_NOT_FINITE = re.compile(rb"null|NaN|Infinity")
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
 def _is_pydantic(annotation: Any) -> bool:
     """Whether it is a model or dataclass of pydantic's; whoever has one has imported pydantic."""
     return (
@@ -168,44 +232,150 @@ def _is_pydantic(annotation: Any) -> bool:
     )
 
 
-def _new_adapter(cls: Any) -> Any:
+def _is_theirs(annotation: Any) -> bool:
+    """A model, a union of models, or what an `Annotated` constrains in pydantic's words."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _is_theirs(annotation.__origin__) or (
+            "pydantic" in sys.modules and any(is_constraint(e) for e in annotation.__metadata__)
+        )
+    if _is_union(annotation):
+        some = [each for each in typing.get_args(annotation) if each is not type(None)]
+        return all(_is_theirs(each) for each in some)
+    return _is_pydantic(typing.get_origin(annotation) or annotation)
+
+
+def _new_adapter(annotation: Any) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(cls)
+    try:
+        return TypeAdapter(annotation)
+    except Exception as fault:  # of the application's own words
+        raise TypeError(f"pydantic cannot read {annotation!r}: {fault}") from fault
 
 
 _adapter: Callable[[Any], Any] = functools.lru_cache(maxsize=1024)(_new_adapter)
 
 
-def _validate_json(cls: type) -> Callable[[bytes], Any]:
-    from pydantic import ValidationError
-
-    validate = _adapter(cls).validate_json
+def _validate_json(annotation: Any) -> Callable[[bytes], Any]:
+    validate = _validating(_new_adapter(annotation).validate_json, annotation)
 
     def read(body: bytes) -> Any:
-        try:
-            return validate(body)
-        except ValidationError as fault:
-            raise WrongPayload(_told(fault.errors(**_NO_VALUES))) from None  # it shows values
+        value = validate(body)
+        decode_json(body)  # for what pydantic lets pass
+        if _DOUBTFUL.search(body):
+            _check_numbers(value, _inexact(decode_json(body, exact=True)))
+        return value
 
     return read
 
 
+def _checked(read: Reader, annotation: Any) -> Reader:
+    """A text or bytes that an `Annotated` constrains."""
+    validate = _validating(_new_adapter(annotation).validate_python, annotation)
+    return lambda delivery: validate(read(delivery))
+
+
+def _validating(validate: Callable[..., Any], annotation: Any) -> Callable[[Any], Any]:
+    from pydantic import ValidationError
+
+    # What is constrained within a dataclass is read as strictly as the dataclass; a model says it itself.
+    is_ours = typing.get_origin(annotation) is typing.Annotated and not _is_theirs(
+        annotation.__origin__
+    )
+    strict = True if is_ours else None
+
+    def checked(value: Any) -> Any:
+        try:
+            return validate(value, strict=strict)
+        except ValidationError as fault:
+            raise WrongPayload(_told(fault.errors(**_NO_VALUES))) from None  # it shows values
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as fault:  # the application's own validators may raise anything
+            raise WrongPayload(f"its own checks raised {type(fault).__name__}") from fault
+
+    return checked
+
+
 def _by_pydantic(annotation: Any) -> Fit | None:
     """A model within other types: it reads JSON, by whose rules a strict model takes a date."""
-    if not _is_pydantic(annotation):
+    if not _is_theirs(annotation):
         return None
-    validate = _validate_json(annotation)
+    read = _validate_json(annotation)
 
     def fit(value: Any) -> Any:
         try:
-            return validate(_encode(value).encode())
+            return read(_again(value).encode())
         except WrongPayload as fault:
             raise Unfit(str(fault)) from None
 
     return fit
 
 
+def _again(value: Any) -> str:
+    """The JSON that it was read from, its numbers as they were written."""
+    match value:
+        case dict():
+            return f"{{{','.join(f'{_encode(k)}:{_again(each)}' for k, each in value.items())}}}"
+        case list():
+            return f"[{','.join(map(_again, value))}]"
+        case Decimal():
+            return str(value)
+        case _:
+            return _encode(value)
+
+
+def _dumped(value: Any) -> bytes:
+    body: bytes = _adapter(type(value)).dump_json(value, by_alias=True)
+    if _MAYBE_NOT_FINITE.search(body):
+        _check_numbers(value)
+    return body
+
+
+def _dumped_plain(value: Any) -> Any:
+    _check_numbers(value)
+    return _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
+
+
+def _check_numbers(value: Any, inexact: Set[Decimal] = frozenset()) -> None:
+    """Raises WrongPayload for one that is none, or that lost digits on its way through a float."""
+    for number in _numbers(value, []):
+        if not math.isfinite(number):
+            raise WrongPayload("a number that is not finite")
+        if type(number) is Decimal and number in inexact:
+            raise WrongPayload("a decimal number of more digits than pydantic reads: send a text")
+
+
+def _inexact(said: Any) -> Set[Decimal]:
+    """What pydantic makes of the numbers of which it does not keep all digits."""
+    read = {each: Decimal(repr(float(each))) for each in _numbers(said, [])}
+    return {as_read for each, as_read in read.items() if as_read != each}
+
+
+def _numbers(value: Any, found: list[Any]) -> list[Any]:
+    """Those with a fraction, wherever they stand; added to found."""
+    kind = type(value)
+    if kind in _NO_NUMBERS:
+        return found
+    if kind is float or kind is Decimal:
+        found.append(value)
+        return found
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, each.name, None) for each in dataclasses.fields(value)]
+    elif _is_pydantic(kind):
+        computed = [getattr(value, name) for name in kind.__pydantic_computed_fields__]
+        parts = [*vars(value).values(), *(value.__pydantic_extra__ or {}).values(), *computed]
+    for each in parts:
+        _numbers(each, found)
+    return found
+
+
+_NO_NUMBERS = frozenset({str, int, bool, type(None), datetime, date, UUID, bytes})
 _NO_VALUES: dict[str, Any] = {
     "include_url": False,
     "include_context": False,

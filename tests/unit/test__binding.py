@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from messagebus import ConfigError, Delivery, Message, Queue, Receipt
+from messagebus import BindingError, Delivery, Message, Queue, Receipt
 from messagebus._binding import bind, name_of
 from messagebus.handling import Park
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 @dataclass
 class Order:
     number: int
+
+
+@dataclass
+class Numbered:
+    number: int
+
+
+Json = list["Json"] | None
 
 
 DELIVERY = Delivery(Message.json({"number": 5}), Receipt("b:5672", 1, 1), Queue("q"))
@@ -51,6 +59,18 @@ def with_defaults(order: Order, count: int = 3, delivery: Delivery | None = None
     return order, count, delivery
 
 
+def returns_hidden(order: Order) -> Hidden:
+    return cast("Hidden", order)
+
+
+def hidden_default(order: Order, session: Hidden | None = None) -> object:
+    return order
+
+
+def wrapped(handler: Callable[..., object]) -> Callable[..., object]:
+    return functools.wraps(handler)(lambda *args, **named: handler(*args, **named))
+
+
 class Service:
     def handle(self, order: Order) -> object:
         return order
@@ -73,6 +93,10 @@ class AsyncService:
         (turned, (Order(5), DELIVERY)),
         (by_name, (Order(5), DELIVERY)),
         (with_defaults, (Order(5), 3, None)),
+        (returns_hidden, Order(5)),
+        (hidden_default, Order(5)),
+        (wrapped(payload_alone), Order(5)),
+        (wrapped(Service().handle), Order(5)),
         (Service().handle, Order(5)),
         (Service(), Order(5)),
         (functools.partial(with_defaults, count=4), (Order(5), 4, None)),
@@ -126,6 +150,12 @@ def generator(order: Order) -> Iterator[int]:
     yield 1
 
 
+def either(order: Order | Numbered) -> None: ...
+
+
+def endless(order: Json) -> None: ...
+
+
 def divided(order: (1 / 0)) -> None: ...  # type: ignore[valid-type]
 
 
@@ -139,12 +169,14 @@ def divided(order: (1 / 0)) -> None: ...  # type: ignore[valid-type]
         (hidden, "annotation not found: name 'Hidden' is not defined; types of payloads stand"),
         (unusable, "parameter 'order': complex is no type that a payload can have"),
         (generator, "generator: a function or coroutine function wanted"),
+        (either, "parameter 'order': Order | Numbered: nothing tells them apart in JSON"),
+        (endless, "parameter 'order': 'Json' is no type that a payload can have"),
         (divided, "annotations cannot be read: division by zero"),
         (5, "handler 5: a function wanted"),
     ],
 )
 def test_a_handler_that_could_never_work_is_told_at_once(handler: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(BindingError, match=words):
         bind(handler)
 
 
