@@ -1,18 +1,22 @@
-"""Puts the newest figures into two pages: those that are asked for first, and all that have a goal, into the
-README; all of them beside the results.
+"""Puts the newest figures into the pages that tell them: none is written by hand.
+
+Those that are asked for first, and all that have a goal, into the README; all of them beside the results; and
+into any page those that it names, ``<!-- figure ID -->...<!-- / -->``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bench.errors import InputInvalid
-from bench.figures.form import Results, goal, markdown, newest, value
+from bench.figures.form import Figure, Results, goal, markdown, newest, value
 
-__all__ = ["FIRST", "in_short", "update"]
+__all__ = ["FIRST", "in_short", "named", "read_results", "update"]
 
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
+NAMED = re.compile(r"(<!-- figure (\S+) -->).*?(<!-- / -->)", re.DOTALL)
 ALL = "README.md"
 # In this order, met or not.
 FIRST = {
@@ -23,10 +27,9 @@ FIRST = {
     "client.consume.ratio_perf_test": "... times Java PerfTest's",
     "client.consume.cpu_us": "... CPU of a message in the client",
     "client.batch.publish.50x200.rate": "Safe publishes of 200 bytes, 50 in a batch",
-    "client.latency.confirm.ours_p50_ms": "Publish to confirm at 3,000/s of 1 KB, median",
-    "client.latency.confirm.ours_p99_9_ms": "... 99.9 %",
+    "measure.latency_matrix.1024.confirm_p50_ms": "Publish to confirm at 3,000/s of 1 KB, median",
+    "measure.latency_matrix.1024.confirm_p99.9_ms": "... 99.9 %",
     "measure.seed_s2.n3_w50.confirmed_ratio": "50 publishers, 50 consumers, 3 nodes: times a native cluster",
-    "measure.seed_s2.n3_w50.broker_cpu_ratio": "... CPU of a message in its brokers, times ours",
     "client.gap.kill_s": "A broker is killed: longest time of its publishers without a confirm",
     "client.gap.freeze_s": "A broker freezes: the same",
     "client.gap.lost": "Confirmed messages lost in 200 such events",
@@ -46,31 +49,47 @@ In brackets: the least and the greatest of the samples.
 """
 
 
-def update(readme: Path, results: Path) -> int:
-    """Replace what is between the markers, and write ALL beside the results.
-
-    Returns how many files of results there are.
-
-    Raises InputInvalid when there are no results, or no markers.
-    """
-    found = [Results.load(path) for path in sorted(results.glob("*.json"))]
+def read_results(folder: Path) -> list[Results]:
+    """Raises InputInvalid when there are none."""
+    found = [Results.load(path) for path in sorted(folder.glob("*.json"))]
     if not found:
-        raise InputInvalid(f"{results}: no results; `python -m bench figures` measures them")
+        raise InputInvalid(f"{folder}: no results; `python -m bench figures` measures them")
+    return found
+
+
+def update(readme: Path, results: Path, pages: Iterable[Path] = ()) -> int:
+    """Replace what is between the markers, in the README and other pages, and write ALL beside the results.
+
+    Returns how many files of results there are. Raises InputInvalid when there are no results, no markers
+    in the README, or for a figure that no results have.
+    """
+    found = read_results(results)
     text = readme.read_text()
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise InputInvalid(f"{readme}: no {BEGIN} ... {END} in it")
-    readme.write_text(f"{head}{BEGIN}\n{in_short(found)}\n{END}{tail}")
-    (results / ALL).write_text(f"{ABOUT_ALL}\n{markdown(found)}\n")
+    known = {name: figure for name, (figure, _) in newest(found).items()}
+    written = {page: named(page.read_text(), known) for page in pages}
+    written[readme] = named(f"{head}{BEGIN}\n{in_short(found)}\n{END}{tail}", known)
+    written[results / ALL] = f"{ABOUT_ALL}\n{markdown(found)}\n"
+    for page, content in written.items():
+        page.write_text(content)
     return len(found)
+
+
+def named(text: str, known: Mapping[str, Figure]) -> str:
+    """The page with the figures that it names, in place of what it had. Raises InputInvalid."""
+    if unknown := {each[2] for each in NAMED.finditer(text)} - known.keys():
+        raise InputInvalid(f"no results have {', '.join(sorted(unknown))}")
+    return NAMED.sub(lambda each: f"{each[1]}{value(known[each[2]])}{each[3]}", text)
 
 
 def in_short(results: Sequence[Results]) -> str:
     """Those that are asked for first, how many goals are met, and all that have one, folded."""
     known = newest(results)
     rows = [
-        f"| {words} | {value(known[name][0])} | {goal(known[name][0])} |"
+        f"| {words}{known[name][0].remarks} | {value(known[name][0])} | {goal(known[name][0])} |"
         for name, words in FIRST.items()
         if name in known
     ]

@@ -23,6 +23,8 @@ from ops.local.layout import DEFAULT_NETWORK
 __all__ = ["figures", "readme"]
 
 RESULTS = CHECKOUT / "bench" / "results"
+# Besides README.md.
+PAGES = (CHECKOUT / "docs" / "MEASURING.md",)
 # Of the table: names, ranges and goals stand in one line each.
 WIDTH = 140
 
@@ -120,6 +122,6 @@ def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, o
 
 @click.command(epilog="Example: python -m bench readme")
 def readme() -> None:
-    """Make the tables of figures, in README.md and bench/results, from the newest results."""
-    count = update(CHECKOUT / "README.md", RESULTS)
-    click.echo(f"README.md has the figures of {count} results files")
+    """Write the newest figures into README.md, docs/MEASURING.md and bench/results/README.md."""
+    count = update(CHECKOUT / "README.md", RESULTS, PAGES)
+    click.echo(f"README.md, docs/MEASURING.md: they have the figures of {count} results files")

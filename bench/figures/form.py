@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ __all__ = [
 class Figure:
     """id: ``way.publish.ratio``. what: in words. goal: "" and met: None where nothing is promised.
 
-    samples: of each repetition, in order, where the value is their median or their worst.
+    samples: of each repetition, in order, where the value is their median or their worst. A goal is met
+    when each of them meets it. busy: in words, that the machine had other work; of `newest`, not kept.
     """
 
     id: str
@@ -54,16 +56,42 @@ class Figure:
     goal: str = ""
     met: bool | None = None
     samples: tuple[float, ...] = ()
+    busy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.met and not all(_meets(self.goal, each) for each in self.samples):
+            object.__setattr__(self, "met", False)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the value meets the goal and some repetition does not."""
+        return self.met is False and _meets(self.goal, self.value)
+
+    @property
+    def remarks(self) -> str:
+        """What its words need besides: of which part of its workload it is, and how busy the machine was."""
+        found = re.search(r"--part (\d+)", self.repeat)
+        part = f"1/{found[1]} of the run (--part {found[1]})" if found else ""
+        return "".join(f", {each}" for each in (part, self.busy) if each)
 
     def as_json(self) -> dict[str, Any]:
         """Without samples where there are none."""
-        found = dataclasses.asdict(self)
-        return found if self.samples else {k: v for k, v in found.items() if k != "samples"}
+        dropped = {"busy"} if self.samples else {"busy", "samples"}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in dropped}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Figure:
         """Raises TypeError for what is no figure."""
         return cls(**{"what": "", **found, "samples": tuple(found.get("samples", ()))})
+
+
+def _meets(goal: str, value: float) -> bool:
+    """Of goals as `at_least`, `at_most` and `below` write them; others are judged where they are made."""
+    found = re.match(r"(>=|<=|<) ([\d.,]+)", goal)
+    if not found:
+        return True
+    bound = float(found[2].replace(",", ""))
+    return {">=": value >= bound, "<=": value <= bound, "<": value < bound}[found[1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +101,16 @@ class Results:
     name: str
     environment: dict[str, Any]
     figures: tuple[Figure, ...]
+
+    def busy(self, figure: str) -> str:
+        """In words, that more processes wanted to run before its group was measured than there are cores."""
+        groups = self.environment.get("groups", {})
+        group = max(
+            (each for each in groups if figure.startswith(_plain_id(each))), key=len, default=""
+        )
+        environment = groups.get(group, self.environment)
+        load, cores = environment.get("load_before", [0])[0], environment.get("cores", 1)
+        return f"load {load:g} on {cores} cores before" if load > cores else ""
 
     def save(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,6 +131,11 @@ class Results:
             raise InputInvalid(f"{path}: cannot read: {fault.strerror}") from fault
         except (ValueError, KeyError, TypeError) as fault:
             raise InputInvalid(f"{path}: not a file of results: {fault}") from fault
+
+
+def _plain_id(group: str) -> str:
+    """As the ids of its figures begin: ``measure.seed-s1`` has ``measure.seed_s1...``."""
+    return group.replace("-", "_")
 
 
 Goal = Callable[[float], dict[str, Any]]
@@ -176,7 +219,7 @@ def markdown(results: Sequence[Results], *, only_goals: bool = False) -> str:
     lines = ["| figure | value | goal | measured by |", "|---|---|---|---|"]
     for name, (figure, file) in sorted(newest(results).items()):
         if figure.goal or not only_goals:
-            what = f"{figure.what} (`{name}`) | {value(figure)} | {goal(figure)}"
+            what = f"{figure.what}{figure.remarks} (`{name}`) | {value(figure)} | {goal(figure)}"
             lines.append(f"| {what} | `{figure.repeat}` → `{file}.json` |")
     return "\n".join(lines)
 
@@ -184,7 +227,7 @@ def markdown(results: Sequence[Results], *, only_goals: bool = False) -> str:
 def newest(results: Sequence[Results]) -> dict[str, tuple[Figure, str]]:
     """id -> its figure, and the name of the newest results that have it."""
     return {
-        figure.id: (figure, each.name)
+        figure.id: (dataclasses.replace(figure, busy=each.busy(figure.id)), each.name)
         for each in sorted(results, key=lambda one: str(one.environment.get("at", "")))
         for figure in each.figures
     }
@@ -192,4 +235,6 @@ def newest(results: Sequence[Results]) -> dict[str, tuple[Figure, str]]:
 
 def goal(figure: Figure) -> str:
     """For a table in Markdown."""
-    return figure.goal + ("" if figure.met is not False else " (**not met**)")
+    if figure.met is not False:
+        return figure.goal
+    return f"{figure.goal} (**not met{' by every repetition' if figure.is_unsure else ''}**)"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.run.sampling import CPU_LEAST_S
+
 __all__ = ["NUMBERS", "Number", "numbers_of"]
 
 
@@ -70,13 +72,17 @@ def _client_s(result: Mapping[str, Any], measured_s: float) -> float | None:
 
 
 def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
-    """None where one was not seen to the end: what the others used is not what the messages cost.
+    """None where one was not seen to the end, or not long enough: what the others used is not what the
+    messages cost.
 
     Of the whole measured part, also where a little of it was not seen.
     """
     brokers = result["brokers"]
-    if len(brokers) < result["profile"]["system"]["brokers"]:
+    if len(brokers) < result["profile"]["system"]["brokers"] or measured_s < CPU_LEAST_S:
         return None
     return sum(
-        float(each["cpu_s"]) / float(each["seconds"]) * measured_s for each in brokers.values()
+        float(each["messages_cpu_s"])
+        if "messages_cpu_s" in each
+        else float(each["cpu_s"]) / float(each["seconds"]) * measured_s
+        for each in brokers.values()
     )

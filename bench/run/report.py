@@ -19,6 +19,7 @@ from bench.run.charts import (
 )
 from bench.run.profile import Messages
 from bench.run.result import MEASURES, Result, percentiles
+from bench.run.sampling import CPU_LEAST_S
 from bench.run.tables import COLUMNS, html_table, text_table
 from bench.run.verdict import Client
 from bench.run.written import CONSUMER, PUBLISHER
@@ -47,7 +48,8 @@ WORDS = {
     "never": "publishes that were not confirmed at all: the percentiles beside it know nothing of them.",
     "silence": "the longest time in which a publisher waited for confirms and had none, until the next one "
     "or the end of the measured part.",
-    "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw.",
+    "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw; "
+    f"what a message costs a broker is not told of less than {CPU_LEAST_S:g} s.",
     "late": "a first delivery after a later message of the same publisher and broker, at one consumer.",
 }
 
@@ -270,13 +272,13 @@ def _broker_rows(result: Result) -> list[tuple[str, ...]]:
 def _all_brokers(result: Result) -> tuple[str, ...]:
     every = list(result.brokers.values())
     confirmed = result.came("confirm")
-    cpu_s = sum(each["cpu_s"] / each["seconds"] for each in every) * result.measured_s
+    costs = [each["messages_cpu_s"] for each in every if each["messages_cpu_s"] is not None]
     # Without one that was killed, nobody knows what the messages cost.
-    is_whole = confirmed and len(every) == result.profile.system.brokers
+    is_whole = confirmed and len(costs) == result.profile.system.brokers
     return (
         "all",
         f"{confirmed:,}",
-        f"{cpu_s / confirmed * 1e6:.1f}" if is_whole else NONE,
+        f"{sum(costs) / confirmed * 1e6:.1f}" if is_whole else NONE,
         f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
         f"{sum(each['memory_mib'] for each in every):,.0f}",
         f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",

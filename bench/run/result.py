@@ -183,16 +183,26 @@ class Result:
 
     @property
     def brokers(self) -> dict[str, dict[str, Any]]:
-        """broker -> what it cost in the measured part."""
+        """broker -> what it cost in the measured part; of a closed loop from the first look to the last.
+
+        What brokers do after the last confirm, deliveries above all, is of the messages too. messages_cpu_s:
+        what the messages cost; None, and cpu_us too, where the measured part is too short to tell.
+        """
         begin_s = float(self.measured.start)
-        found = sampling.totals(self.samples, begin_s, begin_s + self.measured_s)
+        window = (begin_s, begin_s + self.measured_s)
+        if self.profile.load.is_closed:
+            times = [each.at_s for each in self.samples]
+            window = (min(times, default=0.0), max(times, default=0.0))
+        found = sampling.totals(self.samples, *window)
         confirmed = self.rates("confirm")
         for broker, each in found.items():
             count = sum(confirmed.get(broker, [])[self.measured.start : self.measured.stop])
             each["confirmed"] = count
             # Of the same time, also where a little of it was not seen.
-            cpu_s = each["cpu_s"] / each["seconds"] * self.measured_s
-            each["cpu_us"] = cpu_s / count * 1e6 if count else None
+            cpu_s = each["cpu_s"] / each["seconds"] * (window[1] - window[0])
+            is_told = self.measured_s >= sampling.CPU_LEAST_S
+            each["messages_cpu_s"] = cpu_s if is_told else None
+            each["cpu_us"] = cpu_s / count * 1e6 if count and is_told else None
         return found
 
     @property

@@ -26,9 +26,11 @@ from bench.run import machine
 from bench.run.growth import between
 from bench.run.machine import Busy
 
-__all__ = ["Probe", "Row", "Sample", "Sampler", "load", "look", "save", "totals"]
+__all__ = ["CPU_LEAST_S", "Probe", "Row", "Sample", "Sampler", "load", "look", "save", "totals"]
 
 EVERY_S = 1.0
+# Of a shorter run the CPU of brokers is not told: starting, and what is done late, weigh too much in it.
+CPU_LEAST_S = 10.0
 # The last sample may be that much older than the end of what is measured, on a busy machine.
 LATE_S = 5.0
 MEMORY_UNIT = 1 << 20
@@ -65,7 +67,7 @@ class Probe:
 
 
 class Sampler:
-    """Samples until it is stopped, on a thread of its own."""
+    """Samples until it is stopped, on a thread of its own; first and last at its very start and end."""
 
     def __init__(self, probes: Sequence[Probe], start_ns: int) -> None:
         self._samples: list[Sample] = []
@@ -91,11 +93,16 @@ class Sampler:
 
     def _run(self) -> None:
         with ThreadPoolExecutor(max(1, len(self._probes))) as pool:
+            self._look(pool)
             while not self._over.wait(EVERY_S):
-                at_s = (time.monotonic_ns() - self._start_ns) / 1e9
-                self._busy.append(machine.look(at_s))
-                looked = pool.map(partial(look, at_s=at_s), self._probes)
-                self._samples += [sample for sample in looked if sample is not None]
+                self._look(pool)
+            self._look(pool)
+
+    def _look(self, pool: ThreadPoolExecutor) -> None:
+        at_s = (time.monotonic_ns() - self._start_ns) / 1e9
+        self._busy.append(machine.look(at_s))
+        looked = pool.map(partial(look, at_s=at_s), self._probes)
+        self._samples += [sample for sample in looked if sample is not None]
 
 
 def look(probe: Probe, at_s: float) -> Sample | None:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from bench.errors import BenchError
 from bench.systems.paced import Latencies, paced
@@ -138,7 +139,11 @@ async def _latency(task: Task) -> Turn:
 
         async def send(stamped: bytes, intended_ns: int) -> None:
             future = await publisher.submit(task.topic, stamped)
-            future.add_done_callback(lambda _future: found.confirmed(intended_ns))
+            future.add_done_callback(partial(ended, intended_ns))
+
+        def ended(intended_ns: int, future: asyncio.Future[Published]) -> None:
+            if future.result().outcome is Outcome.CONFIRMED:
+                found.confirmed(intended_ns)
 
         receiving = asyncio.create_task(receive())
         await paced(task.rate_per_s, task.warm_up, body, send)
@@ -148,4 +153,4 @@ async def _latency(task: Task) -> Turn:
         turn = watch.turn(task.messages)
         await found.all_delivered.wait()
         receiving.cancel()
-    return dataclasses.replace(turn, histograms=found.encoded())
+    return dataclasses.replace(turn, histograms=found.encoded(task.messages))

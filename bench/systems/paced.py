@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from hdrh.histogram import HdrHistogram
 
+from bench.errors import BenchError
+from bench.run.alarm import Alarm
+
 __all__ = ["DIGITS", "HIGHEST_US", "Latencies", "intended_in", "paced", "stamped"]
 
 HIGHEST_US = 60_000_000
@@ -50,8 +53,11 @@ class Latencies:
         if (intended_ns := intended_in(body)) >= self.from_ns:
             self.delivery.record_value(_since_us(intended_ns))
 
-    def encoded(self) -> dict[str, str]:
-        """Name -> histogram, as HDR histograms are written down."""
+    def encoded(self, messages: int) -> dict[str, str]:
+        """Name -> histogram, as HDR histograms are written down. Raises BenchError for less than all."""
+        for name, found in (("confirmed", self.confirm), ("delivered", self.delivery)):
+            if (count := found.get_total_count()) < messages:
+                raise BenchError(f"{messages - count} of {messages} messages were not {name}")
         return {
             "confirm": self.confirm.encode().decode(),
             "delivery": self.delivery.encode().decode(),
@@ -75,9 +81,10 @@ async def paced(
     rate_per_s: float, count: int, body: bytes, send: Callable[[bytes, int], Awaitable[None]]
 ) -> None:
     """Send `count` bodies, each when it is due; all that are due at once, one after the other."""
-    start_ns = time.monotonic_ns()
-    for number in range(count):
-        intended_ns = start_ns + int(number / rate_per_s * 1e9)
-        if (early_ns := intended_ns - time.monotonic_ns()) > 0:
-            await asyncio.sleep(early_ns / 1e9)
-        await send(stamped(body, intended_ns), intended_ns)
+    with Alarm() as alarm:
+        start_ns = time.monotonic_ns()
+        for number in range(count):
+            intended_ns = start_ns + int(number / rate_per_s * 1e9)
+            if (early_ns := intended_ns - time.monotonic_ns()) > 0:
+                await alarm.sleep(early_ns / 1e9)
+            await send(stamped(body, intended_ns), intended_ns)

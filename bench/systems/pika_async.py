@@ -195,7 +195,7 @@ async def _latency(task: Task) -> Turn:
     turn = watch.turn(task.messages)
     publishing.close()
     consuming.close()
-    return dataclasses.replace(turn, histograms=found.encoded())
+    return dataclasses.replace(turn, histograms=found.encoded(task.messages))
 
 
 async def _opened(task: Task) -> tuple[Any, Any]:

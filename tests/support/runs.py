@@ -25,7 +25,7 @@ from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1_790_000_000 * S
 BROKERS = ("127.0.0.11:5672", "127.0.0.12:5672")
-WARM_UP_S, MEASURED_S = 2, 8
+WARM_UP_S, MEASURED_S = 2, 10
 
 
 class Nothing:
@@ -130,7 +130,7 @@ def write_run(
     write_had(folder, part, had)
     samples = [
         Sample(broker, float(at), at * 0.2, 120.0, at * 100_000, at * 10, at % 3, 0)
-        for at in range(12)
+        for at in range(14)
         for broker in BROKERS
     ]
     save(folder / SAMPLES, samples)

@@ -29,7 +29,7 @@ PLANTED: dict[str, tuple[Write, str]] = {
     "an outage": (partial(write_run, outage=OUTAGE), "600 publishes did not end confirmed"),
     "a kill that nothing survives": (
         partial(write_run, outage=WITHOUT_END, disturbances=[KILLED]),
-        "1,200 publishes did not end confirmed",
+        "1,600 publishes did not end confirmed",
     ),
     "an outage by a kill": (
         partial(write_run, outage=OUTAGE, disturbances=[KILLED]),

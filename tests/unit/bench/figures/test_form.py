@@ -1,5 +1,7 @@
 import io
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ from bench.figures.form import (
     at_least,
     below,
     figures_table,
+    goal,
     markdown,
+    median_of,
+    newest,
     plain,
 )
 
@@ -60,8 +65,6 @@ def test_a_file_of_another_form_is_one_clear_error(tmp_path: Path, text: str) ->
 
 
 def test_the_readme_shows_each_figure_once_from_the_newest_results() -> None:
-    from dataclasses import replace
-
     newer = replace(
         RESULTS,
         name="two",
@@ -76,10 +79,60 @@ def test_the_readme_shows_each_figure_once_from_the_newest_results() -> None:
 
 
 def test_the_table_marks_what_was_missed() -> None:
-    from dataclasses import replace
-
     console = Console(file=io.StringIO(), width=100)
     console.print(figures_table([RATIO, replace(RATIO, id="way.other", met=False)]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "9.51 times" in text
     assert "NO" in text
+
+
+@pytest.mark.parametrize(
+    ("samples", "met", "told"),
+    [
+        ((8.5, 9.0, 9.5), True, ">= 8 times"),
+        ((7.9, 9.0, 9.5), False, ">= 8 times (**not met by every repetition**)"),
+        ((7.0, 7.5, 9.5), False, ">= 8 times (**not met**)"),
+    ],
+)
+def test_no_goal_is_met_while_a_repetition_misses_it(
+    samples: tuple[float, ...], met: bool, told: str
+) -> None:
+    figure = median_of(
+        samples,
+        id="way.x",
+        what="X",
+        unit="times",
+        repeat="again",
+        goal=partial(at_least, 8, unit="times"),
+    )
+    assert (figure.met, goal(figure)) == (met, told)
+    # Of a file that says otherwise, too.
+    assert Figure.from_json(figure.as_json() | {"met": True}).met is met
+
+
+def test_a_goal_of_another_form_is_judged_where_it_is_made() -> None:
+    flat = Figure(
+        id="x", what="", value=9, unit="", repeat="", goal="1 +- 0.2", met=True, samples=(9, 9)
+    )
+    assert flat.met is True
+    assert replace(RATIO, goal="< 1,000 us", value=999, met=True, samples=(999, 1000)).met is False
+
+
+def test_a_part_of_a_run_is_named_as_such() -> None:
+    quarter = replace(RATIO, repeat="python -m bench run seed-s1 --repeat 3 --part 4")
+    assert quarter.remarks == ", 1/4 of the run (--part 4)"
+    assert RATIO.remarks == ""
+    assert "Times faster, 1/4 of the run (--part 4) (`" in markdown(
+        [replace(RESULTS, figures=(quarter,))]
+    )
+
+
+@pytest.mark.parametrize(("load", "told"), [(1.9, ""), (9.0, ", load 9 on 2 cores before")])
+def test_a_figure_of_a_busy_machine_says_so(load: float, told: str) -> None:
+    quiet = {"load_before": [0.1], "cores": 2}
+    own = {"load_before": [load], "cores": 2}
+    environment = {**quiet, "groups": {"way": quiet, "way.publish": own, "way.kill": quiet}}
+    results = replace(RESULTS, environment=environment)
+    figure, _ = newest([results])[RATIO.id]
+    assert figure.remarks == told
+    assert "busy" not in figure.as_json()

@@ -39,3 +39,15 @@ def test_a_rate_of_nothing_is_a_number_and_costs_of_nothing_are_none() -> None:
 def test_without_consumers_there_is_no_rate_of_deliveries() -> None:
     alone = PROFILE | {"load": PROFILE["load"] | {"consumers": 0}}
     assert "delivered a second" not in numbers_of(result(profile=alone, delivered_per_s=0.0))
+
+
+def test_what_a_message_costs_brokers_is_not_told_of_a_short_run() -> None:
+    assert "broker CPU us" not in numbers_of(result(profile=CLOSED, measured_s=9.9))
+    assert "broker CPU us" in numbers_of(result(profile=CLOSED, measured_s=10.0))
+
+
+def test_all_that_brokers_used_for_the_messages_of_a_closed_loop_counts() -> None:
+    """Deliveries after the last confirm, too: it is not spread over the time that is measured."""
+    brokers = {"mb1": {"cpu_s": 4.0, "seconds": 16.0, "messages_cpu_s": 4.0}}
+    found = numbers_of(result(profile=CLOSED, measured_s=10.0, brokers=brokers))
+    assert found["broker CPU us"] == pytest.approx(4.0 / 1000 * 1e6)

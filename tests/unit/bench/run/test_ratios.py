@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
@@ -39,6 +40,15 @@ def test_the_interval_holds_the_truth_nineteen_times_of_twenty() -> None:
         assert found is not None
         held += found.low <= 1.5 <= found.high
     assert 930 <= held <= 970
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)])
+def test_beyond_the_table_the_interval_still_holds_95_of_100(freedom: int, t: float) -> None:
+    logs = [0.1 * (-1) ** number for number in range(freedom + 1)]
+    found = ratio_of([1.0] * len(logs), [math.exp(each) for each in logs])
+    assert found is not None
+    half = math.log(found.high / found.value)
+    assert half / (statistics.stdev(logs) / math.sqrt(len(logs))) == pytest.approx(t, abs=0.001)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_rates_are_of_when_confirms_came_and_a_system_that_falls_behind_is_told(
     write_run(tmp_path, rate=200, behind_s=4.0)
     result = gather(tmp_path)
     assert sum(result.bins("confirm").values()) == 200 * MEASURED_S
-    assert result.per_s < 150
+    assert result.per_s < 160
     assert any("did not keep up" in fault for fault in result.faults)
 
 

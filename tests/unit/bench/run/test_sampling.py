@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from bench.errors import InputInvalid
 from bench.run.machine import Busy
-from bench.run.sampling import Probe, Sample, load, look, save, totals
+from bench.run.sampling import Probe, Sample, Sampler, load, look, save, totals
 
 
 def counts() -> Mapping[str, int]:
@@ -32,6 +33,15 @@ def test_a_broker_that_does_not_answer_has_no_counts_and_no_zero() -> None:
 
 def test_a_process_that_is_gone_has_no_sample() -> None:
     assert look(Probe("mb1", 1 << 22, counts), 1.0) is None
+
+
+def test_a_run_that_is_over_at_once_has_its_first_and_its_last_look() -> None:
+    """What brokers used between the two is all that the messages cost, however short the run."""
+    sampler = Sampler([Probe("mb1", os.getpid(), counts)], time.monotonic_ns())
+    sampler.start()
+    samples, busy = sampler.stop()
+    assert len(samples) == len(busy) == 2
+    assert samples[0].cpu_s <= samples[1].cpu_s
 
 
 def test_totals_are_of_the_measured_part() -> None:

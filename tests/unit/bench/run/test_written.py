@@ -25,10 +25,10 @@ def test_parts_are_read_as_they_were_written(folder: Path) -> None:
     assert [part.name for part in parts] == NAMES
     assert unreadable(folder, NAMES) == []
     published = read_published(folder, parts)
-    assert {number: len(each.outcomes) for number, each in published.items()} == {0: 1000, 1: 1000}
+    assert {number: len(each.outcomes) for number, each in published.items()} == {0: 1200, 1: 1200}
     assert [each.intended_ns[0] for each in published.values()] == [0, 0]
     (received,) = read_received(folder, parts)
-    assert (received.subscription, len(received.sequences)) == ("load0/sink0", 2000)
+    assert (received.subscription, len(received.sequences)) == ("load0/sink0", 2400)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 import asyncio
 import itertools
 
+import pytest
+
+from bench.errors import BenchError
 from bench.systems.paced import Latencies, intended_in, paced, stamped
 
 
@@ -20,7 +23,9 @@ async def test_latencies_count_from_the_intended_time_and_not_before_the_warm_up
     assert found.all_delivered.is_set()
     assert found.confirm.get_total_count() == 1
     assert found.delivery.get_total_count() == 1
-    assert set(found.encoded()) == {"confirm", "delivery"}
+    assert set(found.encoded(1)) == {"confirm", "delivery"}
+    with pytest.raises(BenchError, match="1 of 2 messages were not confirmed"):
+        found.encoded(2)
 
 
 async def test_intended_times_are_even_however_late_the_sending_is() -> None:

@@ -27,7 +27,8 @@ def test_goals_stand_where_they_are_promised() -> None:
     turns["w1000.submit"] = [turn(20_000, 4.5)] * 3
     found = {figure.id: figure for figure in figures_of(turns, "again")}
     assert found["client.publish.w50.ratio_pika_async"].value == 1.6
-    assert found["client.publish.w50.ratio_pika_async"].met is True
+    # The median meets it, one repetition does not.
+    assert found["client.publish.w50.ratio_pika_async"].is_unsure
     assert found["client.publish.w50.cpu_us"].met is True
     assert found["client.publish.w1000.cpu_us"].met is False
     assert found["client.publish.w1000.ratio_pika_blocking"].met is True
