@@ -15,9 +15,12 @@ from messagebus._io.consuming import ConsumeDriver
 from messagebus._io.coroutines import HandlerTasks
 from messagebus._io.handlers import (
     Handling,
+    Job,
     Ticking,
     checked_count,
+    deliveries_of,
     is_coroutine_handler,
+    run_context,
     words_of,
 )
 from messagebus._io.hooked import HookChain, Watched, hook_chain
@@ -475,8 +478,8 @@ class AsyncConsumer:
             cast(Callable[[Delivery], Awaitable[object]], handling.handler),
             take=self.receive_immediate,
             receive=self.receive,
-            # After a stop the links give back what has no answer, and `stop` counts it.
-            give_back=lambda delivery: self._status is RUNNING and self.nack(delivery),
+            give_back=self._give_back,
+            context=run_context(self),
         )
         ticking = Ticking(handling, tasks.tick)
         ticking.start()
@@ -498,6 +501,12 @@ class AsyncConsumer:
             for task in (stopped, working):
                 task.cancel()
 
+    def _give_back(self, job: Job) -> None:
+        """After a stop the links give back what has no answer, and `stop` counts it."""
+        for delivery in deliveries_of(job):
+            if self._status is RUNNING:
+                self.nack(delivery)
+
     def _bridge(self, concurrency: int) -> Bridge:
         bridge = Bridge(
             threads=concurrency,
@@ -511,7 +520,9 @@ class AsyncConsumer:
     async def _run_threads(
         self, handling: Handling, bridge: Bridge, concurrency: int, grace_s: float
     ) -> int:
-        threads = HandlerThreads(handling, bridge.receive, awaited=bridge.awaited)
+        threads = HandlerThreads(
+            handling, bridge.receive, context=run_context(self), awaited=bridge.awaited
+        )
         ticking = Ticking(handling)
         ticking.start()
         threads.start(concurrency)

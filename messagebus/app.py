@@ -7,16 +7,20 @@ published by `AsyncPublisher`. It may be started again after it was stopped, wit
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from messagebus._binding import Bound, bind, name_of
+from messagebus._io.handlers import handled_by
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import as_source
@@ -27,9 +31,11 @@ from messagebus.hooks import Hooks
 from messagebus.outcome import Published
 from messagebus.outgoing import Options
 from messagebus.payloads import as_payload
-from messagebus.stats import ConsumerStats, Status
+from messagebus.stats import ConsumerStats, PublisherStats, Status
 
 __all__ = ["App", "Clients"]
+
+log = logging.getLogger("messagebus.app")
 
 START_TIMEOUT_S = 10.0
 # For handlers that run when the app is told to stop. Kubernetes kills after 30 s, if not told otherwise.
@@ -84,7 +90,9 @@ class _Life:
     deadline_s: float
     publisher: AsyncPublisher
     consumers: dict[str, AsyncConsumer]
-    runs: list[asyncio.Task[int]] = field(default_factory=list)
+    runs: dict[str, asyncio.Task[int]] = field(default_factory=dict)
+    ended: dict[str, BaseException] = field(default_factory=dict)
+    """What ended a runner that nobody stopped, by subscription or queue."""
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Future[int] | None = None
 
@@ -115,7 +123,9 @@ class App:
         self._clients: Clients | None = None
         self._subscribers: dict[Source, _Subscriber] = {}
         self._status = Status.INITIALIZED
-        self._life: _Life | None = None
+        self._last: _Life | None = None
+        self._stop_early = False
+        self._asking = threading.Lock()
         self._unanswered: Mapping[str, int] = {}
 
     # ------------------------------------------------------------------ declaring
@@ -170,6 +180,15 @@ class App:
         """Where it is in its life."""
         return self._status
 
+    @property
+    def ended(self) -> Mapping[str, str]:
+        """The handlers that ended although nobody stopped them, by subscription or queue, and why.
+
+        Nothing is handled there until the app is started again. From any thread.
+        """
+        life = self._life
+        return {} if life is None else {name: _told(error) for name, error in life.ended.items()}
+
     async def start(
         self,
         *,
@@ -182,9 +201,16 @@ class App:
         require: as in `AsyncConsumer.start`, for each of them. grace_s: for handlers at the stop.
         Raises NotReady, LoginRefused, ConfigError; then nothing runs.
         """
-        if self._life is not None and not self._life.loop.is_closed():
+        if self._life is not None:
             raise Stopped("the app runs already")
-        self._life = life = self._new_life(grace_s)
+        if not 0 <= grace_s < math.inf:
+            raise ConfigError(f"grace_s {grace_s!r}: a number of seconds")
+        life = self._new_life(grace_s)
+        with self._asking:
+            self._last = life
+            if self._stop_early:
+                self._stop_early = False
+                life.stop_asked.set()
         try:
             await life.publisher.start(require=require and "one", timeout_s=timeout_s)
             await _all(
@@ -196,13 +222,17 @@ class App:
             raise
         self._status = Status.RUNNING
         for each in self._subscribers.values():
-            life.runs.append(asyncio.create_task(_handle(each, life)))
+            # In no context: a span around the start is not what its messages belong to.
+            task = asyncio.create_task(_handle(each, life), context=Context())
+            life.runs[str(each.source)] = task
+            task.add_done_callback(lambda task, name=str(each.source): _on_end(life, name, task))  # type: ignore[misc]
 
     async def stop(self, grace_s: float | None = None) -> int:
         """Take no more, wait up to grace_s for handlers that run, answer them, hang up.
 
         grace_s: None takes that of `start`. Returns how many deliveries were left without an answer:
-        the brokers deliver them again.
+        the brokers deliver them again. Called from one of its own handlers it returns 0 at once, so
+        that this one can end and be answered too; the stop goes on in the background.
         """
         life = self._life
         if life is None:
@@ -210,7 +240,9 @@ class App:
         if life.ending is None:
             self._status = Status.STOPPED
             wait_s = life.grace_s if grace_s is None else grace_s
-            life.ending = asyncio.ensure_future(self._end(life, wait_s))
+            life.ending = asyncio.create_task(self._end(life, wait_s), context=Context())
+        if handled_by() in life.consumers.values():
+            return 0
         return await asyncio.shield(life.ending)
 
     async def _end(self, life: _Life, wait_s: float) -> int:
@@ -218,14 +250,15 @@ class App:
         try:
             counts = await _all(consumer.stop(wait_s) for consumer in life.consumers.values())
             self._unanswered = dict(zip(life.consumers, counts, strict=True))
-            if life.runs and not any(counts):  # else their time is over
-                await asyncio.wait(life.runs, timeout=RUNNERS_STOP_S)
-            for task in life.runs:
+            runs = list(life.runs.values())
+            if runs and not any(counts):  # else their time is over
+                await asyncio.wait(runs, timeout=RUNNERS_STOP_S)
+            for task in runs:
                 task.cancel()
-            await asyncio.gather(*life.runs, return_exceptions=True)
+            await asyncio.gather(*runs, return_exceptions=True)
         finally:
             await life.publisher.stop(PUBLISHER_STOP_S)
-            self._life = None
+            self._last = None
         return sum(counts)
 
     async def __aenter__(self) -> Self:
@@ -249,23 +282,28 @@ class App:
     ) -> int:
         """Start, handle until SIGTERM, SIGINT or `request_stop`, stop. Returns what `stop` returns.
 
-        A second signal does what it does without us: it ends the process. On a thread that is not the
-        main one no signal is heard. Raises as `start`, and whatever ends a consumer by itself.
+        A second signal does what it did before `run`: it ends the process, if nobody said otherwise. All
+        apps that run hear the same signal. On a thread that is not the main one no signal is heard.
+        Raises as `start`, and Stopped when a runner ended by itself.
         """
         if not self._subscribers:
             raise ConfigError("the app has no subscriber: nothing to run")
+        if self._stop_early:
+            self._stop_early = False
+            return 0
         await self.start(require=require, timeout_s=timeout_s, grace_s=grace_s)
         life = self._running()
         asked = asyncio.create_task(life.stop_asked.wait())
         try:
-            with _signals_heard(life):
-                await asyncio.wait([asked, *life.runs], return_when=asyncio.FIRST_COMPLETED)
+            with _signals.heard(life):
+                await asyncio.wait(
+                    [asked, *life.runs.values()], return_when=asyncio.FIRST_COMPLETED
+                )
         finally:
             asked.cancel()
-            ended = [task for task in life.runs if task.done()]
             left = await self.stop()
-        for task in ended:
-            task.result()  # raises what ended it
+        for name, error in life.ended.items():
+            raise Stopped(f"handling of {name} ended by itself: {_told(error)}") from error
         return left
 
     def run_blocking(self, *, require: str | None = None, grace_s: float = GRACE_S) -> int:
@@ -273,10 +311,14 @@ class App:
         return asyncio.run(self.run(require=require, grace_s=grace_s))
 
     def request_stop(self) -> None:
-        """Have `run` stop; from any thread."""
-        if (life := self._life) is not None:
-            with suppress(RuntimeError):  # its loop has ended meanwhile
-                life.loop.call_soon_threadsafe(life.stop_asked.set)
+        """Have `run` stop; from any thread. Before its first start the next `run` returns at once."""
+        with self._asking:
+            life = self._life
+            if life is None:
+                self._stop_early = self._status is Status.INITIALIZED
+                return
+        with suppress(RuntimeError):  # its loop has ended meanwhile
+            life.loop.call_soon_threadsafe(life.stop_asked.set)
 
     # ------------------------------------------------------------------ publishing
     @property
@@ -336,6 +378,12 @@ class App:
             if consumer.status is not Status.INITIALIZED
         }
 
+    def publisher_stats(self) -> PublisherStats | None:
+        """A snapshot of what all handlers publish with; None unless the app runs."""
+        life = self._life
+        is_started = life is not None and life.publisher.status is not Status.INITIALIZED
+        return life.publisher.stats() if life is not None and is_started else None
+
     @property
     def unanswered(self) -> Mapping[str, int]:
         """What the last stop left without an answer, by subscription or queue."""
@@ -347,6 +395,12 @@ class App:
         return {str(each.source): each.name for each in self._subscribers.values()}
 
     # ------------------------------------------------------------------ inside
+    @property
+    def _life(self) -> _Life | None:
+        """None: it does not run. With its loop, which a test may have ended, an app ends too."""
+        life = self._last
+        return None if life is None or life.loop.is_closed() else life
+
     def _running(self) -> _Life:
         if self._life is None:
             raise Stopped(f"the app is {self._status.value}")
@@ -416,21 +470,77 @@ async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
     return [end for end in ends if not isinstance(end, BaseException)]
 
 
-@contextmanager
-def _signals_heard(life: _Life) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a stop, once each; afterwards they do what they did before."""
-    heard: list[signal.Signals] = []
-    if threading.current_thread() is threading.main_thread():
-        wanted = (signal.SIGTERM, signal.SIGINT)
-        # Who started us may want us deaf for one of them, as a shell does for background jobs.
-        heard = [each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN]
-    for each in heard:
-        life.loop.add_signal_handler(each, life.stop_asked.set)
-    try:
-        yield
-    finally:
-        for each in heard:
-            life.loop.remove_signal_handler(each)
+def _on_end(life: _Life, name: str, task: asyncio.Task[int]) -> None:
+    """A runner that ends while nobody stops it is a fault, whatever it ended by."""
+    if life.ending is not None:
+        return
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    life.ended[name] = error or Stopped("it returned")
+    log.error("handling ended source=%s error=%r", name, _told(life.ended[name]), exc_info=error)
+
+
+def _told(error: BaseException) -> str:
+    """Passwords may be in the text of an error: its class must do."""
+    return (
+        f"{type(error).__name__}: {error}" if isinstance(error, Stopped) else type(error).__name__
+    )
+
+
+class _Signals:
+    """SIGTERM and SIGINT, for all apps of the process that run: they ask all of them for a stop.
+
+    By Python's own handlers, which can be put back as they were. An event loop's cannot: who added one
+    to the loop before would find it gone. Of the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._lives: list[_Life] = []
+        self._before: dict[signal.Signals, Any] = {}
+        self._heard = False
+
+    @contextmanager
+    def heard(self, life: _Life) -> Iterator[None]:
+        """Meanwhile the app hears them; afterwards, when no other does, they do what they did before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        if not self._lives:
+            self._begin()
+        self._lives.append(life)
+        try:
+            yield
+        finally:
+            self._lives.remove(life)
+            if not self._lives:
+                self._put_back()
+
+    def _begin(self) -> None:
+        self._heard = False
+        for each in (signal.SIGTERM, signal.SIGINT):
+            before = signal.getsignal(each)
+            # Who started us may want us deaf for one of them, as a shell does for background jobs; and
+            # what is not Python's (None) cannot be put back.
+            if before not in (signal.SIG_IGN, None):
+                self._before[each] = before
+                signal.signal(each, self._hear)
+
+    def _put_back(self) -> None:
+        for each, before in self._before.items():
+            if signal.getsignal(each) == self._hear:  # else somebody else's by now
+                signal.signal(each, before)
+        self._before = {}
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._heard:  # and the loop stands still, or would have put it back
+            self._put_back()
+            signal.raise_signal(number)
+            return
+        self._heard = True
+        for life in self._lives:
+            life.loop.call_soon_threadsafe(life.stop_asked.set)
+
+
+_signals = _Signals()
 
 
 def _check(
@@ -451,4 +561,6 @@ def _check(
 
 
 def _is_positive(number: object) -> bool:
-    return isinstance(number, int | float) and not isinstance(number, bool) and number > 0
+    return (
+        isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < math.inf
+    )

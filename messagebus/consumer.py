@@ -18,6 +18,7 @@ from messagebus._io.handlers import (
     Ticking,
     checked_count,
     is_coroutine_handler,
+    run_context,
     words_of,
 )
 from messagebus._io.hooked import hook_chain
@@ -308,7 +309,8 @@ class Consumer:
             answers_first=self._config.at_most_once,
             consumer_timeout_s=self._config.consumer_timeout_s,
         )
-        threads, ticking = HandlerThreads(handling, self.receive), Ticking(handling)
+        threads = HandlerThreads(handling, self.receive, context=run_context(self))
+        ticking = Ticking(handling)
         self._grace_s = grace_s
         self._handlings.append(handling)
         self._on_loop(ticking.start)
@@ -331,7 +333,7 @@ class Consumer:
 
     # ------------------------------------------------------------------ answering
     def ack(self, delivery: Delivery) -> bool:
-        """Tell the broker that the delivery is done with; sent with others, within a loop turn.
+        """Tell the broker that the delivery is done with; sent with others, within a millisecond.
 
         False: its link has ended meanwhile, or the consumer is stopped: the broker delivers it again;
         counted as stale. With at_most_once it is answered already: True, and nothing is sent.

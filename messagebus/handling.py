@@ -6,9 +6,10 @@ say otherwise; whatever else it raises is a failed run, and a `RetryPolicy` says
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
@@ -30,6 +31,7 @@ __all__ = [
     "park_headers",
     "retry_headers",
     "rule_of",
+    "single",
 ]
 
 # Of a reason or an exception, in a header or a log line; a header must fit a frame with all others.
@@ -158,17 +160,55 @@ def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
     """What a run that ended so means, and the delay in ms that its handler asked for."""
     match error:
         case RetryLater():
-            return End.LATER, None if error.after_s is None else round(error.after_s * 1000)
+            return End.LATER, _asked_ms(error)
         case Park():
             return End.PARK, None
         case Reject():
             return End.REJECT, None
         case _ if isinstance(error, policy.give_up_on):
             return End.FAILED_FOR_GOOD, None
+        case BaseExceptionGroup() if not isinstance(error, policy.give_up_on):
+            ends = {judge(policy, each)[0] for each in _leaves(error)}
+            return End.FAILED if ends == {End.FAILED} else End.FAILED_FOR_GOOD, None
+        # Cancelled by whoever else holds its task, or what it waited for was: not the message's fault.
+        case asyncio.CancelledError():
+            return End.FAILED, None
         case _ if isinstance(error, policy.retry_on):
             return End.FAILED, None
         case _:
             return End.FAILED_FOR_GOOD, None
+
+
+def _asked_ms(error: RetryLater) -> int | None:
+    """None: the policy's delay; also of a subclass that never called ours, or was changed since."""
+    after_s = getattr(error, "after_s", None)
+    try:
+        return None if after_s is None else checked_after(after_s)
+    except (ConfigError, TypeError):
+        return None
+
+
+def single(error: BaseException) -> BaseException:
+    """Which exception of a group, as a TaskGroup raises it, says what follows; the same if it is none.
+
+    What asks for the fewest further runs: Park, Reject, RetryLater; else the one that is in it, or the
+    group.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = list(_leaves(error))
+    for kind in (Park, Reject, RetryLater):
+        if found := next((leaf for leaf in leaves if isinstance(leaf, kind)), None):
+            return found
+    return leaves[0] if len(leaves) == 1 else error
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
 
 
 class Words:
@@ -201,12 +241,12 @@ class Words:
 
     def of(self, error: BaseException) -> str:
         """Type and text of an exception, whatever its text is and whether it can be had or not."""
-        name = type(error).__name__
-        try:
-            text = str(error)
-        except Exception as fault:  # an application's own __str__
-            text = f"(its text fails: {type(fault).__name__})"
+        name, text = type(error).__name__, _text_of(error)
         return self.short(f"{name}: {text}" if text else name)
+
+    def text(self, error: BaseException) -> str:
+        """Its text alone."""
+        return self.short(_text_of(error))
 
     def where(self, error: BaseException) -> str:
         """The innermost places that it came through, outermost first: ``file.py:12 function``."""
@@ -216,6 +256,13 @@ class Words:
             return ""
         found = [f"{_file(each.filename)}:{each.lineno} {each.name}" for each in frames]
         return self.short(" > ".join(found))
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as fault:  # an application's own __str__
+        return f"(its text fails: {type(fault).__name__})"
 
 
 def _file(path: str) -> str:

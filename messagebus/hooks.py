@@ -13,6 +13,7 @@ Clients without hooks pay one attribute test a message for this. What is there t
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from messagebus.message import Delivery, Message
@@ -60,9 +61,23 @@ class Hooks:
         """
         return _NOTHING
 
+    def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        """Entered around each run of a batch handler; `handling` of each, if nothing else is said."""
+        if type(self).handling is Hooks.handling:
+            return _NOTHING
+        return _all([self.handling(delivery) for delivery in deliveries])
+
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
         """A run has ended, and the delivery got its answer.
 
         answer: ``ack``, ``retry``, ``park``, ``drop``, or ``stale``: its link had ended, so the broker
         delivers it again. error: what the handler raised, if it did.
         """
+
+
+@contextlib.contextmanager
+def _all(contexts: Sequence[AbstractContextManager[None]]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each)
+        yield

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 
-from messagebus._io.handlers import Answering
+from messagebus._io.handlers import Answering, Job, deliveries_of
 from messagebus.message import Delivery, Header
 
 __all__ = ["Bridge"]
+
+log = logging.getLogger("messagebus.consumer")
 
 # Taken for the threads beyond what they run, so that none waits for a turn of the loop.
 AHEAD = 32
@@ -31,27 +35,30 @@ class Bridge:
         self,
         *,
         threads: int,
-        take: Callable[[], Delivery | None],
-        receive: Callable[[], Awaitable[Delivery | None]],
+        take: Callable[[], Job | None],
+        receive: Callable[[], Awaitable[Job | None]],
         answering: Answering,
+        batch: int | None = None,
     ) -> None:
+        # Of batches one is enough: it is work for a while.
+        self._held_max = threads + AHEAD if batch is None else (threads + 1) * batch
         self._threads, self._take, self._receive_next = threads, take, receive
         self._answering = answering
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._answers: deque[Callable[[], object]] = deque()
         self._woken = False
         self._room = asyncio.Event()
-        self._held = 0  # given to the threads and not answered
+        self._held = 0  # deliveries given to the threads and not answered
 
     # ------------------------------------------------------------------ on the loop
     async def feed(self) -> None:
         """Until there are no more deliveries; then the threads end after what they run."""
         try:
-            while (delivery := self._take() or await self._receive_next()) is not None:
-                self._held += 1
-                self._jobs.put(delivery)
-                while self._held >= self._threads + AHEAD:
+            while (job := self._take() or await self._receive_next()) is not None:
+                self._held += len(deliveries_of(job))
+                self._jobs.put(job)
+                while self._held >= self._held_max:
                     self._room.clear()
                     await self._room.wait()
         finally:
@@ -63,39 +70,47 @@ class Bridge:
 
     def withdraw(self, before_ns: int | None = None) -> list[Delivery]:
         """What no thread has begun, and now none will. before_ns: only what arrived before that time."""
-        found: list[Delivery | None] = []
-        kept: list[Delivery | None] = []
+        found: list[Delivery] = []
+        kept: list[Job | None] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._jobs.get_nowait()
-                is_old = job is not None and (before_ns is None or job.received_ns < before_ns)
-                (found if is_old else kept).append(job)
-        for job in kept:
-            self._jobs.put(job)
+                if job is not None and (before_ns is None or job.received_ns < before_ns):
+                    found += deliveries_of(job)
+                else:
+                    kept.append(job)
+        for each in kept:
+            self._jobs.put(each)
         self._held -= len(found)
         self._room.set()
-        return [job for job in found if job is not None]
+        return found
 
     def _give(self) -> None:
         self._woken = False
         while self._answers:
             answer = self._answers.popleft()
-            answer()
+            try:
+                answer()
+            except Exception:  # the next ones go out all the same
+                log.exception("an answer failed, its delivery comes again")
             self._held -= 1
         self._room.set()
 
     # ------------------------------------------------------------------ on any thread
-    def receive(self) -> Delivery | None:
+    def receive(self) -> Job | None:
         """For a thread: the next delivery, or None to end."""
         return self._jobs.get()
 
-    def awaited(self, result: Awaitable[object]) -> object:
-        """Await on the loop what a handler returned."""
+    def awaited(self, result: Awaitable[object]) -> Future[object]:
+        """Begin to await on the loop what a handler returned, in the context of this thread."""
 
         async def wait() -> object:
-            return await result
+            try:
+                return await result
+            except (SystemExit, KeyboardInterrupt) as error:  # would end the loop of all
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop)
 
     def ack(self, delivery: Delivery) -> bool:
         return self._post(delivery, lambda: self._answering.ack(delivery))

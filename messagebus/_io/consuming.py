@@ -43,6 +43,9 @@ __all__ = ["ConsumeDriver"]
 log = logging.getLogger("messagebus.consumer")
 
 TICK_MS = 100
+# While there is more to hand out, answers are collected for so long: a handler that never waits has one
+# run, and one answer, a turn of the loop, and a write for each would cost more than the run.
+FLUSH_S = 0.001
 REGISTER_TIMEOUT_MS = 30_000
 REGISTER_RETRY_MS = 1_000
 # Of failed tries for one reason, the first is told and then one a minute.
@@ -105,6 +108,8 @@ class ConsumeDriver:
         self._closing = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
+        self._flushed_s = 0.0
+        self._flushing: asyncio.TimerHandle | None = None
         self._paused = False
         self._stopping = False
         self._consumed = 0
@@ -308,13 +313,21 @@ class ConsumeDriver:
     def _turn(self) -> None:
         """Once a turn of the loop, or after each read: acks go out together, the application is told."""
         self._woken = False
-        self._flush()
+        is_soon = self._loop.time() - self._flushed_s < FLUSH_S
+        if not is_soon or self._stopping or not self._inbox.buffered:
+            self._flush()
+        elif self._flushing is None:
+            self._flushing = self._loop.call_later(FLUSH_S, self._flush)
         if not self._stopping:
             self._on_ready()
         if self._changed:
             self._tell_changed()
 
     def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        self._flushed_s = self._loop.time()
         self._inbox.flush()
         if self._members.draining:
             for broker in list(self._members.draining):

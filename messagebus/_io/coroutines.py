@@ -1,8 +1,9 @@
 """Handlers that are coroutine functions: as many runs at once as wanted, on the application's own loop.
 
-Each worker is one task that runs one delivery after the other: no task, no future and no timer for a
-message. A run whose time is over is cancelled; one that does not end then is let be, and another
-worker takes its place.
+Each run is a task with a context of its own, so whatever it does to itself (cancels it, sets context
+variables, swallows a cancel) ends with it, and whoever kept its task can cancel nothing else. A run that
+ends begins the next one; a task of ours waits for deliveries only while there are none. A run whose time
+is over is cancelled; one that does not end then is let be, and its place is given to another.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Any
 
-from messagebus._io.handlers import Handling
+from messagebus._io.handlers import Handling, Job
 from messagebus.core.attempts import Run
-from messagebus.message import Delivery
 
 __all__ = ["HandlerTasks"]
 
@@ -25,168 +26,214 @@ log = logging.getLogger("messagebus.consumer")
 # How long a run may take to end after it was cancelled.
 CANCELLED_NS = 5_000_000_000
 CANCELLED_S = CANCELLED_NS / 1e9
-# A handler that never waits for anything must not keep the loop from its links: so much for a turn.
-TURN_NS = 10_000_000
 
 
-class _Worker:
-    """now: the run that it is in, or was in last. late: one that overran and was cancelled."""
+class _Place:
+    """One run and its task. left: its place has been given to another, or is free."""
 
-    __slots__ = ("late", "now", "replaced", "task")
+    __slots__ = ("left", "run", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run[Job]) -> None:
+        self.run = run
         self.task: asyncio.Task[None]
-        self.now: Run[Delivery] | None = None
-        self.late: Run[Delivery] | None = None
-        self.replaced = False
+        self.left = False
 
 
 class HandlerTasks:
-    """A number of tasks that run a handler.
+    """So many runs of a handler at once.
 
-    take: gives a delivery that is there, or None. receive: waits for one; None ends the worker.
-    give_back: for what a cancelled run had not finished.
+    take: gives a delivery that is there, or None. receive: waits for one; None: there are no more.
+    give_back: for what a cancelled run had not finished. context: what each run gets a copy of.
     """
 
     def __init__(
         self,
         handling: Handling,
-        handler: Callable[[Delivery], Awaitable[object]],
+        handler: Callable[[Any], Awaitable[object]],
         *,
-        take: Callable[[], Delivery | None],
-        receive: Callable[[], Awaitable[Delivery | None]],
-        give_back: Callable[[Delivery], object],
+        take: Callable[[], Job | None],
+        receive: Callable[[], Awaitable[Job | None]],
+        give_back: Callable[[Job], object],
+        context: Context,
     ) -> None:
         self._handling, self._handler = handling, handler
         self._take, self._receive, self._give_back = take, receive, give_back
-        self._workers: dict[asyncio.Task[Any], _Worker] = {}
+        self._context = context
+        self._places: dict[Run[Job], _Place] = {}
+        self._late: set[_Place] = set()
+        self._free = 0
+        self._room = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._feeding: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._is_closed = self._is_cancelling = False
         self._is_main = threading.current_thread() is threading.main_thread()
         handling.on_overran = self._cancel_late
 
     # ------------------------------------------------------------------ life
     def start(self, count: int) -> None:
-        for _ in range(count):
-            self._start()
+        self._free = count
+        self._start_feeding()
 
-    def _start(self) -> None:
-        worker = _Worker()
-        task = worker.task = asyncio.create_task(self._work(worker))
-        self._workers[task] = worker
-        task.add_done_callback(self._worker_ended)
+    def _start_feeding(self) -> None:
+        self._feeding = asyncio.create_task(self._feed(), context=self._context.copy())
+        self._feeding.add_done_callback(self._fed)
 
-    def _worker_ended(self, task: asyncio.Task[None]) -> None:
-        del self._workers[task]
+    async def _feed(self) -> None:
+        while True:
+            while self._free <= 0:
+                self._room.clear()
+                await self._room.wait()
+            if self._is_closed:
+                return
+            job = self._take() or await self._receive()
+            if job is None:
+                return
+            self._begin(job)
+
+    def _fed(self, task: asyncio.Task[None]) -> None:
+        self._feeding = None
         fault = None if task.cancelled() else task.exception()
-        if self._ended.done():
-            return
-        if fault is not None:
+        if self._is_closed or self._ended.done():
+            self._tell_ended()
+        elif task.cancelled():
+            # By somebody who cancels all tasks of the loop: nobody would take deliveries any more.
+            log.error("cancelled by the application, goes on handler=%s", self._handling.name)
+            self._start_feeding()
+        elif fault is not None:
             self._ended.set_exception(fault)
-        elif not self._workers:
+        else:
+            self._is_closed = True
+            self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        if self._is_closed and not (self._feeding or self._places or self._ended.done()):
             self._ended.set_result(None)
 
     async def wait(self) -> None:
-        """Until all workers have ended; raises what one of them ended by."""
+        """Until there are no more deliveries and all runs have ended; raises what keeps it from going on."""
         await asyncio.shield(self._ended)
 
     async def end(self, grace_s: float) -> int:
-        """Wait so long for the workers to end, then cancel. Returns how many runs were not finished."""
-        left = list(self._workers)
+        """Begin no more, wait so long for the runs to end, then cancel.
+
+        Returns how many were not finished.
+        """
+        self._is_closed = True
+        left = self._tasks()
         if left and grace_s > 0:
             await asyncio.wait(left, timeout=grace_s)
         unfinished = self._handling.left("runs")
-        left = list(self._workers)
+        self._is_cancelling = True
+        left = self._tasks()
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=CANCELLED_S)
         return unfinished
 
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [place.task for place in self._places.values()]
+        return tasks if self._feeding is None else [*tasks, self._feeding]
+
     def describe(self, task: asyncio.Task[object]) -> str:
         """What this task does, if it is one of ours; from any thread."""
-        worker = self._workers.get(task)
-        run = worker.now if worker is not None else None
-        if run is None:
-            return ""
-        return f"handler={self._handling.name} message={run.item.message_id}"
+        for place in list(self._places.values()):
+            if place.task is task:
+                return f"handler={self._handling.name} message={place.run.item.message_id}"
+        return ""
 
     # ------------------------------------------------------------------ late ones
-    def _cancel_late(self, run: Run[Delivery]) -> None:
-        for worker in self._workers.values():
-            if worker.now is run:
-                worker.late = run
-                worker.task.cancel()
+    def _cancel_late(self, run: Run[Job]) -> None:
+        place = self._places.get(run)
+        if place is not None:
+            self._late.add(place)
+            place.task.cancel()
 
     def tick(self) -> None:
-        """Replace workers whose run was cancelled and does not end."""
+        """Give the places of runs that were cancelled and do not end to others."""
         now_ns = time.monotonic_ns()
         limit_ns = CANCELLED_NS + (self._handling.limit_ns or 0)
-        for worker in list(self._workers.values()):
-            late = worker.late
-            if late is None or worker.replaced or now_ns - late.since_ns < limit_ns:
+        for place in list(self._late):
+            if place.left or now_ns - place.run.since_ns < limit_ns:
                 continue
             if not self._handling.may_replace:
                 continue
-            worker.replaced = True
             log.warning(
                 "run does not end when cancelled handler=%s message=%s",
                 self._handling.name,
-                late.item.message_id,
+                place.run.item.message_id,
             )
-            self._start()
+            self._leave(place)
 
     # ------------------------------------------------------------------ working
-    async def _work(self, worker: _Worker) -> None:
-        handling, handler, take, receive = self._handling, self._handler, self._take, self._receive
-        chain, runs = handling.chain, handling.runs
-        started, ended, acked, now_ns = runs.started, runs.ended, handling.acked, time.monotonic_ns
-        turn_ns = began_ns = now_ns()
-        while True:
-            if began_ns - turn_ns > TURN_NS:
-                await asyncio.sleep(0)
-                turn_ns = now_ns()
-            delivery = take()
-            if delivery is None:
-                delivery = await receive()
-                if delivery is None:
-                    return
-            began_ns = now_ns()
-            worker.now = run = started(delivery, began_ns)
-            try:
-                if chain is None:
-                    result = await handler(delivery)
-                else:
-                    with chain.handling(delivery):
-                        result = await handler(delivery)
-            except BaseException as error:  # whatever an application raises must not end the worker
-                if ended(run):
-                    if self._is_told_to_end(worker, error):
-                        self._give_back(delivery)
-                        raise
-                    handling.failed(delivery, error)
-                    continue
-            else:
-                if ended(run):
-                    if result is None:
-                        acked(delivery)
-                    else:
-                        handling.returned(delivery, result)
-                    continue
-            worker.late = None
-            if worker.task.uncancel():  # cancelled by somebody else, too
-                raise asyncio.CancelledError
-            if worker.replaced:
-                return
+    def _begin(self, job: Job) -> None:
+        self._free -= 1
+        run = self._handling.runs.started(job, time.monotonic_ns())
+        place = self._places[run] = _Place(run)
+        # Not by the loop's factory: an eager one would run it before it is known here.
+        place.task = asyncio.Task(
+            self._work(place, job), loop=self._loop, context=self._context.copy()
+        )
+        # A task that is cancelled before its first step never runs at all.
+        place.task.add_done_callback(lambda task: self._done(place, task), context=self._context)
 
-    def _is_told_to_end(self, worker: _Worker, error: BaseException) -> bool:
+    async def _work(self, place: _Place, job: Job) -> None:
+        handling, around = self._handling, self._handling.around
+        try:
+            if around is None:
+                result = await self._handler(job)
+            else:
+                with around(job):
+                    result = await self._handler(job)
+        except BaseException as error:  # whatever an application raises ends this run alone
+            if self._must_pass_on(error):
+                raise
+            self._failed(place, error)
+        else:
+            if handling.runs.ended(place.run):
+                handling.returned(job, result)
+        self._leave(place)
+
+    def _must_pass_on(self, error: BaseException) -> bool:
         """Not when a handler raises the same by itself."""
         match error:
-            case asyncio.CancelledError():
-                return worker.task.cancelling() > 0
             case KeyboardInterrupt():
                 return self._is_main
             case GeneratorExit():  # the loop is gone, or the handler is a strange one
                 return not self._loop.is_running()
             case _:
                 return False
+
+    def _failed(self, place: _Place, error: BaseException) -> None:
+        if not self._handling.runs.ended(place.run):
+            return  # its time was over, and it has its answer
+        if self._is_cancelling and isinstance(error, asyncio.CancelledError):
+            self._give_back(place.run.item)
+        else:
+            self._handling.failed(place.run.item, error)
+
+    def _done(self, place: _Place, task: asyncio.Task[None]) -> None:
+        """What the run could not do by itself: it never began, or was interrupted."""
+        self._late.discard(place)
+        del self._places[place.run]
+        fault = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if not place.left:
+            if isinstance(fault, KeyboardInterrupt) and self._handling.runs.ended(place.run):
+                self._give_back(place.run.item)
+            elif fault is not None:
+                self._failed(place, fault)
+            self._leave(place)
+        self._tell_ended()
+
+    def _leave(self, place: _Place) -> None:
+        """The place is free: the next delivery gets it."""
+        if place.left:
+            return
+        place.left = True
+        self._free += 1
+        job = None if self._is_closed or self._free <= 0 else self._take()
+        if job is not None:
+            self._begin(job)
+        else:
+            self._room.set()

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import random
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,10 +35,22 @@ from messagebus.handling import (
     park_headers,
     retry_headers,
     rule_of,
+    single,
 )
 from messagebus.message import Delivery, Header
 
-__all__ = ["Answering", "Handling", "Ticking", "is_coroutine_handler", "words_of"]
+__all__ = [
+    "Answering",
+    "Batch",
+    "Handling",
+    "Job",
+    "Ticking",
+    "deliveries_of",
+    "handled_by",
+    "is_coroutine_handler",
+    "run_context",
+    "words_of",
+]
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -46,6 +61,46 @@ OVERRUNNING_MAX = 100
 TICK_S, TICK_MIN_S = 0.5, 0.01
 # Of the brokers' consumer timeout: a run that has its delivery for so long is told.
 NEAR_SHARE = 0.8
+
+
+_handled_by: ContextVar[object] = ContextVar("messagebus_handled_by", default=None)
+
+
+def run_context(consumer: object) -> Context:
+    """What the runs of this consumer's handlers get a copy of: empty but for a mark of whose they are.
+
+    Not what `run` was called in: a span around it would be the parent of every message's.
+    """
+    made = Context()
+    made.run(_handled_by.set, consumer)
+    return made
+
+
+def handled_by() -> object:
+    """The consumer whose handler runs here, in this task or thread or what it began; None: none."""
+    return _handled_by.get()
+
+
+class Batch(list[Delivery]):
+    """The deliveries of one run of a batch handler, one or more, in the order of their arrival."""
+
+    @property
+    def message_id(self) -> str:
+        """For people."""
+        return f"{self[0].message_id} and {len(self) - 1} more"
+
+    @property
+    def received_ns(self) -> int:
+        """Of the one that arrived first."""
+        return min(delivery.received_ns for delivery in self)
+
+
+Job = Delivery | Batch
+"""What one run is given."""
+
+
+def deliveries_of(job: Job) -> list[Delivery]:
+    return job if isinstance(job, Batch) else [job]
 
 
 class Answering(Protocol):
@@ -96,7 +151,7 @@ class Handling:
 
     def __init__(
         self,
-        handler: Callable[[Delivery], object],
+        handler: Callable[[Any], object],
         answering: Answering,
         *,
         policy: RetryPolicy | None,
@@ -108,23 +163,47 @@ class Handling:
     ) -> None:
         self.handler, self.name = handler, _name_of(handler)
         self.answering, self.chain = answering, chain
-        self.on_overran: Callable[[Run[Delivery]], None] = lambda _run: None
+        self.around: Callable[[Any], AbstractContextManager[None]] | None
+        """Entered around each run with what it is given; None: nobody wants to."""
+        self.around = None if chain is None else chain.handling
+        self.on_overran: Callable[[Run[Job]], None] = lambda _run: None
         self._policy = policy or RetryPolicy()
         self._rule = rule_of(self._policy)
         self._limit_s = checked_limit(time_limit_s)
         self._words, self._answers_first = words, answers_first
         self.limit_ns = None if time_limit_s is None else round(time_limit_s * 1e9)
-        self.runs: Runs[Delivery] = Runs(self.limit_ns)
+        self.runs: Runs[Job] = Runs(self.limit_ns)
         self.counts = _Counts()
         self._near_ns = round(consumer_timeout_s * 1e9 * NEAR_SHARE)
-        self._near: set[Run[Delivery]] = set()
+        self._near: set[Run[Job]] = set()
         self._lock = threading.Lock()
         self._lines = 0
         self._lines_since_s = 0.0
 
     # ------------------------------------------------------------------ the end of a run
+    def returned(self, job: Job, result: object) -> None:
+        """A run ended well, and gave this."""
+        if isinstance(result, RetryLater | Park | Reject):
+            self.failed(job, result)
+        elif not isinstance(job, Batch):
+            self.acked(job)
+        elif not isinstance(result, Mapping):
+            for delivery in job:
+                self.acked(delivery)
+        elif strange := set(result) - set(job):
+            # The application means something by it that would be lost by an ack.
+            kind = type(next(iter(strange))).__name__
+            self.failed(job, TypeError(f"answers of {kind}: a mapping of its deliveries wanted"))
+        else:
+            for delivery in job:
+                end = result.get(delivery)
+                if isinstance(end, BaseException):
+                    self._failed(delivery, end)
+                else:
+                    self.acked(delivery)
+
     def acked(self, delivery: Delivery) -> None:
-        """A run ended well, and nothing else was said: what costs nothing but this."""
+        """A run ended well, and nothing else was said."""
         try:
             live = self.answering.ack(delivery)
         except AlreadySettled:  # by the handler itself
@@ -134,15 +213,41 @@ class Handling:
             answered = live or delivery.ledger.is_live
             self.chain.handled(delivery, "ack" if answered else "stale", None)
 
-    def returned(self, delivery: Delivery, result: object) -> None:
-        """A run ended well, and gave this."""
-        if isinstance(result, RetryLater | Park | Reject):
-            self.failed(delivery, result)
-        else:
-            self.acked(delivery)
+    def failed(self, job: Job, error: BaseException) -> None:
+        """A run ended by this exception, or gave it. Never raises, whatever the exception is like."""
+        for delivery in deliveries_of(job):
+            self._failed(delivery, error)
 
-    def failed(self, delivery: Delivery, error: BaseException) -> None:
-        """A run ended by this exception, or gave it."""
+    def _failed(self, delivery: Delivery, error: BaseException) -> None:
+        try:
+            self._judged(delivery, error)
+        except Exception as fault:  # of the exception itself: its attributes, its text, its class
+            log.error(
+                "run cannot be judged handler=%s source=%s message=%s answer=park error=%s fault=%s",
+                self.name,
+                delivery.source,
+                delivery.message_id,
+                type(error).__name__,
+                type(fault).__name__,
+            )
+            self._park_unjudged(delivery, error)
+
+    def _park_unjudged(self, delivery: Delivery, error: BaseException) -> None:
+        name = type(error).__name__
+        try:
+            with suppress(AlreadySettled):  # by the handler itself, or before the judging failed
+                if self._answers_first:
+                    live, answer = self.answering.ack(delivery), "drop"
+                else:
+                    headers = park_headers(delivery, f"cannot be judged: {name}", name)
+                    live, answer = self.answering.park_soon(delivery, headers), "park"
+                if self.chain is not None:
+                    self.chain.handled(delivery, answer if live else "stale", error)
+        except Exception:
+            log.exception("delivery without an answer message=%s", delivery.message_id)
+
+    def _judged(self, delivery: Delivery, error: BaseException) -> None:
+        error = single(error)
         end, after_ms = judge(self._policy, error)
         share = random.random()
         action = decide(self._rule, delivery.attempt, end, after_ms=after_ms, share=share)
@@ -166,7 +271,7 @@ class Handling:
         text = words.of(error)
         match action:
             case Retry(attempt, delay_ms):
-                reason = words.short(str(error)) if end is End.LATER else text
+                reason = words.text(error) if end is End.LATER else text
                 self._tell(delivery, f"retry delay_s={_seconds(delay_ms)}", words, error)
                 headers = retry_headers(delivery, attempt, reason)
                 return self.answering.retry_soon(delivery, delay_ms, headers), "retry"
@@ -184,7 +289,7 @@ class Handling:
         """Why there is no further run."""
         match end:
             case End.PARK | End.REJECT:
-                return words.short(str(error))
+                return words.text(error)
             case End.FAILED_FOR_GOOD:
                 return f"failed for good: {type(error).__name__}"
             case _:
@@ -283,7 +388,7 @@ class Handling:
 
 def checked_limit(time_limit_s: float | None) -> float | None:
     """Raises ConfigError."""
-    if time_limit_s is not None and not time_limit_s > 0:
+    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
         raise ConfigError(f"time_limit_s {time_limit_s!r}: seconds above 0, or None")
     return time_limit_s
 
@@ -314,8 +419,11 @@ class Ticking:
     def start(self) -> None:
         if self._stopped:
             return
-        self._handling.tick(time.monotonic_ns())
-        self._also()
+        try:
+            self._handling.tick(time.monotonic_ns())
+            self._also()
+        except Exception:  # the next one comes all the same: time limits must hold
+            log.exception("time limits not looked after handler=%s", self._handling.name)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._handling.tick_s, self.start)
 

@@ -63,6 +63,7 @@ class HookChain:
                 raise TypeError(f"hooks: {type(hook).__name__} is no messagebus.Hooks")
         self._hooks = tuple(hooks)
         self._handling = [hook.handling for hook in hooks]
+        self._handling_many = [hook.handling_many for hook in hooks]
         self._prefix = secrets.token_hex(10)
         self._numbers = itertools.count()  # next() of it is one step for all threads
         self._failures = 0
@@ -115,6 +116,9 @@ class HookChain:
     # ------------------------------------------------------------------ handling
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
         return _Around(self, "handling", self._handling, delivery)
+
+    def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        return _Around(self, "handling_many", self._handling_many, deliveries)
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
         for hook in self._hooks:

@@ -14,6 +14,8 @@ What is made, by the conventions for messaging (`messagebus.telemetry.semconv`):
               the message was published with and is its child, unless something else is going on around
               it (then it is a child of that). Retries of a message are siblings. What the handler
               publishes is a child of it.
+    batches   one ``process orders/billing`` for a run of a batch handler, with the number of its messages
+              and links to them; child of none.
     answers   ``retry``, ``park``, ``drop`` and ``stale``, CLIENT, below ``process``; ``ack`` on request.
 
 Metrics: messaging.client.operation.duration, messaging.client.sent.messages, messaging.process.duration,
@@ -28,7 +30,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -139,7 +141,7 @@ class OpenTelemetry(Hooks):
     propagator: how contexts are written into headers; None takes the global one, which is W3C trace
     context and baggage unless the application says otherwise.
     link_only: a handler's span never is a child of the message's context, it only links to it: a
-    trace for each handling instead of one from end to end.
+    trace for each handling instead of one from end to end. The message's baggage is there all the same.
     create_spans: a span for each message of `send_many`; False lets them share the one of the call.
     ack_spans: a span for each ack too.
     """
@@ -214,6 +216,9 @@ class OpenTelemetry(Hooks):
     # ------------------------------------------------------------------ handling
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
         return _Run(self, delivery)
+
+    def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        return _BatchRun(self, deliveries)
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
         _, run = self._runs.pop(id(delivery), (None, None))
@@ -311,8 +316,11 @@ class _Run:
         self._place = place = _consuming(delivery.source)
         created, conversation = hooks._contexts.of(delivery)
         parent = context.get_current()
-        if created is not None and not hooks.link_only and not _is_going_on(parent):
-            parent = created.context()
+        if created is not None:
+            if hooks.link_only or _is_going_on(parent):
+                parent = created.baggage_in(parent)
+            else:
+                parent = created.context()
         self._span = span = hooks._tracer.start_span(
             place.names["process"],
             parent,
@@ -350,8 +358,47 @@ class _Run:
                     end_ns,
                 )
         self._span.end(end_ns)
-        meters, broker = self._hooks._meters, self._delivery.broker
-        meters.process(self._place, broker, why, end_ns - self._start_ns)
+        self._count(why, end_ns - self._start_ns)
+
+    def _count(self, error: str, took_ns: int) -> None:
+        self._hooks._meters.process(self._place, self._delivery.broker, error, took_ns)
+
+
+class _BatchRun(_Run):
+    """The span of one run of a batch handler. It belongs to no one message: it links to all of them."""
+
+    __slots__ = ("_deliveries",)
+
+    def __init__(self, hooks: OpenTelemetry, deliveries: Sequence[Delivery]) -> None:
+        super().__init__(hooks, deliveries[0])
+        self._deliveries = deliveries
+
+    def __enter__(self) -> None:
+        hooks, self._start_ns = self._hooks, time.time_ns()
+        self._place = place = _consuming(self._delivery.source)
+        carried = [(hooks._contexts.of(each)[0], each.message_id) for each in self._deliveries]
+        self._span = hooks._tracer.start_span(
+            place.names["process"],
+            kind=SpanKind.CONSUMER,
+            attributes={**place.attributes["process"], semconv.BATCH_COUNT: len(carried)},
+            links=[
+                Link(created.span, {semconv.MESSAGE_ID: message_id})
+                for created, message_id in carried
+                if created is not None
+            ],
+            start_time=self._start_ns,
+        )
+        found = self._span.get_span_context()
+        for each in self._deliveries:
+            if len(hooks._runs) < RUNS_MAX:
+                hooks._runs[id(each)] = (each, found)
+        self._token = context.attach(trace.set_span_in_context(self._span))
+
+    def _count(self, error: str, took_ns: int) -> None:
+        meters = self._hooks._meters
+        for each in self._deliveries:
+            meters.consumed.add(self._place, each.broker, "")
+        meters.process(self._place, "", error, took_ns, counts=False)
 
 
 def _is_going_on(here: Context) -> bool:
@@ -411,6 +458,13 @@ class _Carried:
         if self._context is None:
             return trace.set_span_in_context(NonRecordingSpan(self.span), _NOWHERE)
         return self._context
+
+    def baggage_in(self, there: Context) -> Context:
+        """That context with the message's baggage: it belongs to the message, whoever is its parent."""
+        if self._context is not None:
+            for name, value in baggage.get_all(self._context).items():
+                there = baggage.set_baggage(name, value, there)
+        return there
 
 
 class _Contexts:
@@ -553,9 +607,13 @@ class _Meters:
     def publish(self, place: _Place, broker: str, error: str, took_ns: int) -> None:
         self._duration.record(max(0, took_ns) / 1e9, self._series.of(place, broker, error))
 
-    def process(self, place: _Place, broker: str, error: str, took_ns: int) -> None:
+    def process(
+        self, place: _Place, broker: str, error: str, took_ns: int, *, counts: bool = True
+    ) -> None:
+        """counts: the run is of one message."""
         attributes = self._series.of(place, broker, "")
-        self.consumed.count(attributes)
+        if counts:
+            self.consumed.count(attributes)
         if error:
             attributes = self._series.of(place, broker, error)
         self._process.record(max(0, took_ns) / 1e9, attributes)

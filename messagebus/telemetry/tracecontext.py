@@ -10,8 +10,8 @@ Source: https://www.w3.org/TR/trace-context/
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 
 from messagebus._io.hooked import add_headers
@@ -58,6 +58,10 @@ class TraceContext(Hooks):
 
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
         return _Carrying(delivery)
+
+    def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        """What a batch handler publishes belongs to none of its messages more than to another."""
+        return nullcontext()
 
 
 class _Carrying:

@@ -27,6 +27,7 @@ from messagebus import (
     Unroutable,
 )
 from messagebus.testing import MemoryBus
+from messagebus.worker.pulse import look
 from tests.contract.conftest import NOWHERE, READY_WITHIN_S
 from tests.support.eventually import eventually_async
 
@@ -224,6 +225,61 @@ async def test_run_ends_when_it_is_asked_to(stage: Stage) -> None:
     await app.publish(stage.queue, "x")
     assert await running == 0
     assert got == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "plain", "in another task"])
+async def test_a_handler_may_stop_its_app_and_its_own_message_is_answered(
+    stage: Stage, kind: str
+) -> None:
+    app, loop = stage.app, asyncio.get_running_loop()
+
+    async def stopping(text: str) -> None:
+        stop = app.stop() if kind == "coroutine" else asyncio.create_task(app.stop())
+        assert await stop == 0
+
+    def stopping_plainly(text: str) -> None:
+        asyncio.run_coroutine_threadsafe(app.stop(), loop).result(WITHIN_S)
+
+    app.subscriber(stage.queue)(stopping_plainly if kind == "plain" else stopping)
+    await stage.start()
+    await app.publish(stage.queue, "x")
+    await stage.until(lambda: ("ack", stage.queue) in stage.heard.told)
+    assert await app.stop() == 0
+    assert app.unanswered.get(stage.queue, 0) == 0
+    if stage.memory is not None:
+        stage.memory.assert_answered(stage.queue, count=1)
+
+
+async def test_a_runner_that_ends_by_itself_is_told_and_not_ready_and_ends_run(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = stage.app
+    app.subscriber(stage.queue)(print_text)
+    app.subscriber(f"{stage.queue}-other")(print_text)
+    running = asyncio.create_task(app.run(require="all", timeout_s=READY_WITHIN_S))
+    await stage.until(lambda: look(app)["ready"])
+
+    async def broken(*_args: object, **_how: object) -> int:
+        raise AttributeError("a fault of ours")
+
+    def cancel() -> None:
+        for task in asyncio.all_tasks():
+            if task.get_coro().__name__ == "_handle":  # type: ignore[union-attr]
+                task.cancel()
+                return
+
+    cancel()
+    await stage.until(lambda: app.ended or running.done())
+    assert [record for record in caplog.records if record.levelname == "ERROR"]
+    with pytest.raises(Stopped, match="ended by itself: CancelledError"):
+        await running
+    monkeypatch.setattr("messagebus.aio.AsyncConsumer.run", broken)
+    async with stage_started(stage):
+        await stage.until(lambda: app.ended)
+        assert dict(app.ended) == dict.fromkeys(app.handlers, "AttributeError")
+        assert not look(app)["ready"]
+        assert set(look(app)["ended"]) == set(app.handlers)
+    assert app.ended == {}
 
 
 async def test_publish_blocking_would_stop_its_own_loop(stage: Stage) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -510,9 +511,9 @@ async def test_a_handler_that_cancels_itself_or_raises_so_has_failed(bus: Bus) -
             task.cancel()
             await task
 
-    work = run(consumer, handle)
+    work = run(consumer, handle, retry=RetryPolicy(attempts_max=2, first_delay_s=0))
     await publish(bus, "raises", "awaits", "good")
-    await counted(consumer, acked=1, parked=2, failed=2)
+    await counted(consumer, acked=1, retried=2, parked=2, failed=4)
     await ended(consumer, work)
 
 
@@ -529,3 +530,175 @@ async def test_what_a_plain_function_gives_to_await_is_awaited(bus: Bus) -> None
         await counted(consumer, acked=1)
         assert handler.runs == [("a", 1)]
     await ended(consumer, work)
+
+
+# ---------------------------------------------------------------------- no run ends anything but itself
+class TryAgain(RetryLater):
+    """As an application writes it, without a call of ours."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class Unprintable(Park):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+class Unjudgeable(type(Exception)):  # type: ignore[misc]
+    """The class of an exception that cannot even be looked at."""
+
+    def __subclasscheck__(cls, _other: type) -> bool:
+        raise TypeError("no subclass")
+
+    def __instancecheck__(cls, _other: object) -> bool:
+        raise TypeError("no instance")
+
+
+class Strange(Exception, metaclass=Unjudgeable):
+    pass
+
+
+async def test_an_exception_that_cannot_be_judged_or_printed_ends_no_worker(bus: Bus) -> None:
+    ends: dict[bytes, Callable[[], BaseException]] = {
+        b"later": TryAgain,
+        b"park": lambda: Unprintable("x"),
+    }
+
+    def end(delivery: Delivery) -> object:
+        if delivery.attempt == 1 and delivery.body in ends:
+            raise ends[delivery.body]()
+        return None
+
+    consumer, handler = await bus.consumer(), Handler(end)
+    work = run(consumer, handler, 2, retry=SOON)
+    await publish(bus, "later", "park", "later", "park", "good")
+    await counted(consumer, acked=3, retried=2, parked=2, handling=0)
+    assert await ended(consumer, work) == 0
+    reasons = {marks["mb-park-reason"] for marks in await parked(bus, "billing")}
+    assert reasons == {"(its text fails: TypeError)"}
+
+
+async def test_what_a_policy_fails_to_judge_is_parked_with_that_reason(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer, handler = await bus.consumer(), Handler(raising(ValueError("x")))
+    work = run(consumer, handler, retry=RetryPolicy(give_up_on=(Strange,)))
+    await publish(bus, "a", "b", "c")
+    await counted(consumer, parked=3, handling=0)
+    assert await ended(consumer, work) == 0
+    assert (await parked(bus, "billing"))[0]["mb-park-reason"] == "cannot be judged: ValueError"
+    assert [each for each in caplog.messages if "run cannot be judged" in each]
+
+
+async def test_a_run_that_is_cancelled_by_the_application_ends_nothing_but_itself(bus: Bus) -> None:
+    """Each by itself, by whoever keeps its task, before its first step, and with the cancel swallowed."""
+    consumer = await bus.consumer()
+    if consumer.blocks:
+        return
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def handle(delivery: Delivery) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for old in tasks:
+            old.cancel()  # of runs that ended: nobody else's
+        tasks.append(task)
+        if delivery.attempt > 1:
+            return
+        match delivery.body:
+            case b"itself":
+                task.cancel()
+                await asyncio.sleep(60)
+            case b"swallowed":
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+            case b"others":
+                asyncio.get_running_loop().call_soon(task.cancel)
+                await asyncio.sleep(60)
+            case b"all":
+                for each in asyncio.all_tasks():
+                    if each.get_coro().__name__ in ("_work", "_feed"):  # type: ignore[union-attr]
+                        each.cancel()
+                await asyncio.sleep(60)
+
+    work = run(consumer, handle, 3, retry=SOON)
+    kinds = ["itself", "swallowed", "others", "all"] * 5 + ["good"] * 5
+    await publish(bus, *kinds)
+    await counted(consumer, acked=len(kinds), handling=0, handed_out=0)
+    assert await ended(consumer, work) == 0
+
+
+async def test_each_run_has_context_variables_of_its_own(bus: Bus) -> None:
+    variable: ContextVar[str] = ContextVar("tenant", default="none")
+    seen: list[str] = []
+
+    def end(delivery: Delivery) -> None:
+        seen.append(variable.get())
+        variable.set(delivery.body.decode())
+
+    consumer, handler = await bus.consumer(), Handler(end)
+    variable.set("of who started it")
+    work = run(consumer, handler)
+    await publish(bus, "a", "b", "c")
+    await counted(consumer, acked=3)
+    await ended(consumer, work)
+    assert seen == ["none"] * 3
+
+
+async def test_no_time_limit_is_infinite(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    with pytest.raises(ConfigError, match="time_limit_s inf"):
+        await consumer.call("run", Handler(), time_limit_s=float("inf"))
+
+
+async def test_a_group_of_exceptions_is_judged_by_what_is_in_it(bus: Bus) -> None:
+    def end(delivery: Delivery) -> None:
+        inner: dict[bytes, list[Exception]] = {
+            b"park": [ValueError(), Park("no such customer")],
+            b"fails": [ValueError("x"), ExceptionGroup("more", [ValueError("y")])],
+            b"given up": [KeyError("x")],
+        }
+        raise ExceptionGroup("all", inner[delivery.body])
+
+    policy = RetryPolicy(attempts_max=2, first_delay_s=0, give_up_on=(KeyError,))
+    consumer, handler = await bus.consumer(), Handler(end)
+    work = run(consumer, handler, retry=policy)
+    await publish(bus, "park", "fails", "given up")
+    await counted(consumer, parked=3, retried=1)
+    await ended(consumer, work)
+    assert sorted(handler.runs) == [("fails", 1), ("fails", 2), ("given up", 1), ("park", 1)]
+
+
+async def test_what_a_plain_function_gives_to_await_is_a_part_of_its_run(bus: Bus) -> None:
+    """A coroutine function behind a plain wrapper: it is cancelled at its limit and at the end."""
+    consumer = await bus.consumer()
+    if consumer.blocks:
+        return
+    began, cancelled = [], []
+
+    async def inner(delivery: Delivery) -> None:
+        began.append(delivery.attempt)
+        try:
+            if delivery.attempt == 1 or delivery.body == b"endless":
+                await asyncio.sleep(WITHIN_S)
+        except asyncio.CancelledError:
+            cancelled.append(delivery.body)
+            raise
+
+    work = run(
+        consumer, lambda delivery: inner(delivery), time_limit_s=0.2, retry=SOON, grace_s=0.1
+    )
+    await publish(bus, "a")
+    await counted(consumer, acked=1, failed=1, retried=1, handling=0, overrunning=0)
+    assert (began, cancelled) == ([1, 2], [b"a"])
+    await ended(consumer, work)
+
+    consumer = await bus.consumer()
+    work = run(consumer, lambda delivery: inner(delivery), grace_s=0.1)
+    await publish(bus, "endless")
+    await counted(consumer, handling=1)
+    assert await consumer.call("stop", 0.1) == 1
+    assert await asyncio.wait_for(work, WITHIN_S) == 1
+    await eventually_async(lambda: cancelled == [b"a", b"endless"], within_s=WITHIN_S)

@@ -26,10 +26,10 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 class Telemetry:
     def __init__(self, **options: Any) -> None:
         self._exporter = InMemorySpanExporter()
-        tracers = TracerProvider()
-        tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
         meters = MeterProvider([InMemoryMetricReader()])
-        self.hooks = OpenTelemetry(tracer_provider=tracers, meter_provider=meters, **options)
+        self.hooks = OpenTelemetry(tracer_provider=self.tracers, meter_provider=meters, **options)
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
@@ -133,3 +133,27 @@ async def test_trace_context_goes_on_without_any_package(bus: Bus, carried: bool
     assert invoice is not None
     await invoices.call("ack", invoice)
     assert dict(invoice.message.headers) == headers
+
+
+async def test_what_goes_on_around_the_start_is_nobodys_parent(bus: Bus) -> None:
+    telemetry = Telemetry()
+    publisher = await bus.publisher(hooks=[telemetry.hooks])
+    consumer = await bus.consumer(hooks=[telemetry.hooks])
+    with telemetry.tracers.get_tracer("application").start_as_current_span("startup"):
+        running = asyncio.create_task(consumer.call("run", handle if consumer.blocks else ahandle))
+        await asyncio.sleep(0)
+    await publisher.call("send_safe", bus.topic, b"work", timeout_s=WITHIN_S)
+    await eventually_async(
+        lambda: telemetry.spans(f"process {bus.topic}/billing"), within_s=WITHIN_S
+    )
+    await consumer.call("stop")
+    await asyncio.wait_for(running, WITHIN_S)
+    (sent,) = telemetry.spans(f"publish {bus.topic}")
+    (run,) = telemetry.spans(f"process {bus.topic}/billing")
+    assert parent(run) == ids(sent)
+
+
+def handle(_delivery: Delivery) -> None: ...
+
+
+async def ahandle(_delivery: Delivery) -> None: ...

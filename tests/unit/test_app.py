@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
 
 from messagebus import App, ConfigError, NameInvalid, Stopped, Subscription, Topic
 from messagebus.testing import MemoryBus
+from tests.support.eventually import eventually_async
 
 
 def handle(body: bytes) -> None: ...
@@ -112,3 +114,122 @@ def test_in_tests_the_environment_does_not_count(monkeypatch: pytest.MonkeyPatch
         assert await app.stop() == 0
 
     asyncio.run(run())
+
+
+# ---------------------------------------------------------------------- signals, stops that come early
+def app_in_memory() -> App:
+    app = App()
+    app.subscriber("queue:jobs")(handle)
+    app.use(MemoryBus())
+    return app
+
+
+async def running(*apps: App) -> list[asyncio.Task[int]]:
+    tasks = [asyncio.create_task(app.run(grace_s=5)) for app in apps]
+    for app in apps:
+        await eventually_async(lambda app=app: app.stats(), within_s=5)  # type: ignore[misc]
+    for _ in range(3):  # from the start of the last to its ear for signals
+        await asyncio.sleep(0)
+    return tasks
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_apps_of_the_process_and_what_was_there_before_is_put_back(
+    number: signal.Signals,
+) -> None:
+    heard: list[int] = []
+
+    def theirs(number: int, _frame: object) -> None:
+        heard.append(number)
+
+    async def run() -> None:
+        first, second = app_in_memory(), app_in_memory()
+        tasks = await running(first, second)
+        assert signal.getsignal(number) is not theirs
+        signal.raise_signal(number)
+        assert await asyncio.gather(*tasks) == [0, 0]
+        assert signal.getsignal(number) is theirs
+        signal.raise_signal(number)
+
+    before = signal.signal(number, theirs)
+    try:
+        asyncio.run(run())
+        assert heard == [number]
+        assert signal.getsignal(number) is theirs
+    finally:
+        signal.signal(number, before)
+
+
+def test_the_app_that_ends_first_leaves_the_other_its_signals() -> None:
+    async def run() -> None:
+        first, second = app_in_memory(), app_in_memory()
+        one, other = await running(first, second)
+        first.request_stop()
+        assert await one == 0
+        signal.raise_signal(signal.SIGTERM)
+        assert await other == 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(run())
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_handler_that_somebody_added_to_the_loop_is_still_there_afterwards() -> None:
+    async def run() -> None:
+        heard = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, heard.set)
+        (task,) = await running(app := app_in_memory())
+        app.request_stop()
+        await task
+        assert not heard.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(heard.wait(), 5)
+        loop.remove_signal_handler(signal.SIGTERM)
+
+    asyncio.run(run())
+
+
+def test_a_second_signal_does_what_it_did_before_also_while_the_loop_stands_still() -> None:
+    async def run() -> None:
+        (task,) = await running(app_in_memory())
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(ZeroDivisionError):
+            signal.raise_signal(signal.SIGTERM)
+        assert await task == 0
+
+    def theirs(_number: int, _frame: object) -> None:
+        raise ZeroDivisionError
+
+    before = signal.signal(signal.SIGTERM, theirs)
+    try:
+        asyncio.run(run())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_that_is_asked_for_before_run_is_not_lost() -> None:
+    app = app_in_memory()
+    app.request_stop()
+    assert asyncio.run(app.run()) == 0
+    assert app.status.value == "initialized"
+
+
+@pytest.mark.parametrize("grace_s", [float("inf"), float("nan"), -1])
+def test_a_grace_is_a_number_of_seconds(grace_s: float) -> None:
+    with pytest.raises(ConfigError, match="grace_s"):
+        asyncio.run(app_in_memory().run(grace_s=grace_s))
+
+
+@pytest.mark.parametrize("limit_s", [float("inf"), float("nan")])
+def test_no_time_limit_is_infinite(limit_s: float) -> None:
+    with pytest.raises(ConfigError, match="time_limit_s"):
+        App().subscriber("queue:jobs", time_limit_s=limit_s)
+
+
+def test_an_app_whose_loop_ended_may_be_used_again() -> None:
+    app = app_in_memory()
+    asyncio.run(app.start())
+    app.use(MemoryBus())
+    assert asyncio.run(app.stop()) == 0
+    asyncio.run(app.start())

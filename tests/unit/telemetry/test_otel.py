@@ -341,6 +341,40 @@ def test_a_run_that_only_links_starts_a_trace_of_its_own() -> None:
     assert [ids(link) for link in run.links] == [PARENT_IDS]
 
 
+@pytest.mark.parametrize("link_only", [True, False])
+def test_baggage_comes_with_a_message_that_is_only_linked_to(link_only: bool) -> None:
+    bench = Bench(link_only=link_only)
+    tracer = bench.tracers.get_tracer("application")
+    with (
+        tracer.start_as_current_span("request") if not link_only else contextlib.nullcontext(),
+        bench.handling(delivery(traceparent=PARENT, baggage="tenant=acme")),
+    ):
+        assert baggage.get_baggage("tenant") == "acme"
+    assert baggage.get_baggage("tenant") is None
+
+
+def test_a_run_of_a_batch_is_one_span_that_links_to_each_message(bench: Bench) -> None:
+    batch = [delivery(traceparent=PARENT), delivery(), delivery(traceparent=PARENT)]
+    with bench.chain.handling_many(batch):
+        inner = bench.publish()
+    for each in batch:
+        bench.chain.handled(each, "retry", None)
+    run = bench.one("process orders/billing")
+    assert run.parent is None
+    assert [ids(link) for link in run.links] == [PARENT_IDS] * 2
+    assert (run.attributes or {})["messaging.batch.message_count"] == 3
+    traceparent = inner.headers["traceparent"]
+    assert isinstance(traceparent, str)
+    assert traceparent.split("-")[1] == f"{ids(run)[0]:032x}"
+    retries = [span for span in bench.spans if span.name == "retry orders/billing"]
+    assert [parent_of(each) for each in retries] == [ids(run)] * 3
+    assert bench.telemetry._runs == {}
+    (consumed,) = bench.points("messaging.client.consumed.messages")
+    assert consumed.value == 3
+    (took,) = bench.points("messaging.process.duration")
+    assert took.count == 1
+
+
 @pytest.mark.parametrize("headers", [{}, {"traceparent": "nonsense"}, {"traceparent": 7}])
 def test_a_message_without_context_starts_a_trace(bench: Bench, headers: dict[str, Any]) -> None:
     with bench.handling(delivery(**headers)):
