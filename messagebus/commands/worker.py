@@ -19,6 +19,7 @@ from messagebus.worker.supervisor import PARENT_OPTION, child_command
 __all__ = ["worker"]
 
 PROCESSES_MAX = 1_000
+GRACE_S_MAX = 86_400
 
 
 @click.command()
@@ -33,7 +34,7 @@ PROCESSES_MAX = 1_000
 @click.option("--health", metavar="HOST:PORT", help="Serve /ready, /live and /metrics there.")
 @click.option(
     "--grace-s",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=GRACE_S_MAX),
     default=GRACE_S,
     show_default=True,
     help="For handlers that run at SIGTERM.",
@@ -86,8 +87,10 @@ def _work(
     if parent_fd is not None:
         # A terminal's Ctrl-C reaches all; the parent alone passes it on.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        parent = Parent(socket.socket(fileno=parent_fd))
-    return work(load(target), grace_s=grace_s, health=address, parent=parent)
+        parent = Parent(socket.socket(fileno=parent_fd), grace_s=grace_s)
+        # systemd tells all processes of a unit, and so does the parent: twice is as good as once.
+        signal.signal(signal.SIGTERM, lambda _number, _frame: parent.stop())
+    return work(lambda: load(target), grace_s=grace_s, health=address, parent=parent)
 
 
 async def _supervise(

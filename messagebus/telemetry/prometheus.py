@@ -15,8 +15,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -30,7 +31,7 @@ from messagebus.message import Delivery, Message
 from messagebus.outcome import Published
 from messagebus.stats import ConsumerStats, PublisherStats, Status
 
-__all__ = ["ClientMetrics", "PrometheusHooks"]
+__all__ = ["ClientMetrics", "PrometheusHooks", "collected"]
 
 # Different values of one label, then "other".
 CLIENTS_MAX = 100
@@ -143,19 +144,35 @@ class _Bounded:
         return text
 
 
+_Labels = tuple[tuple[str, str], ...]
+
+
 class _Sums:
     """Figures of all clients of one name, put together: counters and gauges add up."""
 
     def __init__(self) -> None:
-        self._families: dict[str, tuple[_Kind, str, dict[tuple[tuple[str, str], ...], float]]] = {}
+        self._families: dict[str, tuple[_Kind, str, dict[_Labels, float]]] = {}
 
     def add(self, kind: _Kind, name: str, text: str, value: float, **labels: str) -> None:
+        self._add(kind, name, text, tuple(labels.items()), value)
+
+    def _add(self, kind: _Kind, name: str, text: str, key: _Labels, value: float) -> None:
         _, _, samples = self._families.setdefault(name, (kind, text, {}))
-        key = tuple(labels.items())
         if kind == "oldest":
             samples[key] = max(samples.get(key, value), value)
         else:
             samples[key] = samples.get(key, 0) + value
+
+    def add_all(self, other: _Sums, *kinds: _Kind) -> None:
+        """All of the others' figures of these kinds."""
+        for kind, name, text, key, value in other.figures():
+            if kind in kinds:
+                self._add(kind, name, text, key, value)
+
+    def figures(self) -> Iterator[tuple[_Kind, str, str, _Labels, float]]:
+        for name, (kind, text, samples) in self._families.items():
+            for key, value in samples.items():
+                yield kind, name, text, key, value
 
     def families(self) -> Iterator[Metric]:
         for name, (kind, text, samples) in self._families.items():
@@ -165,6 +182,57 @@ class _Sums:
             for key, value in samples.items():
                 family.add_metric([label for _, label in key], value)
             yield family
+
+
+class _Counters:
+    """Counters that never fall: what one client had counted each time before it began anew at 0.
+
+    An app does so when it is started again.
+    """
+
+    def __init__(self) -> None:
+        # By name and labels: the help, what was counted before, what is counted now.
+        self._known: dict[tuple[str, _Labels], tuple[str, float, float]] = {}
+
+    def seen(self, now: _Sums) -> None:
+        for kind, name, text, key, value in now.figures():
+            if kind == "counter":
+                _, before, last = self._known.get((name, key), (text, 0.0, 0.0))
+                self._known[name, key] = (text, before + (last if value < last else 0), value)
+
+    def add(self, other: _Counters) -> None:
+        for (name, key), (text, before, last) in other._known.items():
+            _, ours, _ = self._known.get((name, key), (text, 0.0, 0.0))
+            self._known[name, key] = (text, ours + before + last, 0.0)
+
+    def add_to(self, sums: _Sums) -> None:
+        for (name, key), (text, before, last) in self._known.items():
+            sums.add("counter", name, text, before + last, **dict(key))
+
+
+class _Watch:
+    """One client that is shown, and what it counted."""
+
+    __slots__ = ("client", "counters", "name")
+
+    def __init__(self, client: weakref.ref[Watched], name: str) -> None:
+        self.client, self.name = client, name
+        self.counters = _Counters()
+
+
+_collecting: ContextVar[list[ClientMetrics] | None]
+_collecting = ContextVar("messagebus_collecting", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[ClientMetrics]]:
+    """Notes which of them are asked meanwhile, in this thread."""
+    found: list[ClientMetrics] = []
+    token = _collecting.set(found)
+    try:
+        yield found
+    finally:
+        _collecting.reset(token)
 
 
 class ClientMetrics(Collector):
@@ -183,32 +251,57 @@ class ClientMetrics(Collector):
         self._clients = _Bounded(clients_max)
         self._brokers = _Bounded(brokers_max)
         self._lock = threading.Lock()
-        self._watched: list[tuple[weakref.ref[Watched], str]] = []
+        self._watched: list[_Watch] = []
+        self._gone: dict[str, _Counters] = {}
+        """What clients that are gone had counted when they were last seen, by the label of their name.
+
+        Shown while another one of that name lives, so that their sum never falls.
+        """
         if registry is not None:
             registry.register(self)
 
     def watch(self, client: Watched, name: str) -> None:
         """Show this client from now on, for as long as it lives. name: the label ``client``.
 
-        Clients of one name are added up. An app's subscriptions are called by their own names.
+        Clients of one name are added up; what one that is gone had counted stays. An app's subscriptions
+        are called by their own names, its publisher by this one.
         """
         with self._lock:
-            self._watched = [each for each in self._watched if each[0]() is not None]
-            self._watched.append((weakref.ref(client), name))
+            self._watched.append(_Watch(weakref.ref(client), name))
+
+    def watches(self, client: Watched) -> bool:
+        """Whether it is shown already."""
+        with self._lock:
+            return any(each.client() is client for each in self._watched)
 
     def describe(self) -> list[Metric]:
         """Nothing in advance: otherwise the registry would collect once while there is no client."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        sums = _Sums()
+        if (collecting := _collecting.get()) is not None:
+            collecting.append(self)
         with self._lock:
-            watched = list(self._watched)
-        for reference, name in watched:
-            client = reference()
-            if client is not None:
-                self._add(sums, client, name)
-        yield from sums.families()
+            return self._collected().families()
+
+    def _collected(self) -> _Sums:
+        sums, living = _Sums(), []
+        for watch in self._watched:
+            client = watch.client()
+            if client is None:
+                label = self._clients.value(watch.name)
+                self._gone.setdefault(label, _Counters()).add(watch.counters)
+                continue
+            living.append(watch)
+            found = _Sums()
+            self._add(found, client, watch.name)
+            watch.counters.seen(found)
+            sums.add_all(found, "gauge", "oldest")
+            watch.counters.add_to(sums)
+        self._watched = living
+        for label in {self._clients.value(watch.name) for watch in living} & self._gone.keys():
+            self._gone[label].add_to(sums)
+        return sums
 
     def _add(self, sums: _Sums, client: Watched, name: str) -> None:
         label = self._clients.value(name)
@@ -222,6 +315,9 @@ class ClientMetrics(Collector):
         elif stats is not None:
             for subscription, each in stats.items():
                 self._add_consumer(sums, each, self._clients.value(subscription))
+            publisher = _read(getattr(client, "publisher_stats", lambda: None))
+            if isinstance(publisher, PublisherStats):
+                self._add_publisher(sums, publisher, label)
 
     def _add_publisher(self, sums: _Sums, stats: PublisherStats, client: str) -> None:
         _add_figures(sums, _PUBLISHER, stats, client)
@@ -334,6 +430,9 @@ class PrometheusHooks(Hooks):
 
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
         return _Timed(self, delivery)
+
+    def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        return _Timed(self, deliveries[0])  # one run
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
         subscription = str(delivery.source)

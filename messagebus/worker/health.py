@@ -3,17 +3,19 @@
 | path | 200 | 503 |
 |---|---|---|
 | /ready | attached to brokers, and not stopping | else |
-| /live | the loop turns | it has not for LIVE_S |
+| /live | the loop turns, or the application is still imported | it has not turned for LIVE_S |
 | /metrics | Prometheus text, where prometheus-client is installed | (404 without it) |
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, socket
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from typing import Any, NamedTuple
 
 from messagebus.errors import ConfigError
@@ -23,8 +25,11 @@ from messagebus.worker.pulse import LIVE_S, Look, Pulse
 __all__ = ["Answer", "HealthServer", "answer_of", "parse_address"]
 
 REQUEST_TIMEOUT_S = 5.0
-# Probes come one by one; the rest is hung up on.
+# Probes come one by one; when there are more, the oldest is hung up on.
 REQUESTS_MAX = 16
+# With those that were hung up on and have not noticed yet: they ask for metrics.
+THREADS_MAX = 4 * REQUESTS_MAX
+LOOK_S = 0.5
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 
 
@@ -55,7 +60,9 @@ def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
         if path == "/metrics" and metrics is not None:
             return Answer(200, *metrics())
         age_s, look = pulse.age_s, pulse.look
-        return respond(path, look, None if age_s < LIVE_S else f"no turn for {age_s:.1f} s")
+        # An application may be imported for as long as it likes: whoever starts it waits for /ready.
+        turns = age_s < LIVE_S or not pulse.begun
+        return respond(path, look, None if turns else f"no turn for {age_s:.1f} s")
 
     return ask
 
@@ -77,20 +84,32 @@ def _as_json(code: int, value: Any) -> Answer:
 
 
 class HealthServer(ThreadingHTTPServer):
-    """Listens from the start of its life to `close`. Raises ConfigError when it cannot."""
+    """Listens from the start of its life to `close`. Raises ConfigError when it cannot.
+
+    Who is slow is hung up on, the oldest first when there are many, so that a probe always gets in.
+    ask: may be exchanged at any time.
+    """
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], ask: Ask) -> None:
+    def __init__(
+        self, address: tuple[str, int], ask: Ask, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         self.ask = ask
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
-        self._free = threading.BoundedSemaphore(REQUESTS_MAX)
+        self._timeout_s = timeout_s
+        # When each was accepted, the oldest first.
+        self._open: dict[socket, float] = {}
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(THREADS_MAX)
         try:
             super().__init__(address, _Request)
         except OSError as fault:
             told = f"{address[0]}:{address[1]}"
             raise ConfigError(f"health {told}: cannot listen: {fault.strerror}") from fault
-        threading.Thread(target=self.serve_forever, name="messagebus-health", daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, args=(LOOK_S,), name="messagebus-health", daemon=True
+        ).start()
 
     @property
     def port(self) -> int:
@@ -100,8 +119,23 @@ class HealthServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def service_actions(self) -> None:
+        """Hang up on who took too long, from the first byte to the last."""
+        before_s = time.monotonic() - self._timeout_s
+        with self._lock:
+            late = [each for each, since_s in self._open.items() if since_s < before_s]
+        for each in late:
+            _hang_up(each)
+
     def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= REQUESTS_MAX else None
+        if oldest is not None:
+            self._forget(oldest)
+            _hang_up(oldest)
         if self._free.acquire(blocking=False):
+            with self._lock:
+                self._open[request] = time.monotonic()
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -110,10 +144,21 @@ class HealthServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._forget(request)
             self._free.release()
+
+    def _forget(self, request: socket) -> None:
+        with self._lock:
+            self._open.pop(request, None)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
         """A probe that hangs up is no event."""
+
+
+def _hang_up(connection: socket) -> None:
+    """Its thread, which waits for it, closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
 
 
 class _Request(BaseHTTPRequestHandler):

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import json
 import logging
 import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
-from messagebus.app import App
+from messagebus.app import GRACE_S, App
 from messagebus.worker.health import HealthServer, answer_of
 from messagebus.worker.metrics import metrics_of
-from messagebus.worker.pulse import Look, Pulse, Watchdog, beat
+from messagebus.worker.pulse import Look, Pulse, Watchdog, beat, look
 
-__all__ = ["EXIT_STOPPED", "EXIT_UNFINISHED", "Parent", "say", "work"]
+__all__ = ["EXIT_STOPPED", "EXIT_UNFINISHED", "STOP", "Parent", "say", "work"]
 
 log = logging.getLogger("messagebus.worker")
 
 EXIT_STOPPED, EXIT_UNFINISHED = 0, 1
 READ_BYTES = 1024
+STOP = b"stop\n"
+# Beyond the handlers' grace: last answers, copies and confirms, hanging up (see `App.stop`).
+LEAVE_AFTER_S = 20.0
+# For what the application wants done at its end: exporters of spans, recorders.
+ATEXIT_S = 5.0
 
 
 def say(text: str) -> None:
@@ -30,14 +38,26 @@ def say(text: str) -> None:
 
 
 class Parent:
-    """A worker's line to the process that supervises it.
+    """A worker's line to the process that supervises it, from the first moment to the last.
 
-    Told the pulse as lines of JSON; when the parent ends, however it does, the line ends, and the app is
-    asked to stop: nobody would look after it any more.
+    Told the pulse as lines of JSON. When the parent says so, or ends, however it does, the app is asked to
+    stop: nobody would look after it any more. Before there is an app to ask, and when it does not end
+    in time, the process is left at once; so no child outlives its parent for long, whatever it is at.
     """
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(
+        self,
+        line: socket.socket,
+        *,
+        grace_s: float = GRACE_S,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        """line: this end of it. leave: ends the process with this code, at once."""
+        self._line, self._grace_s, self._leave = line, grace_s, leave
+        self._lock = threading.Lock()
+        self._app: App | None = None
+        line.set_inheritable(False)  # what the application starts has no part in it
+        threading.Thread(target=self._wait, name="messagebus-parent", daemon=True).start()
 
     def tell(self, look: Look, port: int | None) -> None:
         """port: of our own health server. Never waits: a parent that does not read misses a beat."""
@@ -48,47 +68,67 @@ class Parent:
             return
 
     def watch(self, app: App) -> None:
-        """Returns at once; goes on in a thread."""
-        threading.Thread(
-            target=self._wait, args=(app,), name="messagebus-parent", daemon=True
-        ).start()
+        """From now on there is an app to ask; until now it was being imported, and held nothing."""
+        with self._lock:
+            self._app = app
 
-    def _wait(self, app: App) -> None:
-        try:
-            while self._line.recv(READ_BYTES):
-                pass
-        except OSError:
-            pass
+    def stop(self) -> None:
+        """As if the parent had said so; any number of times, also in a signal's handler."""
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RD)
+
+    def _wait(self) -> None:
+        with contextlib.suppress(OSError):
+            self._line.recv(READ_BYTES)  # whatever it is, and the end too
+        with self._lock:
+            app = self._app
+            if app is None:
+                self._leave(EXIT_STOPPED)
+                return
         app.request_stop()
+        time.sleep(self._grace_s + LEAVE_AFTER_S)  # a thread that goes with the process
+        say("does not end: left")
+        self._leave(EXIT_UNFINISHED)
 
 
 def work(
-    app: App, *, grace_s: float, health: tuple[str, int] | None = None, parent: Parent | None = None
+    app: App | Callable[[], App],
+    *,
+    grace_s: float,
+    health: tuple[str, int] | None = None,
+    parent: Parent | None = None,
 ) -> int:
     """Run the app until SIGTERM or SIGINT. Returns the exit code.
 
-    0: everything that ran was finished and answered; 1: not all, and a line says what. Raises what
-    `App.run` raises.
+    app: or what imports it, which is done when health is answered already. 0: everything that ran was
+    finished and answered; 1: not all, and a line says what. Raises what `App.run` raises.
     """
-    return asyncio.run(_work(app, grace_s, health, parent))
+    pulse = Pulse()
+    server = None if health is None else HealthServer(health, answer_of(pulse))
+    try:
+        made = app if isinstance(app, App) else app()
+        if server is not None:
+            server.ask = answer_of(pulse, metrics_of(made))
+        return asyncio.run(_work(made, grace_s, pulse, server, parent))
+    finally:
+        if server is not None:
+            server.close()
 
 
 async def _work(
-    app: App, grace_s: float, health: tuple[str, int] | None, parent: Parent | None
+    app: App, grace_s: float, pulse: Pulse, server: HealthServer | None, parent: Parent | None
 ) -> int:
-    pulse = Pulse()
-
     def tell(look: Look) -> None:
         pulse.tell(look)
         if parent is not None:
             parent.tell(look, None if server is None else server.port)
 
-    server = None if health is None else HealthServer(health, answer_of(pulse, metrics_of(app)))
+    if parent is not None:
+        parent.watch(app)
+    tell(look(app))
     watchdog = Watchdog(pulse, threading.get_ident())
     beating = asyncio.create_task(beat(app, tell))
     watchdog.start()
-    if parent is not None:
-        parent.watch(app)
     for name, handler in app.handlers.items():
         log.info("handling subscription=%s handler=%s", name, handler)
         if sys.stderr.isatty():  # who waits at a terminal wants to see that something runs
@@ -98,8 +138,6 @@ async def _work(
     finally:
         watchdog.stop()
         beating.cancel()
-        if server is not None:
-            server.close()
     if left:
         say(unfinished(app.unanswered, grace_s))
         _leave(EXIT_UNFINISHED)
@@ -115,7 +153,13 @@ def unfinished(unanswered: Mapping[str, int], grace_s: float) -> str:
 
 
 def _leave(code: int) -> None:
-    """Without waiting for threads: a handler that never returns would keep the process for ever."""
+    """Without waiting for threads: a handler that never returns would keep the process for ever.
+
+    What is to be done at an exit is done: spans and rows that are still to be written.
+    """
+    ending = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    ending.start()
+    ending.join(ATEXIT_S)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

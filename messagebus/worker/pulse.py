@@ -40,9 +40,12 @@ class Pulse:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.begun = False
+        """Whether the loop has said anything yet."""
         self._last: tuple[float, Look] = (clock(), {"ready": False, "status": "starting"})
 
     def tell(self, look: Look) -> None:
+        self.begun = True
         self._last = (self._clock(), look)  # in one step: readers see both or neither
 
     @property
@@ -55,16 +58,17 @@ class Pulse:
 
 
 def look(app: App) -> Look:
-    """Ready: runs, is not stopping, and each subscription is attached to a broker at least."""
+    """Ready: runs, is not stopping, each subscription is attached to a broker and has its handler."""
     stats = app.stats()
     attached = all(
         any(broker.state == "open" for broker in each.brokers.values()) for each in stats.values()
     )
-    running = app.status is Status.RUNNING
+    running, ended = app.status is Status.RUNNING, getattr(app, "ended", {})
     return {
-        "ready": running and attached,
+        "ready": running and attached and not ended,
         "status": app.status.value if running else "stopping" if stats else "starting",
         "subscriptions": {name: _of(each) for name, each in stats.items()},
+        **({"ended": dict(ended)} if ended else {}),
     }
 
 

@@ -1,7 +1,9 @@
 """Several processes of one worker: started, started again when they crash, stopped together.
 
-The parent imports nothing of the application, so nothing of it can harm the parent. A child that cannot
-import it ends all: it would never be better. Any other end of a child is followed by a new one.
+The parent imports nothing of the application, so nothing of it can harm the parent. A first child that
+cannot import it ends all: it would never be better. Once any child has worked, whatever ends one is its
+own business: it is followed by a new one, and the others go on. Children are told to stop over their
+lines, not by signals: whoever starts us may have sent them one already.
 """
 
 from __future__ import annotations
@@ -18,11 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-import httpx
-
 from messagebus.core.backoff import backoff_ms
 from messagebus.worker.health import TEXT, Answer, Ask, respond
 from messagebus.worker.metrics import scraped
+from messagebus.worker.process import LEAVE_AFTER_S, STOP
 from messagebus.worker.pulse import LIVE_S, Look
 
 __all__ = ["PARENT_OPTION", "Supervisor", "how_it_ended", "together"]
@@ -32,8 +33,8 @@ EXIT_STOPPED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 RESTART_FIRST_MS, RESTART_MAX_MS = 1_000, 30_000
 # A child that lived so long had no trouble at its start: the next wait is the shortest again.
 STEADY_S = 60.0
-# Beyond the handlers' grace: last answers, copies and confirms, hanging up (see `App.stop`).
-KILL_AFTER_S = 20.0
+# The other children wait so long for the first one to import the application, which may say what is wrong.
+LOADED_S = 60.0
 LINE_BYTES_MAX = 1024 * 1024
 
 
@@ -43,6 +44,7 @@ class _Child:
 
     number: int
     process: asyncio.subprocess.Process | None = None
+    line: socket.socket | None = None
     look: Look = field(default_factory=lambda: {"ready": False, "status": "starting"})
     port: int | None = None  # where it shows its own metrics
     heard: bool = False
@@ -64,12 +66,13 @@ class Supervisor:
         self._children = [_Child(number) for number in range(1, processes + 1)]
         self._stopping = asyncio.Event()
         self._loaded = asyncio.Event()
+        self._has_worked = False
         self._code = EXIT_STOPPED
 
     async def run(self) -> int:
         """Until SIGTERM, SIGINT, or a child that cannot be. Returns the exit code.
 
-        0: all stopped politely; 1: not all; 2: the application does not import.
+        0: all stopped politely; 1: not all; 2: the application does not import, and never did.
         """
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
@@ -77,17 +80,22 @@ class Supervisor:
         first, *others = self._children
         keeping = [asyncio.create_task(self._keep(first))]
         # The others once the first has imported the application: what is wrong with it is said once.
-        await self._loaded.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._loaded.wait(), LOADED_S)
         keeping += [asyncio.create_task(self._keep(child)) for child in others]
         await asyncio.gather(*keeping)
         return self._code
 
     def _stop(self) -> None:
-        """Pass it on. Said twice, the children hear it twice, and end at once."""
+        """Pass it on. Said twice, the children end at once."""
+        again = self._stopping.is_set()
         self._stopping.set()
         self._loaded.set()
         for child in self._children:
-            _send(child, signal.SIGTERM)
+            if again:
+                _kill(child)
+            else:
+                _ask_to_stop(child)
 
     async def _keep(self, child: _Child) -> None:
         while not self._stopping.is_set():
@@ -97,7 +105,7 @@ class Supervisor:
                 if not is_polite(ended, heard=child.heard):
                     self._code = self._code or EXIT_FAILED
                 return
-            if ended == EXIT_USAGE:
+            if ended == EXIT_USAGE and not self._has_worked:
                 self._code = EXIT_USAGE
                 self._stop()
                 return
@@ -108,20 +116,26 @@ class Supervisor:
     async def _live(self, child: _Child) -> int:
         """One life of a child. Returns its exit code, negative for a signal."""
         ours, theirs = socket.socketpair()
-        with contextlib.closing(theirs):
-            child.process = process = await asyncio.create_subprocess_exec(
-                *self._command, PARENT_OPTION, str(theirs.fileno()), pass_fds=[theirs.fileno()]
-            )
-        child.heard, child.heard_s = False, time.monotonic()
+        try:
+            with contextlib.closing(theirs):
+                child.process = process = await asyncio.create_subprocess_exec(
+                    *self._command, PARENT_OPTION, str(theirs.fileno()), pass_fds=[theirs.fileno()]
+                )
+        except OSError as fault:  # no memory or no process left, for now
+            ours.close()
+            self._say(f"{child.name} cannot be started: {fault.strerror}")
+            return EXIT_FAILED
+        child.line, child.heard, child.heard_s = ours, False, time.monotonic()
         reading = asyncio.create_task(self._hear(child, ours))
         if self._stopping.is_set():  # asked while it was being started
-            _send(child, signal.SIGTERM)
+            _ask_to_stop(child)
         try:
             return await self._ended(child, process)
         finally:
-            child.process = child.port = None
+            child.process = child.port = child.line = None
             child.look = {"ready": False, "status": "ended"}
             reading.cancel()
+            await asyncio.wait([reading])
             ours.close()
 
     async def _ended(self, child: _Child, process: asyncio.subprocess.Process) -> int:
@@ -131,21 +145,24 @@ class Supervisor:
         await asyncio.wait([ended, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not ended.done():
-            await asyncio.wait([ended], timeout=self._grace_s + KILL_AFTER_S)
+            await asyncio.wait([ended], timeout=self._grace_s + LEAVE_AFTER_S)
         if not ended.done():
             self._say(f"{child.name} (pid {process.pid}) does not end: killed")
-            _send(child, signal.SIGKILL)
+            _kill(child)
         return await ended
 
     async def _hear(self, child: _Child, line: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=line, limit=LINE_BYTES_MAX)
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while told := await reader.readline():
                 said = json.loads(told)
                 child.look, child.port, child.heard_s = said["look"], said["port"], time.monotonic()
-                child.heard = True
+                child.heard = self._has_worked = True
                 self._loaded.set()
-        writer.close()
+        except (OSError, ValueError, LookupError, TypeError) as fault:
+            self._say(f"{child.name} cannot be understood: {type(fault).__name__}")
+        finally:
+            writer.close()
 
     async def _pause(self, child: _Child, ended: int) -> None:
         wait_ms = backoff_ms(
@@ -161,13 +178,13 @@ class Supervisor:
 
         def ask(path: str) -> Answer:
             if path == "/metrics":
-                ports = {child.name: child.port for child in self._children}
-                return _metrics({name: port for name, port in ports.items() if port is not None})
+                return _metrics({child.name: child.port for child in self._children})
             now_s = time.monotonic()
+            # An application may be imported for as long as it likes: see /ready.
             late = [
                 f"{child.name}: no turn for {now_s - child.heard_s:.1f} s"
                 for child in self._children
-                if child.process is not None and now_s - child.heard_s > LIVE_S
+                if child.process is not None and child.heard and now_s - child.heard_s > LIVE_S
             ]
             looks = {child.name: child.look for child in self._children}
             stopping = self._stopping.is_set()
@@ -185,13 +202,10 @@ def together(looks: dict[str, Look], stopping: bool) -> Look:
     }
 
 
-def _metrics(ports: Mapping[str, int]) -> Answer:
+def _metrics(ports: Mapping[str, int | None]) -> Answer:
     if find_spec("prometheus_client") is None:
         return Answer(404, TEXT, b"prometheus-client is not installed\n")
-    try:
-        return Answer(200, *scraped(ports))
-    except httpx.HTTPError as fault:
-        return Answer(503, TEXT, f"a process does not show its metrics: {fault}\n".encode())
+    return Answer(200, *scraped(ports))
 
 
 def is_polite(code: int, *, heard: bool) -> bool:
@@ -208,10 +222,17 @@ def how_it_ended(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def _send(child: _Child, number: signal.Signals) -> None:
+def _ask_to_stop(child: _Child) -> None:
+    """Read by `Parent` in the child, at the latest when it has begun to run."""
+    if child.line is not None:
+        with contextlib.suppress(OSError):
+            child.line.send(STOP, socket.MSG_DONTWAIT)
+
+
+def _kill(child: _Child) -> None:
     if child.process is not None and child.process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            child.process.send_signal(number)
+            child.process.kill()
 
 
 def child_command(

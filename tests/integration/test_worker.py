@@ -292,6 +292,137 @@ def test_children_end_when_their_parent_is_killed(shop: Shop) -> None:
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), within_s=WITHIN_S)
 
 
+SLOW = """
+    import os, time
+    from pathlib import Path
+    from messagebus import App
+    from messagebus.testing import MemoryBus
+
+    Path(f"importing.{os.getpid()}").touch()
+    while not Path("go_on").exists():
+        time.sleep(0.02)
+    if Path("broken").exists():
+        1 / 0
+    bus = MemoryBus()
+    bus.declare("queue:jobs")
+    app = App()
+    app.use(bus)
+
+    @app.subscriber("queue:jobs")
+    def work(job: str) -> None: ...
+"""
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_children_that_import_end_when_their_parent_is_killed(shop: Shop) -> None:
+    shop.write("slow", SLOW)
+    worker = shop.worker("slow:app", "--processes", "2")
+    eventually(lambda: list(shop.folder.glob("importing.*")), within_s=WITHIN_S)
+    left = children(worker)
+    assert left
+    worker.kill()
+    worker.communicate(timeout=30 * FACTOR)
+    eventually(lambda: not any(map(is_there, left)), within_s=WITHIN_S)
+
+
+def test_a_long_import_is_live_and_not_ready_alone_and_in_children(
+    shop: Shop, free_port: int
+) -> None:
+    shop.write("slow", SLOW)
+    for options in ((), ("--processes", "2")):
+        worker = shop.worker("slow:app", "--health", f"127.0.0.1:{free_port}", *options)
+        is_answered(free_port, "/live", 200)
+        is_answered(free_port, "/ready", 503)
+        (shop.folder / "go_on").touch()
+        is_answered(free_port, "/ready", 200)
+        assert end(worker)[0] == 0
+        (shop.folder / "go_on").unlink()
+
+
+def test_a_child_that_cannot_start_again_stops_no_healthy_one(shop: Shop, free_port: int) -> None:
+    shop.write("slow", SLOW)
+    (shop.folder / "go_on").touch()
+    worker = shop.worker("slow:app", "--processes", "3", "--health", f"127.0.0.1:{free_port}")
+    is_answered(free_port, "/ready", 200)
+    healthy = children(worker)
+    victim = healthy.pop()
+    (shop.folder / "broken").touch()
+    os.kill(victim, signal.SIGKILL)
+    is_answered(free_port, "/ready", 503)
+    imports = len(list(shop.folder.glob("importing.*")))
+    eventually(lambda: len(list(shop.folder.glob("importing.*"))) > imports, within_s=WITHIN_S)
+    shown = is_answered(free_port, "/metrics", 200).text
+    ups = re.findall(r"^messagebus_worker_up{.*} (.*)$", shown, re.M)
+    assert sorted(ups) == ["0.0", "1.0", "1.0"]
+    (shop.folder / "broken").unlink()
+    is_answered(free_port, "/ready", 200)
+    assert healthy < children(worker)
+    code, said = end(worker)
+    assert code == 0
+    assert "ended with exit code 2; again in" in said
+
+
+def test_a_signal_to_all_of_them_is_as_good_as_one_to_the_parent(shop: Shop) -> None:
+    """As systemd sends it, and a terminal: the children hear it, and their parent passes it on."""
+    worker = shop.worker("shop:app", "--processes", "2", orders="slow")
+    shop.heard("began slow", 2)
+    for pid in children(worker):
+        os.kill(pid, signal.SIGTERM)
+    assert end(worker) == (0, "")
+    assert shop.told().count("ended slow") == 2
+
+
+def test_a_second_signal_ends_the_children_at_once(shop: Shop) -> None:
+    worker = shop.worker("shop:app", "--processes", "2", "--grace-s", "600", orders="endless")
+    shop.heard("began endless", 2)
+    left = children(worker)
+    worker.send_signal(signal.SIGTERM)
+
+    def ended() -> bool:
+        worker.send_signal(signal.SIGTERM)
+        return worker.poll() is not None
+
+    eventually(ended, within_s=WITHIN_S)
+    assert worker.returncode in (1, -signal.SIGTERM)  # it may hear one more on its way out
+    eventually(lambda: not any(map(is_there, left)), within_s=WITHIN_S)
+
+
+CANCELLING = """
+    import asyncio
+    from messagebus import App
+    from messagebus.testing import MemoryBus
+
+    bus = MemoryBus()
+    bus.declare("queue:jobs")
+    app = App()
+    app.use(bus)
+    with bus.publisher() as publisher:
+        publisher.send_safe("queue:jobs", "one")
+
+    @app.subscriber("queue:jobs")
+    async def work(job: str) -> None:
+        for task in asyncio.all_tasks():
+            if task.get_coro().__name__ == "_handle":
+                task.cancel()
+"""
+
+
+def test_a_runner_that_ended_is_an_error_and_costs_the_exit_code(shop: Shop) -> None:
+    shop.write("cancelling", CANCELLING)
+    worker = shop.worker("cancelling:app")
+    _, said = worker.communicate(timeout=30 * FACTOR)
+    assert worker.returncode == 1
+    assert "handling ended source=queue:jobs" in said
+    assert (
+        said.strip()
+        .splitlines()[-1]
+        .startswith("messagebus: handling of queue:jobs ended by itself: CancelledError")
+    )
+
+
 def test_a_child_that_cannot_finish_is_said_and_costs_the_exit_code(shop: Shop) -> None:
     worker = shop.worker("shop:app", "--processes", "2", "--grace-s", "0.2", orders="endless")
     shop.heard("began endless", 2)

@@ -259,3 +259,40 @@ def test_one_object_that_is_published_twice_at_once_leaves_nothing_behind(page: 
     hooks.published("orders", message, end)
     assert hooks._open == {}
     assert page.value("messagebus_published_bytes_total", destination="orders") == 2
+
+
+def test_counters_never_fall_when_a_client_of_that_name_goes(page: Page) -> None:
+    clients = ClientMetrics(page.registry)
+    clients.watch(first := Client(PUBLISHER), "api")
+    clients.watch(second := Client(PUBLISHER), "api")
+
+    def confirmed() -> float | None:
+        return page.value("messagebus_publisher_messages_total", client="api", outcome="confirmed")
+
+    assert confirmed() == 14
+    del first
+    assert confirmed() == 14
+    assert page.value("messagebus_publisher_backlog_messages", client="api") == 6
+    del second
+    assert confirmed() is None
+    clients.watch(third := Client(PUBLISHER), "api")
+    assert confirmed() == 21
+    assert third.status is not None
+
+
+def test_counters_never_fall_when_an_app_is_started_again(page: Page) -> None:
+    clients = ClientMetrics(page.registry)
+    told = {"orders/billing": consumer_stats()}
+    client = Client(lambda: told)
+    clients.watch(client, "shop")
+
+    def acked() -> float | None:
+        return page.value(
+            "messagebus_consumer_answers_total", client="orders/billing", answer="ack"
+        )
+
+    assert acked() == 3
+    told.clear()
+    assert acked() == 3
+    told["orders/billing"] = consumer_stats(acked=1)
+    assert acked() == 4
