@@ -92,6 +92,8 @@ class EventFile:
         """How many it was given, the anchor too."""
         self.bytes = 0
         """How large the file is, once all of them are written."""
+        self.written = 0
+        """How many the operating system got whole, the anchor too."""
         self._written_ns = clock_ns()
         self.write(json.dumps({"schema": SCHEMA, "anchor": anchor.as_json()}))
         try:
@@ -119,19 +121,23 @@ class EventFile:
         if not self._lines:
             return
         self._lines.append("")
-        block = memoryview("\n".join(self._lines).encode())
+        block = "\n".join(self._lines).encode()
         self._lines = []
-        self._size = 0
+        self._size = taken = 0
         try:
-            while block:
-                block = block[self._file.write(block) :]
+            while taken < len(block):
+                taken += self._file.write(memoryview(block)[taken:])
         except OSError as fault:
             raise RecordingFailed(f"{self.path}: cannot write events: {fault.strerror}") from fault
+        finally:
+            self.written += block.count(b"\n", 0, taken)
         self._written_ns = self._clock_ns()
 
     def close(self) -> None:
-        self.flush()
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -77,7 +77,8 @@ def is_sampled(message_id: str, share: float) -> bool:
 class RecorderStats:
     """written: rows that reached the operating system. dropped: rows that found no room or no disk.
 
-    waiting: rows that are still to be written. files_deleted: the oldest, to make room for new ones.
+    waiting: rows that are still to be written. Each row is one of the three. files_deleted: the oldest,
+    to make room for new ones, with rows that were written.
     """
 
     written: int
@@ -182,7 +183,7 @@ class Recorder(Hooks):
         return RecorderStats(
             written=sum(files.written for files in self._files),
             dropped=sum(each.dropped for each in rows) + sum(each.lost for each in self._files),
-            waiting=sum(len(each.lines) for each in rows),
+            waiting=sum(len(each.lines) for each in rows) + sum(f.held for f in self._files),
             files_deleted=sum(files.deleted for files in self._files),
         )
 
@@ -298,27 +299,46 @@ class _Files:
         self._file: EventFile | None = None
         self._kept: deque[Path] = deque()
         self._is_broken = False
-        self.written = self.lost = self.deleted = 0
+        self._taken = self._in_closed = 0
+        self.deleted = 0
+
+    @property
+    def written(self) -> int:
+        """What the operating system got, by the files' own count; the anchors are not rows."""
+        return self._in_closed + (0 if self._file is None else max(0, self._file.written - 1))
+
+    @property
+    def held(self) -> int:
+        """Taken, and not written yet."""
+        return 0 if self._is_broken else self._taken - self.written
+
+    @property
+    def lost(self) -> int:
+        """Taken, and never to be written."""
+        return self._taken - self.written if self._is_broken else 0
 
     def write(self) -> None:
         """What waits now. A disk that fails once is not tried again: its rows are counted."""
         lines = self._rows.lines
-        count = len(lines)
-        try:
-            for _ in range(count):
-                line = lines.popleft()
+        for _ in range(len(lines)):
+            line = lines.popleft()
+            self._taken += 1
+            try:
                 if not self._is_broken:
                     self._place().write(line)
+            except RecordingFailed as fault:
+                self._broke(fault)
+        try:
             if self._file is not None:
                 self._file.flush()
         except RecordingFailed as fault:
+            self._broke(fault)
+
+    def _broke(self, fault: RecordingFailed) -> None:
+        if not self._is_broken:
             self._is_broken = True
             log.warning("rows are dropped from now on error=%s", fault)
             self.close()
-        if self._is_broken:
-            self.lost += count
-        else:
-            self.written += count
 
     def _place(self) -> EventFile:
         if self._file is None or self._file.bytes >= self._bytes_max:
@@ -326,20 +346,33 @@ class _Files:
         return self._file
 
     def _begin(self) -> EventFile:
-        self.close()
+        self._close()
         path = self._folder / f"{self._kind}-{self._name}-{next(self._numbers):04}.ndjson"
         made = EventFile(path, anchor_now(self._name), clock_ns=time.monotonic_ns)
         self._kept.append(path)
         if len(self._kept) > self._files_max:
-            self._kept.popleft().unlink(missing_ok=True)
-            self.deleted += 1
+            try:
+                self._kept.popleft().unlink(missing_ok=True)
+                self.deleted += 1
+            except OSError as fault:
+                log.warning("old rows not deleted error=%s", fault.strerror)
         return made
 
     def close(self) -> None:
         """What it holds is written by then, or lost."""
+        try:
+            self._close()
+        except RecordingFailed as fault:
+            self._broke(fault)
+
+    def _close(self) -> None:
         if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
+            file = self._file
+            try:
+                file.close()
+            finally:
+                self._in_closed += max(0, file.written - 1)
+                self._file = None
 
 
 def _check(

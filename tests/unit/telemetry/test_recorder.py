@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from messagebus.errors import ConfigError, RecordingFailed
 from messagebus.events import DELIVERED, PUBLISHED, body_hash
 from messagebus.message import Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
+from messagebus.telemetry.eventfile import EventFile
 from messagebus.telemetry.recorder import Recorder, is_sampled
 from messagebus.telemetry.rundescription import note
 
@@ -248,3 +250,67 @@ def test_a_manifest_that_cannot_be_written_is_only_told(
 def test_wrong_settings_are_told(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         Recorder(tmp_path, **{"run_id": "r", **options})
+
+
+@pytest.mark.parametrize("taken_bytes", [0, 100, 50_000, 70_000, 200_000])
+def test_on_a_disk_that_fills_up_what_was_written_and_what_was_lost_add_up(
+    tmp_path: Path, taken_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ENOSPC comes: a write takes a part, and the next one nothing."""
+    room = [taken_bytes]
+
+    class Filling:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def write(self, block: memoryview) -> int:
+            count = min(room[0], len(block))
+            if not count:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            room[0] -= count
+            return int(self._inner.write(block[:count]))
+
+        def close(self) -> None:
+            self._inner.close()
+
+    opened = EventFile.__init__
+
+    def open_filling(self: EventFile, *args: Any, **how: Any) -> None:
+        opened(self, *args, **how)
+        self._file = Filling(self._file)  # type: ignore[assignment]
+
+    monkeypatch.setattr(EventFile, "__init__", open_filling)
+    hooks, count = recorder(tmp_path), 500
+    for _ in range(3):
+        for _ in range(count):
+            publish(hooks)
+        assert hooks.stats().waiting == count
+        for files in hooks._files:
+            files.write()
+        assert hooks.stats().waiting == 0
+    handle(hooks, ID)
+    write(hooks)
+    stats = hooks.stats()
+    whole = [
+        line
+        for path in tmp_path.glob("*.ndjson")
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n") and "anchor" not in line
+    ]
+    assert stats.written == len(whole)
+    assert (stats.written + stats.dropped, stats.waiting) == (3 * count + 1, 0)
+    assert stats.dropped > 0
+
+
+def test_old_rows_that_cannot_be_deleted_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    hooks = recorder(tmp_path, file_bytes_max=1, files_max=1)
+    for _ in range(5):
+        publish(hooks)
+    write(hooks)
+    assert (hooks.stats().written, hooks.stats().files_deleted) == (5, 0)
