@@ -31,7 +31,6 @@ __all__ = [
     "park_headers",
     "retry_headers",
     "rule_of",
-    "single",
 ]
 
 # Of a reason or an exception, in a header or a log line; a header must fit a frame with all others.
