@@ -57,7 +57,7 @@ _LEFT_OUT = EXPIRATION | USER_ID | CLUSTER_ID
 # RabbitMQ sends what bears these to the queues that they name as well.
 _ROUTING = frozenset({"CC", "BCC"})
 # Its own, in deliveries.
-_OF_THE_BROKER = (*OF_DEAD_LETTERING, "x-delivery-count")
+_OF_THE_BROKER = (*OF_DEAD_LETTERING, "x-delivery-count", "x-acquired-count")
 
 _FLAGS = Struct(">H")
 _LENGTH = Struct(">I")

@@ -116,7 +116,9 @@ async def test_a_broker_says_how_often_it_has_delivered_before(bus: Bus) -> None
     for before in range(3):
         (delivery,) = await receive(consumer, 1)
         assert delivery.redelivered is (before > 0)
-        assert delivery.message.headers.get("x-delivery-count", 0) == before
+        headers = delivery.message.headers
+        # RabbitMQ 4.3 counts what was given back in a header of its own: it uses up no delivery limit.
+        assert headers.get("x-acquired-count", headers.get("x-delivery-count", 0)) == before
         await consumer.call("nack", delivery)
     (delivery,) = await receive(consumer, 1)
     await consumer.call("ack", delivery)

@@ -184,6 +184,7 @@ def test_what_was_about_the_way_of_the_original_is_left_out() -> None:
             "x-first-death-queue": "q",
             "x-last-death-reason": "expired",
             "x-delivery-count": 4,
+            "x-acquired-count": 5,
             "x-mine": 1,
         },
         user_id="somebody",
