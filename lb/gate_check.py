@@ -1,11 +1,10 @@
 """The gate check: what HAProxy says to a broker to learn whether it may take publishes.
 
-Pure bytes of AMQP 0.9.1: a login, and a passive declaration of the gate's exchange. Brokers before
-RabbitMQ 4.2.6 want no right for that; later ones want any right on the exchange, and the probe has the
-one that changes nothing: to read it. (4.2.6 and 4.3.0 themselves want the right to configure: there the
-gate is never seen.) A publish would want no configure right on those two either, but the broker stops
-reading from a connection that published while it is in alarm: every check would then leave one behind.
-A broker that is starting, frozen, or lacks something wanted does not pass.
+Pure bytes of AMQP 0.9.1: a login, and a passive declaration of the gate's queue, which answers how many
+messages are in it: one when the gate is open. Brokers before RabbitMQ 4.2.6 want no right for that; later
+ones want any right on the queue, and the probe has one with which nothing can be done. (4.2.6 and 4.3.0
+themselves want the right to configure: there the gate is never seen.) A broker that is starting, frozen,
+or lacks something wanted does not pass.
 
 Every step names how long the good answer is, so that any other answer is a failure at once instead
 of a time-out.
@@ -31,8 +30,9 @@ METHOD, FRAME_END = 1, b"\xce"
 START, START_OK, TUNE, TUNE_OK = (10, 10), (10, 11), (10, 30), (10, 31)
 OPEN, OPEN_OK, CLOSE, CLOSE_OK = (10, 40), (10, 41), (10, 50), (10, 51)
 CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
-DECLARE, DECLARE_OK = (40, 10), (40, 11)
+DECLARE, DECLARE_OK = (50, 10), (50, 11)
 PASSIVE = 1
+GATE_MESSAGES = 1
 REPLY_SUCCESS = 200
 
 
@@ -70,13 +70,13 @@ def steps(user: str, password: Secret, *, vhost: str = "/") -> tuple[Step, ...]:
         ),
         Step(
             send=_tune_ok() + _open(vhost) + _channel_open() + _declare(GATE),
-            expect=_id(DECLARE_OK),
+            expect=_id(DECLARE_OK) + _short(GATE) + struct.pack(">I", GATE_MESSAGES),
             bytes_min=len(
                 _frame(0, OPEN_OK, b"\0")
                 + _frame(1, CHANNEL_OPEN_OK, b"\0" * 4)
-                + _frame(1, DECLARE_OK)
+                + _frame(1, DECLARE_OK, _short(GATE) + b"\0" * 8)
             ),
-            fault="the gate is shut, or the probe may not read it",
+            fault="the gate is shut, or the probe may not see it",
         ),
         Step(
             send=_close(),
@@ -114,11 +114,9 @@ def _channel_open() -> bytes:
     return _frame(1, CHANNEL_OPEN, _short(""))
 
 
-def _declare(exchange: str) -> bytes:
+def _declare(queue: str) -> bytes:
     no_arguments = _long(b"")
-    return _frame(
-        1, DECLARE, b"\0\0" + _short(exchange) + _short("fanout") + bytes([PASSIVE]) + no_arguments
-    )
+    return _frame(1, DECLARE, b"\0\0" + _short(queue) + bytes([PASSIVE]) + no_arguments)
 
 
 def _close() -> bytes:

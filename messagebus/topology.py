@@ -42,7 +42,9 @@ __all__ = [
     "with_options",
 ]
 
-# The mark in a broker that it may take publishes: a non-durable exchange, so a killed broker loses it.
+# The mark in a broker that it may take publishes: a message in this queue. It is durable and classic and the
+# message is not, so the broker drops the message whenever it starts, on all versions; it keeps exchanges that
+# are not durable where Khepri holds its definitions (RabbitMQ 4.3), and refuses such queues there.
 GATE = "mb.ready"
 # Where delayed messages come out: a direct exchange, bound to every destination under its exchange's
 # name, and to every subscription's queue under the queue's.

@@ -25,6 +25,7 @@ from lb.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from messagebus.tls import certificate_fault
+from messagebus.topology import GATE
 from ops.errors import NoAnswer
 
 __all__ = ["Connection", "Queue", "View"]
@@ -195,7 +196,7 @@ class View:
     def queues(self, name: str) -> list[Queue]:
         """Of one broker, as its statistics have it: up to one interval old. Raises NoAnswer.
 
-        Without those that belong to one connection, as each agent has one for events.
+        Without those that belong to one connection, as each agent has one for events, and the gate's.
         """
         columns = "columns=name,messages,messages_unacknowledged,message_bytes,consumers,exclusive"
         return [
@@ -207,7 +208,7 @@ class View:
                 body_bytes=int(found.get("message_bytes") or 0),
             )
             for found in self._manage(name, "GET", f"/api/queues/{VHOST}?{columns}").json()
-            if not found.get("exclusive")
+            if not found.get("exclusive") and found["name"] != GATE
         ]
 
     def holds_message(self, name: str, queue: str) -> bool:

@@ -7,6 +7,7 @@ request that it refuses, so every method may raise LinkError and the caller dial
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -28,6 +29,8 @@ __all__ = [
 # Made by the plugin rabbitmq_event_exchange; durable, so it is still there when the plugin is off.
 EVENT_EXCHANGE = "amq.rabbitmq.event"
 EVENT_KEYS = ("queue.deleted", "exchange.deleted", "binding.deleted")
+# Of two messages that open the gate at once the second takes the place of the first.
+GATE_QUEUE = QueueSpec(name=GATE, arguments={"x-queue-type": "classic", "x-max-length": 1})
 # Declaring one more queue flushes the names of those before it.
 SETTLE_QUEUE = QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
 # A broker that does not answer a declaration for so long is treated as gone.
@@ -43,15 +46,17 @@ OnEvent = Callable[[str, Mapping[str, Any]], None]
 
 
 class Control:
-    """One administrator's link to a broker."""
+    """One administrator's link to a broker. dial_again: opens another one."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, dial_again: Callable[[], Awaitable[Link]]) -> None:
         self.link = link
+        self._dial_again = dial_again
 
     @classmethod
     async def dial(cls, address: Broker, credentials: Credentials, *, timeout_ms: int) -> Control:
         """Open a link. Raises LoginRefused or LinkLost."""
-        return cls(await dial(address, credentials, timeout_ms=timeout_ms))
+        dial_again = functools.partial(dial, address, credentials, timeout_ms=timeout_ms)
+        return cls(await dial_again(), dial_again)
 
     @property
     def is_open(self) -> bool:
@@ -148,11 +153,23 @@ class Control:
 
     async def gate_is_open(self) -> bool:
         """Whether the mark is there."""
-        return await self._has_exchange(GATE)
+        found = await self.counts(GATE)
+        return found is not None and found[0] > 0
 
     async def open_gate(self) -> None:
-        """Declare the mark. Not durable: the broker loses it when it ends."""
-        await self._call("exchange_declare", exchange=GATE, exchange_type="fanout", durable=False)
+        """Make the mark. It is published, over a link of its own: a broker in alarm reads nothing more from a
+        link that has published.
+        """
+        await self._declare_queue(GATE_QUEUE)
+        link = await self._dial_again()
+        answered = asyncio.Event()
+        link.pipe.on_confirm = lambda *_: answered.set()
+        try:
+            await self._bounded(link.confirm_select(), "confirm.select")
+            link.channel.basic_publish("", GATE, b"")
+            await self._bounded(answered.wait(), "the message that opens the gate")
+        finally:
+            await link.close()
 
     async def follow_events(self, on_event: OnEvent) -> bool:
         """Call on_event(key, headers) for what is deleted from now on.

@@ -14,7 +14,7 @@ import httpx
 
 from messagebus.agent.config import AgentConfig
 from messagebus.errors import ConfigError
-from messagebus.topology import BORN
+from messagebus.topology import BORN, GATE
 
 __all__ = ["Load", "Management", "ManagementUnavailable", "Room"]
 
@@ -144,8 +144,9 @@ class Management:
 
 
 def _is_shared(queue: dict[str, Any]) -> bool:
-    """And counted: a queue that was made just now is not yet."""
-    return bool(queue["durable"] and not queue.get("exclusive") and "messages" in queue)
+    """And counted: a queue that was made just now is not yet. The gate's message is nobody's."""
+    is_listed = queue["durable"] and not queue.get("exclusive") and queue["name"] != GATE
+    return bool(is_listed and "messages" in queue)
 
 
 def _load(queue: dict[str, Any]) -> Load:

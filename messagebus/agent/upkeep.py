@@ -342,6 +342,7 @@ class Upkeep:
             except (NotBroughtAbout, ManagementUnavailable) as fault:
                 self._tell_fault(str(fault))
             if time.monotonic() >= audit_at_s:
+                await self._audit_gate(control)
                 await self._audit(control)
                 audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
         raise LinkLost(self._config.broker, "link lost")
@@ -482,6 +483,14 @@ class Upkeep:
             raise NotBroughtAbout("the data folder could not be synced")
 
     # Noticing what vanished.
+
+    async def _audit_gate(self, control: Control) -> None:
+        """Open it again, if it may be, where somebody emptied its queue or its process crashed."""
+        async with self._lock:
+            if self._gate_open and not await control.gate_is_open():
+                log.warning("gate vanished broker=%s", self._config.broker)
+                self._gate_open = False
+                self._wake.set()
 
     async def _audit(self, control: Control) -> None:
         """Look for queues, and bind them; all of them, or some of them while events are proven."""

@@ -47,8 +47,9 @@ _USERS = {
         r"^(mb\.(topic|queue|delay)/.*|amq\.default)$",
         r"^mb\.(sub|queue|park)/.*",
     ),
-    # HAProxy's check logs in and asks whether the gate is there: RabbitMQ 4.3 wants a right on it for that.
-    "probe": ("", "^$", "^$", r"^mb\.ready$"),
+    # HAProxy's check looks at the gate's queue, for which RabbitMQ 4.3 wants some right on it. With this one
+    # nothing can be taken from it, nor put into it.
+    "probe": ("", "^$", r"^mb\.ready$", "^$"),
 }
 
 

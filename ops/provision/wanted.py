@@ -62,8 +62,9 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     # Retries and what is parked are copies: through the delay ladder, or the default exchange.
     "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park)/.*"),
     "monitor": ("monitoring", "^$", "^$", "^$"),
-    # Since RabbitMQ 4.2.6 a look at the gate wants some right on it; this one changes nothing.
-    "probe": ("", "^$", "^$", r"^mb\.ready$"),
+    # Since RabbitMQ 4.2.6 a look at the gate's queue wants some right on it. To write to it is the one with
+    # which nothing can be done: it is filled through the default exchange, and only readers empty it.
+    "probe": ("", "^$", r"^mb\.ready$", "^$"),
 }
 
 Secrets = Mapping[Path, Secret]

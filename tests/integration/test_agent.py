@@ -341,7 +341,7 @@ def test_the_gate_stays_shut_while_a_queue_has_no_leader(broken: LocalCluster, t
     queue = f"mb.queue/{topic}"
     broken.kill("mb2", agent=True)
     with broken.management("mb2") as management:
-        management.delete("/api/exchanges/%2F/mb.ready").raise_for_status()
+        management.delete("/api/queues/%2F/mb.ready/contents").raise_for_status()
     ra(broken, "mb2", queue, "ra_leaderboard:clear(N)")
     broken.start("mb2", agent=True, wait=False)
     eventually(lambda: is_brought_about(broken, "mb2"), within_s=30)

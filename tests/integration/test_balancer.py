@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -57,7 +58,8 @@ def test_real_brokers_pass_the_gate_check_and_real_agents_are_understood(
 
     eventually(understood, within_s=5)
     checks = [each.check for each in runtime.servers(inventory.balancer.socket).values()]
-    assert checks == ["L7OK (tcp-check)"] * len(inventory.brokers)
+    # With a star in front while the next check is under way.
+    assert all(re.fullmatch(r"(\* )?L7OK( \(tcp-check\))?", check) for check in checks)
 
 
 def test_a_drain_holds_over_a_reload_and_is_taken_back(

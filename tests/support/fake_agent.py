@@ -18,6 +18,8 @@ from typing import Any
 import pika.frame
 import pika.spec
 
+from messagebus.topology import GATE
+
 __all__ = ["CLIENT", "FakeAgent", "FakeBroker", "fake_agent", "fake_broker"]
 
 CLIENT = b"a client, not a check\n"
@@ -32,10 +34,8 @@ OPENED = (
     pika.frame.Method(0, pika.spec.Connection.OpenOk()).marshal()
     + pika.frame.Method(1, pika.spec.Channel.OpenOk()).marshal()
 )
-GATE_OPEN = pika.frame.Method(1, pika.spec.Exchange.DeclareOk()).marshal()
-GATE_SHUT = pika.frame.Method(
-    1, pika.spec.Channel.Close(404, "NOT_FOUND - no exchange 'mb.ready' in vhost '/'", 40, 10)
-).marshal()
+GATE_OPEN = pika.frame.Method(1, pika.spec.Queue.DeclareOk(GATE, 1, 0)).marshal()
+GATE_SHUT = pika.frame.Method(1, pika.spec.Queue.DeclareOk(GATE, 0, 0)).marshal()
 CLOSED = pika.frame.Method(0, pika.spec.Connection.CloseOk()).marshal()
 
 
@@ -51,7 +51,7 @@ class _Quiet:
 class FakeBroker(_Quiet, socketserver.ThreadingTCPServer):
     """Answers gate checks as RabbitMQ does, and echoes what clients send.
 
-    gate: whether the exchange is there. frozen: takes connections and says nothing.
+    gate: whether it is open. frozen: takes connections and says nothing.
     clients: connections that were no check. checks: gate checks answered to the end.
     """
 

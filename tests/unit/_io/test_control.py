@@ -40,7 +40,13 @@ class FakeLink:
         self.address = Broker("a")
         self.is_open = True
         self.consumed: list[Any] = []
-        self.channel = SimpleNamespace(basic_consume=self._consume)
+        self.channel = SimpleNamespace(basic_consume=self._consume, basic_publish=self._publish)
+        self.pipe = SimpleNamespace(on_confirm=None)
+        self.confirms = True
+        self.messages = 3
+        self.published: list[tuple[str, str, bytes]] = []
+        self.dialled: list[FakeLink] = []
+        self.closed = False
 
     async def call(self, method: str, **arguments: Any) -> Any:
         self.aside.append(False)
@@ -59,10 +65,28 @@ class FakeLink:
         code = self.refused.get((method + passive, name)) or self.refused.get((method, name))
         if code:
             raise ChannelRefused("a:5672", code, self.text)
-        return SimpleNamespace(queue=name or "amq.gen-1", message_count=3, consumer_count=1)
+        return SimpleNamespace(
+            queue=name or "amq.gen-1", message_count=self.messages, consumer_count=1
+        )
 
     def _consume(self, queue: str, **arguments: Any) -> None:
         self.consumed.append((queue, arguments["on_message_callback"]))
+
+    def _publish(self, exchange: str, routing_key: str, body: bytes) -> None:
+        self.published.append((exchange, routing_key, body))
+        if self.confirms:
+            self.pipe.on_confirm(1, False, True)
+
+    async def confirm_select(self) -> None:
+        self.calls.append(("confirm_select", ""))
+
+    async def dial_again(self) -> FakeLink:
+        self.dialled.append(other := FakeLink())
+        other.confirms = self.confirms
+        return other
+
+    async def close(self) -> None:
+        self.closed = True
 
     def abort(self) -> None:
         self.aborted = True
@@ -75,7 +99,7 @@ def link() -> FakeLink:
 
 @pytest.fixture
 def control(link: FakeLink) -> Control:
-    return Control(link)  # type: ignore[arg-type]
+    return Control(link, link.dial_again)  # type: ignore[arg-type]
 
 
 async def test_declaring_binds_nothing_yet(control: Control, link: FakeLink) -> None:
@@ -184,16 +208,38 @@ async def test_the_audit_names_what_is_missing(control: Control, link: FakeLink)
         await control.audit(WANTED)
 
 
-async def test_the_gate_is_looked_for_and_made(control: Control, link: FakeLink) -> None:
+async def test_the_gate_is_open_when_there_is_a_message_in_its_queue(
+    control: Control, link: FakeLink
+) -> None:
     assert await control.gate_is_open()
-    link.refused = {("exchange_declare", "mb.ready"): 404}
+    link.messages = 0
     assert not await control.gate_is_open()
-    link.refused = {("exchange_declare", "mb.ready"): 403}
+    link.refused = {("queue_declare", "mb.ready"): 404}
+    assert not await control.gate_is_open()
+    link.refused = {("queue_declare", "mb.ready"): 403}
     with pytest.raises(ChannelRefused):
         await control.gate_is_open()
-    link.refused = {}
+
+
+async def test_the_gate_is_opened_over_a_link_of_its_own_which_an_alarm_may_block(
+    control: Control, link: FakeLink
+) -> None:
     await control.open_gate()
-    assert link.calls[-1] == ("exchange_declare", "mb.ready")
+    assert link.calls == [("queue_declare", "mb.ready")]
+    (other,) = link.dialled
+    assert other.calls == [("confirm_select", "")]
+    assert (other.published, link.published) == ([("", "mb.ready", b"")], [])
+    assert other.closed
+
+
+async def test_a_gate_whose_message_is_not_confirmed_costs_the_link(
+    control: Control, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CALL_TIMEOUT_S", 0.02)
+    link.confirms = False
+    with pytest.raises(LinkLost, match="opens the gate"):
+        await control.open_gate()
+    assert link.dialled[0].closed
 
 
 async def test_events_are_followed_if_there_are_any(control: Control, link: FakeLink) -> None:

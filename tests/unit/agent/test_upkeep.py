@@ -344,6 +344,15 @@ async def test_a_new_link_to_the_same_life_leaves_the_gate_alone(rig: Rig) -> No
     assert rig.lives == [1]
 
 
+async def test_a_gate_whose_queue_was_emptied_opens_again_in_the_same_life(rig: Rig) -> None:
+    await rig.until(lambda: rig.broker.gate)
+    lives = list(rig.lives)
+    rig.broker.gate = False
+    await rig.until(lambda: rig.broker.gate and rig.upkeep.condition.gate_open)
+    assert rig.lives == lives
+    assert len(rig.broker.links) == 1
+
+
 async def test_queues_that_could_not_be_synced_are_not_settled(rig: Rig) -> None:
     rig.broker.kill()
     rig.settler.files = False

@@ -180,9 +180,9 @@ def test_users_have_no_right_that_they_do_not_need() -> None:
     rights = {each["user"]: each for each in told["permissions"]}
     assert sorted(rights) == ["admin", "billing", "mb-agent", "probe", "shop"]
     assert rights["shop"]["configure"] == rights["billing"]["configure"] == "^$"
-    assert rights["shop"]["read"] == "^$"
-    assert rights["probe"]["configure"] == rights["probe"]["write"] == "^$"
-    assert rights["probe"]["read"] == r"^mb\.ready$"
+    assert rights["shop"]["read"] == rights["probe"]["read"] == "^$"
+    assert rights["probe"]["configure"] == "^$"
+    assert rights["probe"]["write"] == r"^mb\.ready$"
     assert {user["name"]: user["tags"] for user in told["users"]}["mb-agent"] == "monitoring"
     assert told["global_parameters"] == [{"name": "cluster_name", "value": "h1.example:5672"}]
     (policy,) = told["policies"]
