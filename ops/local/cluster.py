@@ -35,18 +35,10 @@ from messagebus.tls import TlsFiles
 from ops.errors import LocalFault
 from ops.local import files, ports, preflight, process, secrets
 from ops.local.certificates import CA, issue_missing
-from ops.local.layout import (
-    BALANCER,
-    DEFAULT_NETWORK,
-    EPMD,
-    HERE,
-    SERVER_NAME,
-    Layout,
-    NodeLayout,
-)
+from ops.local.layout import BALANCER, DEFAULT_NETWORK, EPMD, SERVER_NAME, Layout, NodeLayout
 from ops.local.parts import AGENT_SUFFIX, Part, agent_part, part, part_names
 from ops.local.process import Process
-from ops.local.roots import ENV_ROOT
+from ops.local.roots import default_root
 
 __all__ = ["LocalCluster"]
 
@@ -361,7 +353,7 @@ class LocalCluster:
 
     def _new_layout(self) -> Layout:
         numbers = tuple(range(1, self._brokers + 1))
-        root = self._root or Path(os.environ.get(ENV_ROOT) or HERE).resolve()
+        root = self._root or default_root()
         return Layout(
             dir=self.dir, network=self._network, numbers=numbers, tls=self._tls, root=root
         )

@@ -23,6 +23,7 @@ __all__ = [
     "ENV_ROOT",
     "PROGRAMS",
     "RELEASES",
+    "default_root",
     "entered",
     "make",
     "missing",
@@ -46,6 +47,11 @@ SERVERS = "usr/lib/rabbitmq/lib"
 # 20 s, and 120 MB to fetch, on two idle cores.
 MAKE_WITHIN_S = 540.0
 INSTALL_WITHIN_S = 240.0
+
+
+def default_root() -> Path:
+    """$MESSAGEBUS_LOCAL_ROOT, else this system's."""
+    return Path(os.environ.get(ENV_ROOT) or HERE).resolve()
 
 
 def entered(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from lb.apply import prepare_start, start_command
 from lb.errors import BalancerUnreachable
 from lb.inventory import Inventory, load
 from lb.runtime import ServerState
+from ops.local.roots import default_root, entered
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
 
@@ -91,9 +92,10 @@ class Rig:
 
     def launch(self, inventory: Inventory) -> None:
         """With the files as they are."""
+        argv = entered(default_root(), self.folder, start_command(inventory))
         with (self.folder / "haproxy.log").open("ab") as log:
             self.masters[inventory.balancer.name] = subprocess.Popen(
-                start_command(inventory), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
         eventually(lambda: self.servers(inventory), within_s=10, what="HAProxy answers")
 
