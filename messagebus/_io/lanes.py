@@ -116,7 +116,11 @@ class Lanes:
         except LoginRefused as fault:
             self._on_login_refused(fault)
             self._refuse(address, str(fault))
-        except LinkError:
+        except LinkError as fault:
+            if isinstance(fault, ChannelRefused) and fault.code == ACCESS_REFUSED:
+                # Since RabbitMQ 4.2.6 who has no right on an exchange may not even look at it.
+                self._refuse(address, fault.reason)
+                return
             # It ended meanwhile, or this broker lacks the exchange: the next link will have it.
             self._leave()
             self._tasks.spawn(self._open_later(address))

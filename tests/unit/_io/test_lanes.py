@@ -145,6 +145,16 @@ async def test_a_forbidden_destination_is_refused_for_a_while_and_no_other(
     assert len(bench.settled) == 2, "after a while it is tried again"
 
 
+async def test_a_destination_that_may_not_even_be_looked_at_is_refused_and_costs_no_link() -> None:
+    text = "ACCESS_REFUSED - configure access to exchange 'mb.topic/secrets' refused for user 'bus'"
+    bench = Bench(FakeTopology(ChannelRefused("mb1:5672", 403, text)))
+    bench.publish(SECRETS)
+    await eventually_async(lambda: bench.settled, within_s=5)
+    assert bench.settled[0].end is not None
+    assert bench.settled[0].end.reason == text
+    assert (bench.left, bench.topology.asked) == (0, 1)
+
+
 @pytest.mark.parametrize(
     "why", [LinkLost("mb1:5672", "'mb.topic/orders'"), ChannelRefused("mb1:5672", 404, "gone")]
 )
