@@ -198,7 +198,8 @@ class Batching:
     """How messages of one destination are packed into one AMQP message.
 
     count_max: messages in a batch at most. bytes_max: of all their bodies together.
-    linger_ms: how long a batch waits for more; 0 still packs what is waiting.
+    linger_ms: how long a batch waits for more, below the publisher's deadline_ms; 0 still packs what is
+        waiting. A flush or a stop ends the wait.
     """
 
     count_max: int = 50
@@ -244,7 +245,7 @@ class PublisherConfig(_Settings):
     batch: Mapping[str, Batching] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        batch, faults = _checked_batch(self.batch)
+        batch, faults = _checked_batch(self.batch, self.deadline_ms)
         object.__setattr__(self, "batch", batch)
         _raise_all(
             faults
@@ -303,7 +304,9 @@ class ConsumerConfig(_Settings):
         )
 
 
-def _checked_batch(batch: Mapping[str, Any]) -> tuple[dict[str, Batching], list[str]]:
+def _checked_batch(
+    batch: Mapping[str, Any], deadline_ms: object
+) -> tuple[dict[str, Batching], list[str]]:
     """The same under the one spelling of each destination, and what is wrong with it."""
     checked: dict[str, Batching] = {}
     faults = []
@@ -314,6 +317,10 @@ def _checked_batch(batch: Mapping[str, Any]) -> tuple[dict[str, Batching], list[
             faults.append(f"batch: {fault}")
         if not isinstance(batching, Batching):
             faults.append(f"batch {text!r}: Batching wanted, not {type(batching).__name__}")
+        elif isinstance(deadline_ms, int) and batching.linger_ms >= deadline_ms:
+            faults.append(
+                f"batch {text!r}: linger_ms {batching.linger_ms}: below deadline_ms {deadline_ms}"
+            )
     return checked, faults
 
 

@@ -157,6 +157,8 @@ class PublishDriver:
     async def flush(self, timeout_s: float) -> int:
         """Wait until all publishes accepted so far are settled. Returns how many are not, in time."""
         items, done = list(self.outbox.unsettled()), self._loop.create_future()
+        self.outbox.close_batches()
+        self._wake()
         if items:
             self._flushes.append((items, done))
             with contextlib.suppress(TimeoutError):

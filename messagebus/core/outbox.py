@@ -333,6 +333,11 @@ class Outbox:
             if batch.due_ms <= now_ms:
                 self._close_batch(lane)
 
+    def close_batches(self) -> None:
+        """Whoever waits for all that is accepted waits for no more company: lingering batches go now."""
+        for batch in list(self._lingering.values()):
+            self._close_batch(self._lanes[batch.lane])
+
     def refuse(self, item: Item, reason: str) -> None:
         """It cannot be sent at all, and was not accepted."""
         self._settle([item], End(REFUSED, reason))

@@ -11,6 +11,7 @@ import pytest
 from messagebus import (
     AsyncPublisher,
     BacklogFull,
+    Batching,
     Durability,
     Message,
     MessageInvalid,
@@ -236,6 +237,18 @@ async def test_flush_says_how_many_are_open(bus: Bus) -> None:
     for _ in range(3):
         await publisher.call("submit", bus.topic, b"x")
     assert await publisher.call("flush", timeout_s=0.1) == 3
+
+
+@pytest.mark.parametrize("end", ["flush", "stop"])
+async def test_a_flush_and_a_stop_do_not_wait_for_the_company_of_a_batch(
+    bus: Bus, end: str
+) -> None:
+    await bus.consumer()
+    batch = {bus.topic: Batching(linger_ms=25_000)}
+    publisher = await bus.publisher(batch=batch)
+    future = await publisher.call("submit", bus.topic, b"x")
+    assert await publisher.call(end, timeout_s=WITHIN_S) == 0
+    assert (await end_of(future)).outcome is Outcome.CONFIRMED
 
 
 async def test_stop_settles_what_is_open_and_says_how_many(bus: Bus) -> None:

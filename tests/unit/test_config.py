@@ -168,6 +168,12 @@ def test_a_batch_is_known_by_the_one_spelling_of_its_destination() -> None:
     assert hash(config) == hash(PublisherConfig())
 
 
+def test_a_batch_that_would_linger_beyond_the_deadline_is_told() -> None:
+    PublisherConfig(deadline_ms=50, batch={"orders": Batching(linger_ms=49)})
+    with pytest.raises(ConfigError, match="'orders': linger_ms 50: below deadline_ms 50"):
+        PublisherConfig(deadline_ms=50, batch={"orders": Batching(linger_ms=50)})
+
+
 def test_a_batch_of_no_destination_or_of_another_type_is_told() -> None:
     wrong: Any = {"not a name": Batching(), "queue:jobs": 50}
     with pytest.raises(ConfigError, match=r"'not a name'.*'queue:jobs': Batching wanted, not int"):

@@ -491,6 +491,15 @@ def test_a_batch_that_lingers_waits_for_more_but_not_longer_and_holds_up_nobody(
     assert made.lingers_until_ms() is None
 
 
+def test_whoever_waits_for_all_ends_the_wait_of_lingering_batches() -> None:
+    made = packed(*numbered(10), packing=PACKING._replace(linger_ms=1_000))
+    made.accept(item("other", lane="b"))
+    made.close_batches()
+    assert packs(made.take(0)) == [["other"], ["1"]]
+    made.accept(item("2"))
+    assert packs(made.take(999)) == []
+
+
 def test_a_full_batch_does_not_linger() -> None:
     made = packed(*numbered(10, 10, 10, 10), packing=PACKING._replace(linger_ms=1_000))
     assert packs(made.take(0)) == [["1", "2", "3"]]
