@@ -371,10 +371,9 @@ class AsyncConsumer:
         self._status = Status.STOPPED
         self._ready.set()
         self._stopped.set()
-        untouched = [delivery for bridge in self._bridges for delivery in bridge.withdraw()]
         return await self._driver.stop(
             self._grace_s if drain_s is None else drain_s,
-            untouched=sum(delivery.ledger.is_live for delivery in untouched),
+            untouched=self._withdraw(None, all_if_any=True),
         )
 
     async def __aenter__(self) -> Self:
@@ -530,9 +529,9 @@ class AsyncConsumer:
             await bridge.feed()
             return await asyncio.to_thread(threads.join, grace_s)
         finally:
-            for delivery in bridge.withdraw():  # feeding was cancelled
-                if self._status is RUNNING:
-                    self.nack(delivery)
+            untouched = bridge.withdraw(None)  # feeding was cancelled
+            if self._status is RUNNING and not self._config.at_most_once:
+                self._started().put_back(untouched)
             bridge.close()
             ticking.stop()
 
@@ -606,9 +605,16 @@ class AsyncConsumer:
         driver.resting.untouched = self._withdraw
         return driver
 
-    def _withdraw(self, before_ns: int) -> list[Delivery]:
-        """What waits for a thread of a handler since before that time."""
-        return [each for bridge in self._bridges for each in bridge.withdraw(before_ns)]
+    def _withdraw(self, before_ns: int | None, all_if_any: bool) -> list[Delivery]:
+        """What waits for a thread of a handler since before that time, or at all, without an answer."""
+        if self._config.at_most_once and before_ns is not None:
+            return []
+        found = [
+            delivery
+            for bridge in self._bridges
+            for delivery in bridge.withdraw(before_ns, all_if_any=all_if_any)
+        ]
+        return [] if self._config.at_most_once else found
 
     def _make_wire(self) -> Wire:
         return amqp_wire(self._bus)

@@ -179,7 +179,7 @@ class Consumer:
                 return 0
             self._status = Status.STOPPED
             thread, driver = self._running()
-            untouched = sum(delivery.ledger.is_live for delivery in self._ready)
+            untouched = list(self._ready)
             self._ready.clear()
             self._arrived.notify_all()
         self._stopped.set()
@@ -470,12 +470,15 @@ class Consumer:
         return with_handling(thread.run(_stats(driver)), self._handlings)
 
     # ------------------------------------------------------------------ inside
-    def _withdraw(self, before_ns: int) -> list[Delivery]:
-        """On the loop: what has waited here since before that time, and nobody received."""
+    def _withdraw(self, before_ns: int, all_if_any: bool) -> list[Delivery]:
+        """On the loop: what has waited here since before that time, and nobody received.
+
+        all_if_any: if there is some, all that waits.
+        """
         with self._arrived:
-            if not self._ready or self._ready[0].received_ns >= before_ns:
-                return []
-            old = [each for each in self._ready if each.received_ns < before_ns and not each.part]
+            old = [each for each in self._ready if each.received_ns < before_ns]
+            if old and all_if_any:
+                old = list(self._ready)
             for delivery in old:
                 self._ready.remove(delivery)
             return old
@@ -486,6 +489,8 @@ class Consumer:
         if driver is None:
             return
         with self._arrived:
+            if self._status is not Status.RUNNING:
+                return  # `stop` has counted what it gives back
             before = len(self._ready)
             while (delivery := driver.take()) is not None:
                 self._ready.append(delivery)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import queue
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -45,7 +46,11 @@ class Bridge:
         self._threads, self._take, self._receive_next = threads, take, receive
         self._answering = answering
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        # A thread waits for a token and then takes the first job: so that jobs may be withdrawn from
+        # anywhere and none overtakes another.
+        self._jobs: deque[Job | None] = deque()
+        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._taking = threading.Lock()
         self._answers: deque[Callable[[], object]] = deque()
         self._woken = False
         self._room = asyncio.Event()
@@ -57,7 +62,7 @@ class Bridge:
         try:
             while (job := self._take() or await self._receive_next()) is not None:
                 self._held += len(deliveries_of(job))
-                self._jobs.put(job)
+                self._put(job)
                 while self._held >= self._held_max:
                     self._room.clear()
                     await self._room.wait()
@@ -66,21 +71,32 @@ class Bridge:
 
     def close(self) -> None:
         for _ in range(self._threads):
-            self._jobs.put(None)
+            self._put(None)
 
-    def withdraw(self, before_ns: int | None = None) -> list[Delivery]:
-        """What no thread has begun, and now none will. before_ns: only what arrived before that time."""
-        found: list[Delivery] = []
-        kept: list[Job | None] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = self._jobs.get_nowait()
-                if job is not None and (before_ns is None or job.received_ns < before_ns):
-                    found += deliveries_of(job)
-                else:
-                    kept.append(job)
-        for each in kept:
-            self._jobs.put(each)
+    def _put(self, job: Job | None) -> None:
+        self._jobs.append(job)
+        self._tokens.put(None)
+
+    def withdraw(self, before_ns: int | None, *, all_if_any: bool = False) -> list[Delivery]:
+        """What no thread has begun, and now none will, in order.
+
+        before_ns: only what arrived before that time; all_if_any: or, if there is some, all of it.
+        """
+        with self._taking:
+            waiting = [job for job in self._jobs if job is not None]
+            old = [job for job in waiting if before_ns is None or job.received_ns < before_ns]
+            wanted, count = (waiting if all_if_any and old else old), 0
+            # A thread that has its token and not yet its job gets the first one.
+            with contextlib.suppress(queue.Empty):
+                while count < len(wanted):
+                    self._tokens.get_nowait()
+                    count += 1
+            jobs = wanted[len(wanted) - count :]
+            gone = set(map(id, jobs))
+            left = [job for job in self._jobs if id(job) not in gone]
+            self._jobs.clear()
+            self._jobs.extend(left)
+        found = [delivery for job in jobs for delivery in deliveries_of(job)]
         self._held -= len(found)
         self._room.set()
         return found
@@ -99,7 +115,9 @@ class Bridge:
     # ------------------------------------------------------------------ on any thread
     def receive(self) -> Job | None:
         """For a thread: the next delivery, or None to end."""
-        return self._jobs.get()
+        self._tokens.get()
+        with self._taking:
+            return self._jobs.popleft()
 
     def awaited(self, result: Awaitable[object]) -> Future[object]:
         """Begin to await on the loop what a handler returned, in the context of this thread."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from messagebus._io.clock import now_ms
 from messagebus._io.copies import Copies
@@ -55,8 +55,9 @@ LOGIN_RETRY_MS = 10_000
 FINISH_TIMEOUT_S = 5.0
 # For the agents to forget a subscription that goes with its consumer.
 DELETE_TIMEOUT_MS = 2_000
-# Many clients that start together would make each other's handshakes too late.
-DIALS_AT_ONCE = 8
+# Many clients that start together would make each other's handshakes too late. A dial that takes longer
+# than its turn goes on beside others: a broker that swallows it must not keep us from the rest.
+DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
 NOT_FOUND = 404
 
 
@@ -99,6 +100,8 @@ class ConsumeDriver:
         )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        """Links of a single active consumer that end when nothing of theirs is held any more."""
         self._misnamed: dict[str, str] = {}  # listed brokers that say they are another
         self._dials: dict[str, asyncio.Task[None]] = {}
         self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
@@ -157,6 +160,7 @@ class ConsumeDriver:
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             else:
                 complete = self.registration.complete
+                self._inbox.exists_as(self.registration.options.get(str(self._source), {}))
                 if isinstance(self.fatal, TopologyMismatch):
                     self.fatal = None
             self._tell_changed()
@@ -170,7 +174,7 @@ class ConsumeDriver:
         self._tell_changed()
         self._on_ready()
 
-    async def stop(self, drain_s: float, *, untouched: int = 0) -> int:
+    async def stop(self, drain_s: float, *, untouched: Sequence[Delivery] = ()) -> int:
         """Take no more, wait for answers of what is handed out, give the rest back, hang up.
 
         untouched: taken, but the application never saw them. Returns how many deliveries it saw and
@@ -181,11 +185,12 @@ class ConsumeDriver:
             self._timer.cancel()
         await self._tasks.cancel()
         await self.follower.stop()
-        self._cancel_all()
         inbox = self._inbox
-        inbox.close()
-        await self.wait_until(lambda: inbox.handed_out <= untouched, drain_s)
-        left = max(0, inbox.handed_out - untouched)
+        if not inbox.in_order:
+            self._cancel_all()
+        inbox.close(untouched)
+        await self.wait_until(lambda: not inbox.handed_out, drain_s)
+        left = inbox.handed_out
         await inbox.finish(FINISH_TIMEOUT_S)
         links, self._links = self._links, {}
         for broker in links:  # an answer from now on goes nowhere
@@ -252,6 +257,11 @@ class ConsumeDriver:
         """The application waits for a delivery: links that rest are to bring some."""
         if self.resting and not self._paused:
             self.resting.asked()
+
+    def put_back(self, deliveries: list[Delivery]) -> None:
+        """What was taken last and the application never saw is handed out next."""
+        self._inbox.put_back(deliveries)
+        self._wake()
 
     def pause(self) -> None:
         """Hand out nothing until `resume`; the buffers stay full, so the brokers send no more either."""
@@ -331,8 +341,17 @@ class ConsumeDriver:
         self._inbox.flush()
         if self._members.draining:
             for broker in list(self._members.draining):
-                if not self._inbox.owed(broker):
+                if not self._is_open_to(broker):
                     self._perform(self._members.drained(broker, now_ms()))
+        for broker in list(self._leaving):
+            if not self._inbox.holds(broker):
+                self._let_go(broker)
+
+    def _is_open_to(self, broker: str) -> bool:
+        """Whether a draining broker still waits for something of ours."""
+        if self._inbox.in_order:
+            return self._inbox.holds(broker)
+        return self._inbox.owed(broker) > 0
 
     # ------------------------------------------------------------------ links
     def _on_list(self, brokers: BrokerList) -> None:
@@ -356,7 +375,7 @@ class ConsumeDriver:
         )
         link: Link | None = None
         try:
-            async with self._dialing, asyncio.timeout(timeout_ms / 1000):
+            async with self._turn_to_dial(), asyncio.timeout(timeout_ms / 1000):
                 link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
                 await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)
@@ -373,6 +392,24 @@ class ConsumeDriver:
             if self._dials.get(broker) is asyncio.current_task():
                 del self._dials[broker]
 
+    @contextlib.asynccontextmanager
+    async def _turn_to_dial(self) -> AsyncIterator[None]:
+        """One of the places for dials, until this one ends or its turn is over."""
+        await self._dialing.acquire()
+        holds = [True]
+
+        def leave() -> None:
+            if holds:
+                holds.clear()
+                self._dialing.release()
+
+        late = self._loop.call_later(DIAL_TURN_S, leave)
+        try:
+            yield
+        finally:
+            late.cancel()
+            leave()
+
     async def _consume(self, broker: str, link: Link) -> None:
         """Attach. Deliveries may arrive before the broker's answer: the epoch comes first."""
         self._note_name(broker, link.broker)
@@ -380,32 +417,50 @@ class ConsumeDriver:
         self._links[broker] = link
         link.on_lost(lambda why: self._lost(broker, link, why))
         link.channel.add_on_cancel_callback(lambda _frame: link.abort())
-        tag = f"messagebus-{epoch}"
-        await link.call(
-            "basic_consume",
-            queue=self._source.amqp_queue,
-            on_message_callback=link.pipe.pika_content,
-            consumer_tag=tag,
-        )
+        if not self.resting.rests(broker):
+            tag = f"messagebus-{epoch}"
+            await link.call(
+                "basic_consume",
+                queue=self._source.amqp_queue,
+                on_message_callback=link.pipe.pika_content,
+                consumer_tag=tag,
+            )
+            self._tags[broker] = tag
         if not link.is_open:
             raise LinkLost(broker, "ended while attaching")
         self._members.opened(broker)
-        self._tags[broker] = tag
         if isinstance(self.fatal, LoginRefused):
             self.fatal = None
         log.info("attached broker=%s epoch=%d", broker, epoch)
         self._tell_changed()
 
-    def _cancel(self, broker: str) -> None:
-        """No more deliveries of this broker for now; its link stays."""
+    def _cancel(self, broker: str) -> bool:
+        """No more deliveries of this broker for now; its link stays.
+
+        A single active consumer is not cancelled, and its link ends when nothing of it is held.
+        """
+        if self._inbox.in_order:
+            self._leaving.add(broker)
+            self._wake()
+            return False
         link = self._links.get(broker)
         if link is not None and link.is_open and broker in self._tags:
             link.channel.basic_cancel(self._tags.pop(broker))
+        return True
+
+    def _let_go(self, broker: str) -> None:
+        """End the link, so that what it was sent comes again in order, to whoever is active next."""
+        rests, link = self.resting.rests(broker), self._forget(broker)
+        if link is not None:
+            self._closing.spawn(link.close())
+        if rests:
+            self.resting.goes_on(broker)
+        self._members.lost(broker, now_ms(), random.random())
 
     def _consume_again(self, broker: str) -> None:
         link = self._links.get(broker)
         if link is None or broker in self._tags or broker in self._members.draining:
-            return
+            return  # where it is dialled it consumes at once: it rests no more
         self._consumed += 1
         tag = self._tags[broker] = f"messagebus-again-{self._consumed}"
         self._tasks.spawn(self._consume_on(link, tag))
@@ -445,6 +500,10 @@ class ConsumeDriver:
     def _drain(self, broker: str) -> None:
         """What is buffered is handed out still; what is owed is waited for, then we hang up."""
         log.info("draining broker=%s owed=%d", broker, self._inbox.owed(broker))
+        if self._inbox.in_order:
+            self._inbox.shut(broker)
+            self._wake()
+            return
         link = self._links.get(broker)
         if link is not None and link.is_open and broker in self._tags:
             link.channel.basic_cancel(self._tags.pop(broker), callback=lambda _frame: self._wake())
@@ -474,6 +533,7 @@ class ConsumeDriver:
         link = self._links.pop(broker, None)
         if link is not None:
             self._tags.pop(broker, None)
+            self._leaving.discard(broker)
             self.resting.forget(broker)
             self._inbox.disconnected(broker)
         return link

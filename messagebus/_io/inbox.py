@@ -10,24 +10,36 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from messagebus._io.batch import BatchDamaged, decode_batch
 from messagebus._io.codec import Arrived
 from messagebus._io.copies import PARK_REASON, Copies, Original, Stored
 from messagebus._io.pipe import Pipe
-from messagebus._io.properties import ALONE, in_batch, is_batch, read_message_id, read_stamp_ms
+from messagebus._io.properties import (
+    ALONE,
+    in_batch,
+    is_batch,
+    read_headers,
+    read_message_id,
+    read_stamp_ms,
+)
 from messagebus._io.tasks import Tasks
 from messagebus.core.fanin import FanIn
 from messagebus.core.receipts import Ledger, Ledgers
-from messagebus.destination import Source
+from messagebus.destination import Source, Subscription
 from messagebus.message import Delivery, Header
+from messagebus.topology import Options
 
 __all__ = ["Counters", "Inbox"]
 
 log = logging.getLogger("messagebus.consumer")
+
+DELIVERY_COUNT = "x-delivery-count"
+# Batches that a lost link left half answered, until they come again.
+BEGUN_MAX = 1_000
 
 
 @dataclass(slots=True)
@@ -46,10 +58,17 @@ class Counters:
 
 @dataclass(slots=True)
 class _Desk:
-    """One broker's live link."""
+    """One broker's live link.
+
+    shut: what arrives is handed out no more; `late` keeps it. copied_out: batches some of whose parts
+    were copied before the consumer timeout, by tag, and when they arrived.
+    """
 
     ledger: Ledger
     pipe: Pipe
+    shut: bool = False
+    late: list[Delivery] = field(default_factory=list)
+    copied_out: dict[int, int] = field(default_factory=dict)
 
 
 class Inbox:
@@ -71,7 +90,18 @@ class Inbox:
         self._ledgers = Ledgers()
         self._desks: dict[str, _Desk] = {}
         self._copying = Tasks()
-        self._closed = False
+        # Of batches that a lost link left half answered: the parts without an answer.
+        self._begun: dict[tuple[str, int], set[int]] = {}
+        self.delivery_limit = source.delivery_limit
+        """How often what came back is delivered again; 0: for ever."""
+        self.in_order = isinstance(source, Subscription) and source.single_active
+        """Whether what is given back must come again in its order: see docs/ARCHITECTURE.md."""
+
+    def exists_as(self, options: Options) -> None:
+        """What the subscription or queue is, where its consumer asked for less and takes it as it is."""
+        limit = options.get("delivery_limit")
+        self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
+        self.in_order = self.in_order or options.get("single_active") is True
 
     # ------------------------------------------------------------------ links
     def connected(self, broker: str, pipe: Pipe) -> int:
@@ -87,8 +117,31 @@ class Inbox:
         """The link is gone: what it owed comes again, whatever the application does with it."""
         desk = self._desks.pop(broker, None)
         if desk is not None:
+            self._remember(desk.ledger)
             desk.ledger.end()
             self._fanin.dropped(broker)
+
+    def _remember(self, ledger: Ledger) -> None:
+        """Keep which parts of its batches are answered: they come again with the others.
+
+        Not where a copy is under way: whether it is stored is not known.
+        """
+        for unanswered, (raw, body) in ledger.answered_for_good():
+            self._begun[_batch_key(raw, body)] = set(unanswered)
+        while len(self._begun) > BEGUN_MAX:
+            del self._begun[next(iter(self._begun))]
+
+    def shut(self, broker: str) -> None:
+        """Hand out nothing that arrives from now on; what has arrived is handed out still."""
+        if desk := self._desks.get(broker):
+            desk.shut = True
+
+    def holds(self, broker: str) -> bool:
+        """Whether the application holds, or is still to get, anything of this broker, or a copy of it is
+        under way.
+        """
+        desk = self._desks.get(broker)
+        return desk is not None and (self._fanin.holds(broker) or desk.ledger.is_claimed)
 
     def owed(self, broker: str) -> int:
         """AMQP deliveries of the live link without an answer."""
@@ -135,20 +188,28 @@ class Inbox:
             self._park_damaged(ledger, tag, raw, body, str(fault))
             return
         ledger.batch_delivered(tag, len(entries), (raw, body))
+        unanswered = self._begun.pop(_batch_key(raw, body), None) if redelivered else None
         source, made, reading = self._source, Delivery.arrived, in_batch(raw)
-        self._hold(
-            ledger.broker,
-            [
+        held = []
+        for part, (entry, its_body) in enumerate(entries, start=1):
+            if unanswered is not None and part not in unanswered:
+                ledger.ack(tag, part)
+                continue
+            held.append(
                 made(ledger, tag, part, source, redelivered, received_ns, entry, its_body, reading)
-                for part, (entry, its_body) in enumerate(entries, start=1)
-            ],
-        )
+            )
+        self._hold(ledger.broker, held)
 
     def _hold(self, broker: str, deliveries: list[Delivery]) -> None:
-        if deliveries and not self._closed:
-            self._fanin.arrived(broker, deliveries)
-            self.counters.delivered += len(deliveries)
-            self.delivered[broker] += len(deliveries)
+        if not deliveries:
+            return
+        desk = self._desks[broker]
+        if desk.shut:
+            desk.late += deliveries
+            return
+        self._fanin.arrived(broker, deliveries)
+        self.counters.delivered += len(deliveries)
+        self.delivered[broker] += len(deliveries)
 
     def _park_damaged(self, ledger: Ledger, tag: int, raw: bytes, body: bytes, reason: str) -> None:
         log.error("batch damaged broker=%s reason=%r", ledger.broker, reason)
@@ -251,10 +312,10 @@ class Inbox:
         stored = await copying
         if stored is Stored.UNWANTED:
             answered = False
-        elif stored is Stored.CANNOT and not part:
+        elif stored is Stored.CANNOT:
             # The broker parks it by itself, without a word why, or drops what has no parking queue.
-            answered = ledger.claim_refused(tag)
-            if answered:
+            answered = ledger.claim_refused(tag, part)
+            if answered and not part:
                 self._desks[ledger.broker].pipe.nack(tag, False)
         else:
             answered = ledger.claim_done(tag, part)
@@ -282,19 +343,21 @@ class Inbox:
         """What is handed out next of this broker."""
         return self._fanin.oldest(broker)
 
-    def give_back_buffered(self, broker: str) -> int:
-        """Give back what was never handed out, in order; a batch as a whole or not at all."""
+    def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
+        """Give back what nobody has seen, in order; returns how many.
+
+        taken: of this broker, handed out and never seen. With them goes what waits here. Of a batch that
+        somebody has begun a copy of each untouched part goes to the end of the queue, if it arrived
+        before that time: it would never be finished if it came again whole.
+        """
         desk, count = self._desks[broker], 0
-        batches: dict[int, list[Delivery]] = {}
-        for delivery in self._fanin.withdraw(broker):
-            if delivery.part:
-                batches.setdefault(delivery.tag, []).append(delivery)
-            elif desk.ledger.nack(delivery.tag):
-                desk.pipe.nack(delivery.tag, True)
-                count += 1
-        for tag, parts in batches.items():
-            if desk.ledger.batch_nack(tag, len(parts)):
-                desk.pipe.nack(tag, True)
+        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
+        for tag, parts in _by_tag(self._fanin.withdraw(broker)).items():
+            if self._give_back_one(desk, tag, parts):
+                count += len(parts)
+            elif parts[0].received_ns < before_ns:
+                desk.copied_out[tag] = parts[0].received_ns
+                self._copy_parts(desk.ledger, tag, [each.part for each in parts])
                 count += len(parts)
             else:
                 self._fanin.arrived(broker, parts)
@@ -302,48 +365,131 @@ class Inbox:
         desk.pipe.flush()
         return count
 
-    def give_back_untouched(self, deliveries: list[Delivery]) -> dict[str, int]:
-        """Give back what was handed out and that the application never saw: how many, by broker."""
-        counts: dict[str, int] = {}
-        for delivery in deliveries:
-            ledger = delivery.ledger
-            if ledger.nack(delivery.tag):
-                self._desks[ledger.broker].pipe.nack(delivery.tag, True)
-                self._fanin.answered(ledger.broker)
-                counts[ledger.broker] = counts.get(ledger.broker, 0) + 1
-        self.counters.given_back += sum(counts.values())
-        return counts
+    def _give_back_one(self, desk: _Desk, tag: int, parts: list[Delivery]) -> bool:
+        """One AMQP delivery, by a nack, or by a copy where it came back too often. False: it is begun."""
+        ledger, content = desk.ledger, (parts[0].properties, parts[0].body)
+        if parts[0].part:
+            whole = ledger.as_one(tag, len(parts))
+            if whole is None:
+                return False
+            content = whole
+        if self._is_worn(content[0]):
+            self._renew(ledger, tag, *content)
+        elif ledger.nack(tag):
+            desk.pipe.nack(tag, True)
+        return True
+
+    def _renew(self, ledger: Ledger, tag: int, raw: bytes, body: bytes) -> None:
+        """Answer one AMQP delivery by a copy of it at the end of its queue."""
+        if ledger.claim(tag, 0):
+            original = _original(raw, body, read_stamp_ms(raw))
+            copying = self._copies.again(original, {}, _is_live(ledger))
+            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+
+    def _is_worn(self, raw: bytes) -> bool:
+        """Whether its broker may soon park it for having come back, although nobody has seen it.
+
+        RabbitMQ counts whatever comes back: by a nack, a closed channel, a lost link. A copy begins anew,
+        at the end of the queue: so not before half of the limit is used up; where order is all, at its end.
+        """
+        limit = self.delivery_limit
+        if not limit:
+            return False
+        count = read_headers(raw).get(DELIVERY_COUNT, 0)
+        return isinstance(count, int) and count >= (limit if self.in_order else (limit + 1) // 2)
+
+    def _copy_parts(self, ledger: Ledger, tag: int, parts: list[int]) -> None:
+        """Put these parts of a batch to the end of the queue; the batch is acked when all are answered."""
+        found = ledger.content(tag)
+        if found is None:
+            return
+        raw, body = found
+        entries, stamp_ms = decode_batch(body), read_stamp_ms(raw)
+        for part in parts:
+            if ledger.claim(tag, part):
+                original = _original(*entries[part - 1], stamp_ms, entry=True)
+                copying = self._copies.again(original, {}, _is_live(ledger))
+                self._copying.spawn(self._answer_by(copying, ledger, tag, part))
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """What was taken last and nobody has seen is handed out next, in this order."""
+        for broker, desk in self._desks.items():
+            self._fanin.put_back(
+                broker, [each for each in deliveries if each.ledger is desk.ledger]
+            )
+
+    def keep_back(self, broker: str, taken: Sequence[Delivery]) -> None:
+        """Hand out nothing more of this broker: all of it goes back with the link, in order.
+
+        taken: handed out and never seen.
+        """
+        desk = self._desks[broker]
+        desk.shut = True
+        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
+        desk.late[:0] = self._fanin.withdraw(broker)
+
+    def finish_batches(self, before_ns: int) -> None:
+        """Copy what the application still holds of batches that arrived before that time and are copied.
+
+        Their broker would take back the whole, and all that is copied would be there twice.
+        """
+        for desk in self._desks.values():
+            for tag, received_ns in list(desk.copied_out.items()):
+                if received_ns < before_ns:
+                    del desk.copied_out[tag]
+                    held = desk.ledger.open_parts(tag)
+                    self._copy_parts(desk.ledger, tag, held)
+                    for _part in held:  # their answers will be stale
+                        self._fanin.answered(desk.ledger.broker)
 
     def flush(self) -> None:
         """Send all answers given since the last time, together."""
         for desk in self._desks.values():
+            if desk.ledger.rejected:
+                self._reject_batches(desk)  # before a "multiple" reaches over them
             for tag, multiple in desk.ledger.flush():
                 desk.pipe.ack(tag, multiple)
             desk.pipe.flush()
 
+    def _reject_batches(self, desk: _Desk) -> None:
+        """Their broker keeps them whole: something in them could not be copied."""
+        tags, desk.ledger.rejected = desk.ledger.rejected, []
+        for tag in tags:
+            log.warning(
+                "batch rejected whole broker=%s reason='a part has no copy'", desk.ledger.broker
+            )
+            desk.pipe.nack(tag, False)
+
     # ------------------------------------------------------------------ the end
-    def close(self) -> None:
-        """Hand out nothing more: what is buffered goes back to the brokers with the links."""
-        self._closed = True
-        self._fanin.discard_buffers()
+    def close(self, untouched: Sequence[Delivery] = ()) -> None:
+        """Hand out nothing more: what is buffered goes back to the brokers with the links.
+
+        untouched: handed out, and the application never saw them.
+        """
+        for broker in self._desks:
+            self.keep_back(broker, untouched)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait for copies under way, and copy what is left of half-answered batches.
+        """Wait for copies under way, and copy what the end of the links would harm.
 
-        Without that their answered parts would be delivered again.
+        That is what is left of half-answered batches, whose answered parts would be delivered again; not
+        where order is all. And what nobody has seen and came back too often.
         """
         for desk in self._desks.values():
-            for tag, parts, (raw, body) in desk.ledger.half_answered():
-                entries, stamp_ms = decode_batch(body), read_stamp_ms(raw)
-                for part in parts:
-                    if desk.ledger.claim(tag, part):
-                        original = _original(*entries[part - 1], stamp_ms, entry=True)
-                        copying = self._copies.again(original, {}, _is_live(desk.ledger))
-                        self._copying.spawn(self._answer_by(copying, desk.ledger, tag, part))
+            for tag, parts in _by_tag(desk.late).items():
+                self._renew_if_worn(desk.ledger, tag, parts)
+            for tag, unanswered, _content in desk.ledger.half_answered():
+                if not self.in_order:
+                    self._copy_parts(desk.ledger, tag, unanswered)
         await self._copying.wait(timeout_s)
         self.flush()
         await self._copying.cancel()
         await self._copies.stop()
+
+    def _renew_if_worn(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> None:
+        content = ledger.content(tag) or (parts[0].properties, parts[0].body)
+        if self._is_worn(content[0]) and (not parts[0].part or ledger.as_one(tag, len(parts))):
+            self._renew(ledger, tag, *content)
 
     @property
     def buffered(self) -> int:
@@ -352,6 +498,19 @@ class Inbox:
     @property
     def handed_out(self) -> int:
         return self._fanin.handed_out
+
+
+def _batch_key(raw: bytes, body: bytes) -> tuple[str, int]:
+    """What a batch is known by when it comes again."""
+    return read_message_id(raw), hash(body)
+
+
+def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
+    """Of one link: what one AMQP delivery brought, together."""
+    found: dict[int, list[Delivery]] = {}
+    for delivery in deliveries:
+        found.setdefault(delivery.tag, []).append(delivery)
+    return found
 
 
 def _is_live(ledger: Ledger) -> Callable[[], bool]:

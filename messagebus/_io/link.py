@@ -185,6 +185,8 @@ class Link:
         try:
             getattr(channel, method)(callback=answered, **arguments)
             return await answer
+        except pika.exceptions.AMQPError as fault:
+            raise LinkLost(self.address.name, _reason(fault)) from fault
         finally:
             self._calls.discard(answer)
             if channel.is_open:
@@ -208,9 +210,15 @@ class Link:
         await _until(self.ended)
 
     async def close(self) -> None:
-        """End the link politely; what was written before is sent. Bounded by CLOSE_TIMEOUT_MS."""
+        """End the link politely; what was written before is sent. Bounded by CLOSE_TIMEOUT_MS.
+
+        What is owed comes again in its order: consumers end with their channel and are not cancelled
+        before. Of single active consumers a cancel would have the next one served at once, with what
+        lies behind all that this one was sent and that comes back a moment later.
+        """
         self._finish(LinkLost(self.address.name, "closed"))
         if self.connection.is_open and not self._aborted:
+            self.channel._consumers.clear()  # pika cancels what it finds there
             self.connection.close()
         try:
             with contextlib.suppress(TimeoutError):

@@ -165,9 +165,13 @@ def read_registration(url: str, answer: httpx.Response) -> Registration:
     try:
         told = answer.json()
         return Registration(
-            bool(told["complete"]), tuple(told["held"]), tuple(told["later"]), dict(told["missing"])
+            bool(told["complete"]),
+            tuple(told["held"]),
+            tuple(told["later"]),
+            dict(told["missing"]),
+            {name: dict(options) for name, options in told.get("options", {}).items()},
         )
-    except (ValueError, TypeError, KeyError) as fault:
+    except (ValueError, TypeError, KeyError, AttributeError) as fault:
         raise LinkLost(url, f"not an agent's answer: {answer.text.strip()[:200]!r}") from fault
 
 

@@ -4,7 +4,8 @@ A broker that waits for an answer for longer than its consumer timeout (30 minut
 otherwise) closes the channel, and everything owed on it comes again. That strikes deliveries in our
 buffers too, where an application rests or is slow. So before that time they are given back, and the
 consumer is cancelled, so that other consumers get them; it goes on when the application asks again.
-What the application holds cannot be helped. Runs on one asyncio loop.
+What the application holds cannot be helped. A single active consumer is never cancelled: what the broker
+sent it would come again behind what the next one gets. Runs on one asyncio loop.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ log = logging.getLogger("messagebus.consumer")
 
 # Of the timeout: a broker looks once a minute, and what it waits for must be on its way by then.
 SHARE = 0.75
+# What is still held then of a batch that was copied in part is copied as well.
+LAST_SHARE = 0.95
 # Looked at so often, as a share of the timeout, and each second at most.
 LOOK_SHARE, LOOK_MIN_NS = 0.05, 1_000_000_000
 
@@ -28,7 +31,8 @@ LOOK_SHARE, LOOK_MIN_NS = 0.05, 1_000_000_000
 class Resting:
     """The links of one consumer that rest.
 
-    timeout_s: the broker's consumer timeout. cancel: no more deliveries of this broker. consume: again.
+    timeout_s: the broker's consumer timeout. cancel: no more deliveries of this broker; False: it is not
+    cancelled, because of the order, and what waits goes back with its link. consume: again.
     """
 
     def __init__(
@@ -36,17 +40,20 @@ class Resting:
         inbox: Inbox,
         timeout_s: int,
         *,
-        cancel: Callable[[str], None],
+        cancel: Callable[[str], bool],
         consume: Callable[[str], None],
     ) -> None:
         self._inbox, self._cancel, self._consume = inbox, cancel, consume
         self._age_ns = round(timeout_s * 1e9 * SHARE)
+        self._last_ns = round(timeout_s * 1e9 * LAST_SHARE)
         self._look_ns = min(LOOK_MIN_NS, round(timeout_s * 1e9 * LOOK_SHARE))
         self._looked_ns = 0
         self._brokers: set[str] = set()
         self._was_full = False
-        self.untouched: Callable[[int], list[Delivery]] = lambda _before_ns: []
-        """What was taken and the application never saw, if it arrived before that time."""
+        self.untouched: Callable[[int, bool], list[Delivery]] = lambda _before_ns, _all_if_any: []
+        """What was taken and the application never saw, if it arrived before that time; or, if there is
+        some, all of it.
+        """
 
     def __bool__(self) -> bool:
         """Whether some link rests. From any thread."""
@@ -61,26 +68,42 @@ class Resting:
             self.asked()
         before_ns = now_ns - self._age_ns
         found = {broker for broker in self._inbox.brokers if self._is_old(broker, before_ns)}
-        given_back = self._inbox.give_back_untouched(self.untouched(before_ns))
-        for broker in found | given_back.keys():
-            self._rest(broker, given_back.get(broker, 0), now_ns)
+        taken: dict[str, list[Delivery]] = {}
+        for delivery in self.untouched(before_ns, self._inbox.in_order):
+            if delivery.ledger.is_live:
+                taken.setdefault(delivery.ledger.broker, []).append(delivery)
+                if delivery.received_ns < before_ns:
+                    found.add(delivery.ledger.broker)
+        for broker in found:
+            self._rest(broker, taken.pop(broker, []), before_ns)
+        for deliveries in taken.values():  # of others, in between
+            self._inbox.put_back(deliveries)
+        self._inbox.finish_batches(now_ns - self._last_ns)
 
     def _is_old(self, broker: str, before_ns: int) -> bool:
         oldest = self._inbox.oldest(broker)
         return oldest is not None and oldest.received_ns < before_ns
 
-    def _rest(self, broker: str, given_back: int, now_ns: int) -> None:
+    def _rest(self, broker: str, taken: list[Delivery], before_ns: int) -> None:
         self._was_full = self._was_full or self._inbox.is_full
         self._brokers.add(broker)
-        self._cancel(broker)
-        given_back += self._inbox.give_back_buffered(broker)
-        if given_back:
+        if not self._cancel(broker):
+            self._inbox.keep_back(broker, taken)
+        elif given_back := self._inbox.give_back(broker, taken, before_ns):
             log.warning(
                 "given back untouched broker=%s deliveries=%d waited_s>=%.0f",
                 broker,
                 given_back,
                 self._age_ns / 1e9,
             )
+
+    def rests(self, broker: str) -> bool:
+        """Whether nothing is to be consumed from this broker until the application asks."""
+        return broker in self._brokers
+
+    def goes_on(self, broker: str) -> None:
+        """It rests on a new link."""
+        self._brokers.add(broker)
 
     def asked(self) -> None:
         """The application asks for deliveries, and there are none."""

@@ -14,7 +14,7 @@ from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.listkeeper import ListKeeper
 from messagebus.destination import Delay, Destination, Subscription
-from messagebus.topology import Wanted
+from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
     from messagebus._io.link import Link
@@ -27,13 +27,15 @@ class Registration:
     """What a registration came to, by broker name.
 
     complete: every broker has it, or takes no publishes before it has. held: has it, settled. later:
-    takes no publishes before it has it. missing: may take publishes without it, and why.
+    takes no publishes before it has it. missing: may take publishes without it, and why. options: what
+    exists beside each name, as `messagebus.topology.options_of` has it; none where nobody says.
     """
 
     complete: bool
     held: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Options] = field(default_factory=dict)
 
 
 class Topology(Protocol):

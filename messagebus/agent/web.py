@@ -215,8 +215,14 @@ class _Web:
                 "held": list(judged.held),
                 "later": list(judged.later),
                 "missing": dict(judged.missing),
+                "options": self._options_of(wanted) if alive else {},
             }
         )
+
+    def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """What exists beside these names: who asks for less takes it as it is, and has to know it."""
+        entries = self._parts.topology.register.entries
+        return {name: dict(entries[name].options) for name in names if name in entries}
 
     def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
         """An application may delete what would expire; all else is for operators."""

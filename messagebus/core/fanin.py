@@ -88,6 +88,23 @@ class FanIn(Generic[T]):
         buffer = self._buffers.get(broker)
         return buffer.items[0] if buffer is not None and buffer.items else None
 
+    def put_back(self, broker: str, items: Iterable[T]) -> None:
+        """What was taken last and nobody saw is next again, in this order."""
+        returned = list(items)
+        if not returned:
+            return
+        buffer = self._buffers[broker]
+        if not buffer.items:
+            self._turns.append(buffer)
+        buffer.items.extendleft(reversed(returned))
+        buffer.handed_out -= len(returned)
+        self.handed_out -= len(returned)
+
+    def holds(self, broker: str) -> bool:
+        """Whether anything of this broker waits here or is in the application's hands."""
+        buffer = self._buffers.get(broker)
+        return buffer is not None and bool(buffer.items or buffer.handed_out)
+
     def withdraw(self, broker: str) -> list[T]:
         """Take all of this broker out of its buffer: it was never handed out."""
         buffer = self._buffers.get(broker)
@@ -97,12 +114,6 @@ class FanIn(Generic[T]):
         items = list(buffer.items)
         buffer.items.clear()
         return items
-
-    def discard_buffers(self) -> None:
-        """Hand out nothing more of what has arrived: it goes back to the brokers."""
-        for buffer in self._turns:
-            buffer.items.clear()
-        self._turns.clear()
 
     @property
     def is_full(self) -> bool:

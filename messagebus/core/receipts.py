@@ -45,7 +45,7 @@ class Ack(NamedTuple):
 class Ledger:
     """The deliveries of one link that have no answer yet. epoch: counts the links to its broker."""
 
-    __slots__ = ("_acked", "_claimed", "_owed", "_parts", "broker", "epoch", "is_live")
+    __slots__ = ("_acked", "_claimed", "_owed", "_parts", "broker", "epoch", "is_live", "rejected")
 
     def __init__(self, broker: str, epoch: int) -> None:
         self.broker, self.epoch = broker, epoch
@@ -57,6 +57,10 @@ class Ledger:
         self._claimed: set[int] = set()
         self._acked: list[int] = []  # answered by ack and not yet sent
         self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
+        self.rejected: list[int] = []
+        """Batches that have all their answers, one of them `claim_refused`: the caller takes them out and
+        rejects them, so that the broker parks them whole.
+        """
 
     def delivered(self, tags: Iterable[int]) -> None:
         """Deliveries arrived that hold one message each."""
@@ -80,15 +84,16 @@ class Ledger:
         """As `ack` for a delivery that is no batch; the caller sends the nack itself, at once."""
         return self._owed.pop(tag, NOT_OWED) is not NOT_OWED
 
-    def batch_nack(self, tag: int, parts: int) -> bool:
-        """As `nack` for a batch of which nobody has seen anything. parts: how many are given back.
+    def as_one(self, tag: int, parts: int) -> tuple[bytes, bytes] | None:
+        """Have a batch of which nobody has seen anything answered as one message; its content.
 
-        False: somebody has seen the others.
+        parts: how many of it nobody has seen. None, and it stays as it is: somebody has the others.
         """
-        if tag not in self._parts or self._parts[tag].count != parts:
-            return False
-        del self._parts[tag], self._owed[tag]
-        return True
+        found = self._parts.get(tag)
+        if found is None or found.count != parts or len(found.open) != parts:
+            return None
+        del self._parts[tag]
+        return found.content
 
     def claim(self, tag: int, part: int) -> bool:
         """Somebody answers this delivery, or this part of one: True exactly once, while the link lives.
@@ -120,15 +125,22 @@ class Ledger:
         parts.undone -= 1
         if not parts.undone:
             del self._parts[tag], self._owed[tag]
-            self._acked.append(tag)
+            (self.rejected if parts.refused else self._acked).append(tag)
         return True
 
-    def claim_refused(self, tag: int) -> bool:
-        """What is claimed, and no batch, gets a nack, which the caller sends. False: the link has ended."""
+    def claim_refused(self, tag: int, part: int = 0) -> bool:
+        """What is claimed cannot have the answer it was claimed for. False: the link has ended.
+
+        The caller rejects a message that came alone, at once. Of a batch it rejects the whole, when the
+        last part has its answer: see `rejected`.
+        """
         if not self.is_live:
             return False
-        self._claimed.remove(tag)
-        return True
+        if not part:
+            self._claimed.remove(tag)
+            return True
+        self._parts[tag].refused = True
+        return self.claim_done(tag, part)
 
     def flush(self) -> list[Ack]:
         """The acks to send now. After it nothing answered is unsent."""
@@ -152,12 +164,38 @@ class Ledger:
     def owed(self) -> int:
         return len(self._owed) + len(self._claimed)
 
+    @property
+    def is_claimed(self) -> bool:
+        """Whether anything is claimed and not done."""
+        return bool(self._claimed) or any(not parts.is_quiet for parts in self._parts.values())
+
+    def open_parts(self, tag: int) -> list[int]:
+        """Those of a batch that nobody answers yet."""
+        parts = self._parts.get(tag)
+        return sorted(parts.open) if parts is not None else []
+
+    def content(self, tag: int) -> tuple[bytes, bytes] | None:
+        """Properties and body of a batch that is owed."""
+        parts = self._parts.get(tag)
+        return None if parts is None else parts.content
+
     def half_answered(self) -> list[tuple[int, list[int], tuple[bytes, bytes]]]:
-        """Batches some of whose parts are answered: tag, the parts that nobody answers yet, content."""
+        """Batches some of whose parts are answered: tag, the parts that nobody answers yet, content.
+
+        A part whose answer is under way counts as answered.
+        """
         return [
             (tag, sorted(parts.open), parts.content)
             for tag, parts in self._parts.items()
             if 0 < len(parts.open) < parts.count
+        ]
+
+    def answered_for_good(self) -> list[tuple[list[int], tuple[bytes, bytes]]]:
+        """The same where no answer is under way, without the tag."""
+        return [
+            (unanswered, content)
+            for tag, unanswered, content in self.half_answered()
+            if self._parts[tag].is_quiet
         ]
 
     def end(self) -> int:
@@ -168,16 +206,23 @@ class Ledger:
         self._claimed.clear()
         self._acked.clear()
         self._parts.clear()
+        self.rejected.clear()
         return owed
 
 
 class _Parts:
-    __slots__ = ("content", "count", "open", "undone")
+    __slots__ = ("content", "count", "open", "refused", "undone")
 
     def __init__(self, count: int, content: tuple[bytes, bytes]) -> None:
         self.count = self.undone = count
         self.content = content
+        self.refused = False
         self.open = set(range(1, count + 1))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether each part is either answered or open: no answer is under way."""
+        return self.undone == len(self.open)
 
 
 class Ledgers:

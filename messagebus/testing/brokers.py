@@ -21,7 +21,7 @@ from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
 from messagebus.testing.journal import Journal, copy_of, messages_of
 from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, Stored, Taker
-from messagebus.topology import Wanted, declarations, differences, options_of
+from messagebus.topology import Options, Wanted, declarations, differences, options_of
 
 __all__ = ["MemoryBroker", "MemoryBrokers", "Route", "Site"]
 
@@ -201,7 +201,10 @@ class MemoryBroker:
     def attach(
         self, site: Site, queue: str, prefetch: int, bring: Callable[[list[Arrived]], None]
     ) -> None:
-        site.taker = Taker(self.queues[queue], prefetch, bring)
+        if site.taker is not None and site.taker.queue is self.queues[queue]:
+            site.taker.again()
+        else:
+            site.taker = Taker(self.queues[queue], prefetch, bring)
         self.queues[queue].attach(site.taker)
 
     def detach(self, site: Site) -> None:
@@ -255,15 +258,16 @@ class MemoryBrokers:
         with self.lock:
             return self.all[next(self._turns)]
 
-    def declare(self, wanted: Wanted) -> None:
-        """Make it exist on every broker. Raises TopologyMismatch when it exists otherwise."""
+    def declare(self, wanted: Wanted) -> Options:
+        """Make it exist on every broker; how it exists. Raises TopologyMismatch when it does otherwise."""
         with self.lock:
             known = self._wanted.get(str(wanted))
             if known is not None and (told := differences(wanted, options_of(known))):
                 raise TopologyMismatch(told)
-            self._wanted.setdefault(str(wanted), wanted)
+            found = self._wanted.setdefault(str(wanted), wanted)
             for broker in self.all.values():
                 broker.declare(wanted)
+            return options_of(found)
 
     def delete(self, source: Source) -> None:
         """Forget it on every broker, with all that waits there."""

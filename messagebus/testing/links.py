@@ -77,9 +77,8 @@ class _MemoryTopology:
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
     ) -> Registration:
-        for each in wanted:
-            self._brokers.declare(each)
-        return Registration(True, held=self._brokers.names)
+        options = {str(each): self._brokers.declare(each) for each in wanted}
+        return Registration(True, held=self._brokers.names, options=options)
 
     async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
         pass

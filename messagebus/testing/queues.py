@@ -44,12 +44,12 @@ class Stored:
 
 
 class Taker:
-    """One consumer of one queue. bring: gives deliveries to its link; called under the lock.
+    """The consumers of one link, one after the other, of one queue. Its tags never begin anew.
 
-    prefetch: 0 for no limit.
+    bring: gives deliveries to its link; called under the lock. prefetch: 0 for no limit.
     """
 
-    __slots__ = ("bring", "last_tag", "prefetch", "queue", "unacked")
+    __slots__ = ("_before", "bring", "last_tag", "prefetch", "queue", "unacked")
 
     def __init__(
         self, queue: MemoryQueue, prefetch: int, bring: Callable[[list[Arrived]], None]
@@ -57,10 +57,18 @@ class Taker:
         self.queue, self.prefetch, self.bring = queue, prefetch, bring
         self.unacked: dict[int, Stored] = {}
         self.last_tag = 0
+        self._before = 0
+
+    def again(self) -> None:
+        """It consumes again: what its cancelled consumer left unanswered takes none of its room."""
+        self._before = self.last_tag
 
     @property
     def room(self) -> int:
-        return self.prefetch - len(self.unacked) if self.prefetch else NEVER_MS
+        if not self.prefetch:
+            return NEVER_MS
+        before = sum(tag <= self._before for tag in self.unacked) if self._before else 0
+        return self.prefetch - len(self.unacked) + before
 
 
 class MemoryQueue:
@@ -120,6 +128,7 @@ class MemoryQueue:
 
     # ------------------------------------------------------------------ out
     def attach(self, taker: Taker) -> None:
+        self._leaving.discard(taker)
         self.takers.append(taker)
         self.hand_out()
 

@@ -19,7 +19,10 @@ from messagebus import (
     Outcome,
     Publisher,
     Secret,
+    Subscription,
+    Topic,
 )
+from messagebus._io.pipe import HOT_PATH
 from tests.support.eventually import eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit, fake_rabbits
 from tests.support.fake_list import FakeList, serve_list
@@ -170,3 +173,19 @@ async def received(consumer: AsyncConsumer) -> Any:
     assert delivery is not None
     assert consumer.ack(delivery)
     return delivery
+
+
+@pytest.mark.parametrize("hot_path", ["1", "0"])
+def test_a_link_that_ends_politely_cancels_no_consumer(
+    rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch, hot_path: str
+) -> None:
+    """A cancel makes the next single active consumer be served ahead of what comes back."""
+    monkeypatch.setenv(HOT_PATH, hot_path)
+    source = Subscription(Topic("orders"), "billing", single_active=True)
+    bus = BusConfig(broker=rabbit.name)
+    with Publisher(bus) as publisher, Consumer(bus, source) as consumer:
+        publisher.send_safe("orders", b"held")
+        assert consumer.receive(WITHIN_S) is not None
+        assert consumer.stop(0) == 1
+    eventually(lambda: rabbit.queues[QUEUE].messages, within_s=WITHIN_S)
+    assert rabbit.cancelled == 0

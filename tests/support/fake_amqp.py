@@ -77,8 +77,9 @@ class FakeRabbit:
     """One broker.
 
     accepted: TCP connections. logins: handshakes that got as far as a password. refused: those whose
-    password was wrong. published: messages taken, routed or not. exchanges: name -> type. bindings:
-    (exchange, key, queue or exchange). clients: connections, in whatever state.
+    password was wrong. published: messages taken, routed or not. cancelled: consumers, by their clients.
+    exchanges: name -> type. bindings: (exchange, key, queue or exchange). clients: connections, in
+    whatever state.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class FakeRabbit:
         self.queues: dict[str, FakeQueue] = {}
         self.bindings: set[tuple[str, str, str]] = set()
         self.exchange_bindings: set[tuple[str, str, str]] = set()
-        self.logins = self.refused = self.published = self.accepted = 0
+        self.logins = self.refused = self.published = self.accepted = self.cancelled = 0
         self.blocked = ""
         self.clients: set[Connection] = set()
         self._server: asyncio.Server | None = None

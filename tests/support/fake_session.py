@@ -460,6 +460,7 @@ class Channel:
         self.rabbit.deliver(queue)
 
     def cancel(self, method: Any) -> None:
+        self.rabbit.cancelled += 1
         self._drop_consumer(method.consumer_tag)
         if not method.nowait:
             self.send(spec.Basic.CancelOk(method.consumer_tag))

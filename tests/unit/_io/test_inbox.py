@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from messagebus._io.batch import encode_entry
+import pytest
+
+from messagebus._io.batch import BATCH_TYPE, encode_entry
 from messagebus._io.codec import Arrived
 from messagebus._io.copies import Original, Stored
 from messagebus._io.inbox import Inbox
 from messagebus._io.properties import encode
 from messagebus._io.properties import encode_entry as properties_of
-from messagebus.destination import Queue
+from messagebus._io.rewriting import counted
+from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.message import Delivery, Message
 from tests.support.eventually import eventually_async
 
@@ -82,20 +85,28 @@ class FakeCopies:
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, source: Source | None = None) -> None:
         self.copies, self.pipe, self.turns = FakeCopies(), FakePipe(), 0
-        self.inbox = Inbox(Queue("jobs"), 100, self.copies, self._turn)  # type: ignore[arg-type]
+        self.inbox = Inbox(source or Queue("jobs"), 100, self.copies, self._turn)  # type: ignore[arg-type]
         self.epoch = self.inbox.connected(MB1, self.pipe)  # type: ignore[arg-type]
+
+    def relink(self) -> None:
+        """The link ends, and another one is open."""
+        self.inbox.disconnected(MB1)
+        self.pipe = FakePipe()
+        self.inbox.connected(MB1, self.pipe)  # type: ignore[arg-type]
 
     def _turn(self) -> None:
         self.turns += 1
         self.inbox.flush()
 
-    def batch(self, tag: int, *bodies: bytes) -> None:
+    def batch(
+        self, tag: int, *bodies: bytes, redelivered: bool = False, raw: bytes = BATCH
+    ) -> None:
         parts: list[bytes] = []
         for number, body in enumerate(bodies):
             encode_entry(parts, properties_of(Message(body=b""), f"{tag}-{number}"), body)
-        self.pipe.on_contents([(tag, False, BATCH, b"".join(parts))])
+        self.pipe.on_contents([(tag, redelivered, raw, b"".join(parts))])
 
     def taken(self) -> list[Delivery]:
         found = []
@@ -290,30 +301,213 @@ async def test_what_cannot_be_copied_is_left_to_the_broker() -> None:
     assert bench.inbox.owed(MB1) == 0
 
 
-# ---------------------------------------------------------------------- giving back untouched
-async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
+async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_nothing_is_lost() -> (
+    None
+):
     bench = Bench()
-    bench.pipe.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3)])
-    held = bench.inbox.take()
-    assert held is not None
-    oldest = bench.inbox.oldest(MB1)
-    assert oldest is not None
-    assert oldest.tag == 2
-    assert bench.inbox.give_back_buffered(MB1) == 2
-    assert bench.pipe.nacks == [(2, True), (3, True)]
-    assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (1, 1, 0)
-    assert bench.inbox.counters.given_back == 2
-    assert bench.inbox.give_back_untouched([held]) == {MB1: 1}
-    assert bench.inbox.give_back_untouched([held]) == {}
+    bench.batch(1, b"a", b"b", b"c")
+    bench.pipe.on_contents([(2, False, PLAIN, b"")])
+    first, second, third, alone = bench.taken()
+    bench.copies.cannot = True
+    assert await bench.inbox.park(first, headers={"mb-park-reason": "why"})
+    bench.copies.cannot = False
+    assert await bench.inbox.park(second, headers={"mb-park-reason": "why"})
+    assert (bench.pipe.acks, bench.pipe.nacks, bench.inbox.owed(MB1)) == ([], [], 2)
+    assert bench.inbox.ack(third)
+    assert bench.inbox.ack(alone)
+    bench.inbox.flush()
+    assert (bench.pipe.acks, bench.pipe.nacks) == ([(2, False)], [(1, False)])
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
 
 
-async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back() -> None:
+# ---------------------------------------------------------------------- giving back untouched
+LONG_AGO, FAR_AHEAD = 0, 1 << 62
+
+
+async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
+    bench = Bench()
+    bench.pipe.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3, 4)])
+    held, unseen = bench.inbox.take(), bench.inbox.take()
+    assert held is not None
+    assert unseen is not None
+    oldest = bench.inbox.oldest(MB1)
+    assert oldest is not None
+    assert oldest.tag == 3
+    assert bench.inbox.give_back(MB1, [unseen], LONG_AGO) == 3
+    assert bench.pipe.nacks == [(2, True), (3, True), (4, True)]
+    assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (1, 1, 0)
+    assert bench.inbox.counters.given_back == 3
+    bench.relink()
+    assert bench.inbox.give_back(MB1, [held], LONG_AGO) == 0
+    assert (bench.pipe.nacks, bench.inbox.handed_out) == ([], 0)
+
+
+async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back_while_there_is_time() -> (
+    None
+):
     bench = Bench()
     bench.batch(1, b"a", b"b")
     bench.batch(2, b"c", b"d")
     first = bench.inbox.take()
     assert first is not None
-    assert bench.inbox.give_back_buffered(MB1) == 2
+    assert bench.inbox.give_back(MB1, [], LONG_AGO) == 2
     assert bench.pipe.nacks == [(2, True)]
     assert [each.body for each in bench.taken()] == [b"b"]
+
+
+async def test_a_batch_of_which_parts_were_handed_out_unseen_is_given_back_once_and_whole() -> None:
+    bench = Bench()
+    bench.batch(1, b"a", b"b", b"c")
+    bench.batch(2, b"d", b"e")
+    taken = [bench.inbox.take() for _ in range(2)]
+    unseen = [each for each in taken if each is not None]
+    assert bench.inbox.give_back(MB1, unseen, LONG_AGO) == 5
+    assert bench.pipe.nacks == [(1, True), (2, True)]
+    assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (0, 0, 0)
+    assert not bench.inbox.ack(unseen[0])
+    await bench.inbox.finish(1)
+
+
+async def test_before_the_consumer_timeout_the_rest_of_a_begun_batch_is_copied_and_it_is_acked() -> (
+    None
+):
+    bench = Bench()
+    bench.batch(1, b"a", b"b", b"c", b"d")
+    answered, running, unseen = (bench.inbox.take() for _ in range(3))
+    assert answered is not None
+    assert running is not None
+    assert unseen is not None
+    bench.inbox.ack(answered)
+    assert bench.inbox.give_back(MB1, [unseen], FAR_AHEAD) == 2
+    await eventually_async(lambda: bench.copies.given_back == [b"c", b"d"], within_s=5)
+    assert (bench.pipe.acks, bench.pipe.nacks, bench.inbox.handed_out) == ([], [], 1)
+    bench.inbox.ack(running)
+    bench.inbox.flush()
+    assert bench.pipe.acks == [(1, False)]
+
+
+async def test_what_runs_on_until_the_consumer_timeout_does_not_multiply_what_was_copied() -> None:
+    bench = Bench()
+    bench.batch(1, b"a", b"b")
+    bench.batch(2, b"c")
+    running = bench.inbox.take()
+    assert running is not None
+    bench.inbox.give_back(MB1, [], FAR_AHEAD)
+    bench.inbox.finish_batches(LONG_AGO)
+    assert bench.copies.given_back == []
+    bench.inbox.finish_batches(FAR_AHEAD)
+    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    assert sorted(bench.copies.given_back) == [b"a", b"b"]
+    assert not bench.inbox.ack(running)
+    assert bench.inbox.handed_out == 0
+
+
+def worn(count: int, **properties: str) -> bytes:
+    """As a quorum queue delivers what has come back so often."""
+    return counted(encode(Message(body=b"", **properties), "worn", 17), count)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "is_copied"),
+    [
+        (20, 9, False),
+        (20, 10, True),
+        (1, 0, False),
+        (1, 1, True),
+        (5, 2, False),
+        (5, 3, True),
+        (0, 1_000_000, False),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+async def test_what_came_back_too_often_and_nobody_saw_begins_anew_as_a_copy(
+    limit: int, count: int, is_copied: bool, ends: bool
+) -> None:
+    bench = Bench(Queue("jobs", delivery_limit=limit))
+    bench.pipe.on_contents([(1, True, worn(count), b"alone"), (2, True, worn(count), b"seen")])
+    bench.batch(3, b"a", b"b", raw=worn(count, content_type=BATCH_TYPE))
+    unseen, _seen, part = (bench.inbox.take() for _ in range(3))
+    untouched = [each for each in (unseen, part) if each is not None]
+    if ends:
+        bench.inbox.close(untouched)
+        await bench.inbox.finish(1)
+        assert bench.pipe.nacks == []
+    else:
+        bench.inbox.give_back(MB1, untouched, LONG_AGO)
+        await asyncio.sleep(0.01)
+        assert bench.pipe.nacks == ([] if is_copied else [(1, True), (3, True)])
+    assert bench.inbox.handed_out == 1
+    assert len(bench.copies.given_back) == (2 if is_copied else 0)
+    assert bench.pipe.acks == ([(1, False), (3, False)] if is_copied else [])
+
+
+async def test_where_order_is_all_a_copy_is_the_last_resort() -> None:
+    ordered = Subscription(Topic("orders"), "billing", single_active=True, delivery_limit=4)
+    bench = Bench(ordered)
+    bench.pipe.on_contents([(tag, True, worn(tag), b"%d" % tag) for tag in (1, 2, 3, 4)])
+    bench.inbox.close()
+    await bench.inbox.finish(1)
+    assert bench.copies.given_back == [b"4"]
+
+
+# ---------------------------------------------------------------------- where order is all
+ORDERED = Subscription(Topic("orders"), "billing", single_active=True)
+
+
+async def test_what_arrives_at_a_link_that_is_to_end_is_not_handed_out_and_not_answered() -> None:
+    bench = Bench(ORDERED)
+    bench.pipe.on_contents([(1, False, PLAIN, b""), (2, False, PLAIN, b"")])
+    first = bench.inbox.take()
+    assert first is not None
+    bench.inbox.shut(MB1)
+    bench.pipe.on_contents([(3, False, PLAIN, b"")])
+    (second,) = bench.taken()
+    bench.inbox.ack(first)
+    assert bench.inbox.holds(MB1)
+    bench.inbox.ack(second)
+    assert not bench.inbox.holds(MB1)
+    assert bench.inbox.owed(MB1) == 1
+
+
+async def test_what_is_kept_back_stays_owed_and_only_what_is_in_hand_is_waited_for() -> None:
+    bench = Bench(ORDERED)
+    bench.copies.gate = asyncio.Event()
+    bench.pipe.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3)])
+    first, unseen = bench.inbox.take(), bench.inbox.take()
+    assert first is not None
+    assert unseen is not None
+    bench.inbox.keep_back(MB1, [unseen])
+    assert (bench.inbox.handed_out, bench.taken(), bench.inbox.owed(MB1)) == (1, [], 3)
+    parking = asyncio.ensure_future(bench.inbox.park(first, headers={"mb-park-reason": "why"}))
+    await asyncio.sleep(0)
+    assert bench.inbox.holds(MB1)
+    bench.copies.gate.set()
+    assert await parking
+    assert not bench.inbox.holds(MB1)
+    assert (bench.pipe.acks, bench.pipe.nacks) == ([(1, False)], [])
+
+
+async def test_where_order_is_all_a_half_answered_batch_is_left_owed_at_the_end() -> None:
+    bench = Bench(ORDERED)
+    bench.batch(1, b"a", b"b")
+    first = bench.inbox.take()
+    assert first is not None
+    bench.inbox.ack(first)
+    bench.inbox.close()
+    await bench.inbox.finish(1)
+    assert (bench.copies.given_back, bench.inbox.owed(MB1)) == ([], 1)
+
+
+async def test_of_a_batch_that_comes_again_what_was_answered_is_not_handed_out_again() -> None:
+    bench = Bench()
+    bench.batch(1, b"a", b"b", b"c")
+    bench.inbox.ack(bench.taken()[1])
+    bench.relink()
+    bench.batch(1, b"a", b"b", b"c", redelivered=True)
+    again = bench.taken()
+    assert [each.body for each in again] == [b"a", b"c"]
+    assert all(bench.inbox.ack(each) for each in again)
+    bench.inbox.flush()
+    assert bench.pipe.acks == [(1, False)]
+    bench.batch(2, b"a", b"b", b"c")
+    assert len(bench.taken()) == 3, "an equal one that is new"

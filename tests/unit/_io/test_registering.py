@@ -127,6 +127,12 @@ async def test_one_broker_that_holds_it_is_enough_where_that_is_asked_for() -> N
     )
 
 
+async def test_what_exists_beside_a_name_is_told_by_agents_that_say_it() -> None:
+    options = {"orders/billing": {"single_active": True, "delivery_limit": 20}}
+    assert (await register(Asked(told({**COMPLETE, "options": options})))).options == options
+    assert (await register(Asked(told(COMPLETE)))).options == {}
+
+
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -140,6 +146,8 @@ async def test_one_broker_that_holds_it_is_enough_where_that_is_asked_for() -> N
         said("<html>hello</html>", 200),
         told({}),
         told({"complete": True, "held": None, "later": [], "missing": {}}),
+        told({**COMPLETE, "options": ["orders/billing"]}),
+        told({**COMPLETE, "options": {"orders/billing": 5}}),
         said("[]", 200),
         said("null", 200),
         said("<html>moved</html>", 302),

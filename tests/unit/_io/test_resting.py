@@ -20,7 +20,11 @@ def delivery(broker: str, received_ns: int) -> Delivery:
 class FakeInbox:
     buffers: dict[str, list[Delivery]] = field(default_factory=dict)
     is_full: bool = False
+    in_order: bool = False
     untouched: list[Delivery] = field(default_factory=list)
+    kept_back: list[str] = field(default_factory=list)
+    put: list[Delivery] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
 
     @property
     def brokers(self) -> list[str]:
@@ -29,14 +33,21 @@ class FakeInbox:
     def oldest(self, broker: str) -> Delivery | None:
         return self.buffers[broker][0] if self.buffers[broker] else None
 
-    def give_back_buffered(self, broker: str) -> int:
-        count = len(self.buffers[broker])
+    def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
+        count = len(self.buffers[broker]) + len(taken)
         self.buffers[broker].clear()
+        self.untouched += taken
         return count
 
-    def give_back_untouched(self, deliveries: list[Delivery]) -> dict[str, int]:
-        self.untouched += deliveries
-        return {each.broker: 1 for each in deliveries}
+    def keep_back(self, broker: str, taken: list[Delivery]) -> None:
+        self.kept_back.append(broker)
+        self.give_back(broker, taken, 0)
+
+    def put_back(self, deliveries: list[Delivery]) -> None:
+        self.put += deliveries
+
+    def finish_batches(self, before_ns: int) -> None:
+        self.finished.append(before_ns)
 
 
 class Bench:
@@ -45,9 +56,14 @@ class Bench:
         self.resting = Resting(
             self.inbox,  # type: ignore[arg-type]
             100,
-            cancel=self.cancelled.append,
+            cancel=self._cancel,
             consume=self.consumed.append,
         )
+
+    def _cancel(self, broker: str) -> bool:
+        if not self.inbox.in_order:
+            self.cancelled.append(broker)
+        return not self.inbox.in_order
 
 
 def test_only_the_link_whose_deliveries_are_old_rests() -> None:
@@ -93,12 +109,38 @@ def test_what_was_taken_and_not_seen_is_given_back_too() -> None:
     bench = Bench()
     bench.inbox.buffers = {MB1: []}
     old = delivery(MB1, 0)
-    bench.resting.untouched = lambda before_ns: [old] if before_ns > 0 else []
+    bench.resting.untouched = lambda before_ns, _all: [old] if before_ns > 0 else []
     bench.resting.tick(74 * S)
     assert bench.inbox.untouched == []
     bench.resting.tick(76 * S)
     assert bench.inbox.untouched == [old]
     assert bench.cancelled == [MB1]
+
+
+def test_a_single_active_consumer_is_not_cancelled_and_gets_nothing_more() -> None:
+    bench = Bench()
+    bench.inbox.in_order = True
+    old, next_one, other = delivery(MB1, 0), delivery(MB1, 50 * S), delivery(MB2, 50 * S)
+    bench.inbox.buffers = {MB1: [delivery(MB1, 60 * S)], MB2: []}
+    bench.resting.untouched = lambda _before_ns, all_if_any: (
+        [old, next_one, other] if all_if_any else [old]
+    )
+    bench.resting.tick(76 * S)
+    assert bench.cancelled == []
+    assert bench.inbox.kept_back == [MB1]
+    assert bench.inbox.untouched == [old, next_one], "what came later may not overtake"
+    assert bench.inbox.put == [other]
+    assert bench.resting.rests(MB1)
+    bench.resting.forget(MB1)
+    bench.resting.goes_on(MB1)
+    bench.resting.asked()
+    assert bench.consumed == [MB1]
+
+
+def test_what_is_left_of_batches_is_finished_just_before_the_timeout() -> None:
+    bench = Bench()
+    bench.resting.tick(200 * S)
+    assert bench.inbox.finished == [105 * S]
 
 
 def test_a_link_that_ended_rests_no_more() -> None:

@@ -234,7 +234,13 @@ async def test_a_change_by_login_or_token(rig: Rig) -> None:
     body = {"wanted": ["topic:orders", "orders", "orders/a"], "alive": True}
     for who in ({"auth": ("bus", "pw")}, {"headers": OPERATOR}):
         answer = await rig.http.post("/topology", json=body, **who)
-        assert answer.json() == {"complete": True, "held": ["a:5672"], "later": [], "missing": {}}
+        assert answer.json() == {
+            "complete": True,
+            "held": ["a:5672"],
+            "later": [],
+            "missing": {},
+            "options": {ENTRY.wanted: dict(ENTRY.options)},
+        }
     assert rig.topology.changed == [(["orders", "orders/a"], True)] * 2
     assert (await rig.http.post("/topology", json=body)).status_code == 401
     assert (await rig.http.post("/topology", json=body, auth=("bus", "x"))).status_code == 401

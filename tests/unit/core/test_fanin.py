@@ -61,12 +61,26 @@ def test_a_broker_that_delivered_nothing_drops_nothing() -> None:
     assert filled(2).dropped("mb1") == 0
 
 
-def test_discarded_buffers_are_not_handed_out_and_what_is_handed_out_still_counts() -> None:
-    fanin = filled(5, mb1=3)
+def test_what_is_put_back_is_next_again_in_its_order_and_counts_no_more() -> None:
+    fanin = filled(3, a=4, b=2)
+    assert take_all(fanin) == ["a-1", "b-1", "a-2"]
+    fanin.put_back("a", ["a-1", "a-2"])
+    assert (fanin.handed_out, fanin.oldest("a")) == (1, "a-1")
+    fanin.answered("b")
+    assert take_all(fanin) == ["b-2", "a-1", "a-2"]
+    fanin.put_back("b", ["b-2"])
+    assert fanin.withdraw("b") == ["b-2"]
+    assert not fanin.holds("b")
+    assert take_all(fanin) == ["a-3"]
+
+
+def test_a_broker_holds_something_while_it_waits_or_is_handed_out() -> None:
+    fanin = filled(1, a=1)
+    assert (fanin.holds("a"), fanin.holds("b")) == (True, False)
     fanin.take()
-    fanin.discard_buffers()
-    assert fanin.take() is None
-    assert (fanin.buffered, fanin.handed_out) == (0, 1)
+    assert fanin.holds("a")
+    fanin.answered("a")
+    assert not fanin.holds("a")
 
 
 def test_an_answer_for_what_was_not_handed_out_is_a_bug() -> None:

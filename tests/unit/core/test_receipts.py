@@ -179,13 +179,41 @@ def test_what_is_claimed_may_be_refused_and_dies_with_its_link() -> None:
     assert not made.claim(2, 0)
 
 
-def test_a_batch_is_given_back_whole_or_not_at_all() -> None:
-    made = batch(2)
-    assert not made.batch_nack(1, 1)
-    assert not made.batch_nack(2, 2)
-    assert made.batch_nack(1, 2)
-    assert made.owed == 0
+def test_a_batch_that_nobody_has_seen_is_answered_as_one() -> None:
+    made = ledger()
+    made.batch_delivered(1, 2, CONTENT)
+    made.batch_delivered(2, 1, CONTENT)
+    assert made.as_one(1, 1) is None
+    assert made.as_one(1, 2) == CONTENT
     assert not made.ack(1, 1)
+    assert made.nack(1)
+    assert made.as_one(2, 1) == CONTENT
+    assert made.claim(2, 0)
+    assert made.claim_done(2, 0)
+    assert made.flush() == [Ack(2, False)]
+
+
+def test_of_a_batch_with_a_part_that_cannot_be_answered_the_whole_is_rejected_at_its_end() -> None:
+    made = ledger()
+    made.batch_delivered(1, 2, CONTENT)
+    assert made.claim(1, 1)
+    assert made.is_claimed
+    assert made.claim_refused(1, 1)
+    assert (made.rejected, made.owed, made.is_claimed) == ([], 1, False)
+    assert made.ack(1, 2)
+    assert (made.rejected, made.flush(), made.owed) == ([1], [], 0)
+
+
+def test_of_half_answered_batches_those_are_settled_whose_answers_are_not_under_way() -> None:
+    made = ledger()
+    for tag in (1, 2, 3):
+        made.batch_delivered(tag, 3, CONTENT)
+    made.ack(1, 2)
+    made.ack(2, 1)
+    made.claim(2, 2)
+    assert made.answered_for_good() == [([1, 3], CONTENT)]
+    assert (made.open_parts(2), made.open_parts(9)) == ([3], [])
+    assert (made.content(3), made.content(9)) == (CONTENT, None)
 
 
 class AgainstABroker(RuleBasedStateMachine):
@@ -265,14 +293,16 @@ class AgainstABroker(RuleBasedStateMachine):
 
     @precondition(lambda self: self.last_tag)
     @rule(data=st.data(), parts=st.integers(1, 3))
-    def batch_nack(self, data: st.DataObject, parts: int) -> None:
+    def give_back_whole(self, data: st.DataObject, parts: int) -> None:
         """Only of one that nobody has answered a part of."""
         tag = data.draw(st.integers(1, self.last_tag))
         is_whole = self.open[tag] == set(range(1, parts + 1)) and not self.half_answered(tag)
         if 0 in self.open[tag] or CLAIMED in self.open[tag] or self.half_answered(tag):
             return
-        assert self.ledger.batch_nack(tag, parts) == (is_whole and bool(self.open[tag]))
+        content = self.ledger.as_one(tag, parts)
+        assert (content is not None) == (is_whole and bool(self.open[tag]))
         if is_whole:
+            assert self.ledger.nack(tag)
             self.open[tag].clear()
             self.unacked.remove(tag)
 

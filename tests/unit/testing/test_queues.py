@@ -66,6 +66,23 @@ def test_a_prefetch_of_zero_has_no_limit() -> None:
     assert bodies(arrived) == ["a", "b", "c", "d"]
 
 
+def test_one_taker_that_consumes_again_gets_new_tags_and_all_of_its_prefetch() -> None:
+    bench = Bench()
+    taker, arrived = bench.taker(2)
+    for body in "abcdefg":
+        bench.put(body)
+    bench.queue.cancel(taker)
+    taker.again()
+    bench.queue.attach(taker)
+    assert [tag for tag, _, _, _ in arrived] == [1, 2, 3, 4]
+    assert [each.body for each in bench.queue.ack(taker, 1, False)] == [b"a"]
+    bench.queue.hand_out()
+    assert bodies(arrived) == ["a", "b", "c", "d"]
+    assert [each.body for each in bench.queue.ack(taker, 3, True)] == [b"b", b"c"]
+    bench.queue.hand_out()
+    assert bodies(arrived) == ["a", "b", "c", "d", "e"]
+
+
 def test_one_taker_that_cancels_may_still_answer() -> None:
     bench = Bench()
     taker, arrived = bench.taker()
