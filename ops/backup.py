@@ -142,16 +142,22 @@ def _differs(
 
 
 def missing_topology(
-    before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+    before: Mapping[str, Mapping[str, Any]],
+    now: Mapping[str, Mapping[str, Any]],
+    *,
+    floor: int = 0,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """What to register again, as agents take it, and names that were deleted since and stay so."""
-    missing = wanted_items(entry for name, entry in before.items() if name not in now)
-    deleted = [
-        name
-        for name, entry in before.items()
-        if entry["alive"] and name in now and not now[name]["alive"]
-    ]
-    return missing, sorted(deleted)
+    """What to register again, as agents take it, and names that were deleted since and stay so.
+
+    floor: of the agents; what they do not know and has a number up to this was deleted.
+    """
+
+    def is_deleted(name: str, entry: Mapping[str, Any]) -> bool:
+        return not now[name]["alive"] if name in now else entry["number"] <= floor
+
+    deleted = [name for name, e in before.items() if e["alive"] and is_deleted(name, e)]
+    missing = (e for name, e in before.items() if name not in now and name not in deleted)
+    return wanted_items(missing), sorted(deleted)
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

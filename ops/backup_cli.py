@@ -200,11 +200,13 @@ def _restore_cluster(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> 
 
 
 def _lack(kept: Archive, view: View) -> Lack:
+    snapshots = view.snapshots()
     maps = {
         name: {entry["wanted"]: entry for entry in snapshot["entries"]}
-        for name, snapshot in view.snapshots().items()
+        for name, snapshot in snapshots.items()
     }
-    topology, deleted = missing_topology(topology_of(kept), latest(maps))
+    floor = max((each.get("floor", 0) for each in snapshots.values()), default=0)
+    topology, deleted = missing_topology(topology_of(kept), latest(maps), floor=floor)
     is_password = partial(_is_password, view.inventory)
     return Lack(
         definitions={

@@ -44,11 +44,11 @@ def latest(maps: Maps) -> dict[str, Entry]:
 
 
 def newer_than(mine: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> list[str]:
-    """Names of which they have a newer entry."""
+    """Names of which they have a newer entry; not deletions of what is not here: those are forgotten."""
     return [
         wanted
         for wanted, entry in theirs.items()
-        if wanted not in mine or _age(entry) > _age(mine[wanted])
+        if (_age(entry) > _age(mine[wanted]) if wanted in mine else entry["alive"])
     ]
 
 

@@ -6,7 +6,6 @@ Every request has its own short deadline; an agent that does not answer is left 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from messagebus.core.register import Entry, Snapshot
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles
 
-__all__ = ["Heard", "Peers", "Told"]
+__all__ = ["Peers", "Told"]
 
 T = TypeVar("T")
 
@@ -33,19 +32,12 @@ CONNECTIONS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A peer's whole map. asked_at_ms: wall clock before the question."""
-
-    snapshot: Snapshot
-    asked_at_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """A peer's answer to a change.
 
     answer: held, later or no. stored: it is on its disk, in a map that counts. entries: how it has
-    them now, to be merged if its map is intact.
+    them now, to be merged if its map is intact. above: it did not take it, because its number is not
+    above this.
     """
 
     answer: str
@@ -53,6 +45,7 @@ class Told:
     stored: bool
     intact: bool
     entries: tuple[Entry, ...]
+    above: int = 0
 
 
 class Peers:
@@ -83,14 +76,17 @@ class Peers:
         self.pulls = 0
         self.pulls_failed = 0
 
-    async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Heard]:
-        """The maps of those that answer in PULL_TIMEOUT_S, by broker name."""
+    async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Snapshot]:
+        """The maps of those that answer in PULL_TIMEOUT_S, by broker name.
+
+        One that is as it was is the same object again.
+        """
         peers = self._without_me(listed)
         answers = await asyncio.gather(*(self._pull_one(peer) for peer in peers))
         return {
-            peer.broker.name: heard
-            for peer, heard in zip(peers, answers, strict=True)
-            if heard is not None
+            peer.broker.name: snapshot
+            for peer, snapshot in zip(peers, answers, strict=True)
+            if snapshot is not None
         }
 
     async def push(
@@ -188,10 +184,9 @@ class Peers:
     def _without_me(self, listed: Iterable[ListedBroker]) -> list[ListedBroker]:
         return [peer for peer in listed if peer.broker.name != self._me]
 
-    async def _pull_one(self, peer: ListedBroker) -> Heard | None:
+    async def _pull_one(self, peer: ListedBroker) -> Snapshot | None:
         url = f"{self._begin}{peer.agent_address}/topology"
         etag, known = self._last.get(url, ("", None))
-        asked_at_ms = time.time_ns() // 1_000_000
         self.pulls += 1
         try:
             async with asyncio.timeout(PULL_TIMEOUT_S):
@@ -205,7 +200,7 @@ class Peers:
             self._last.pop(url, None)
             self.pulls_failed += 1
             return None
-        return Heard(snapshot=known, asked_at_ms=asked_at_ms)
+        return known
 
     def _read(self, peer: ListedBroker, answer: httpx.Response) -> Snapshot:
         if answer.status_code != httpx.codes.OK:
@@ -243,4 +238,11 @@ def _told(answer: httpx.Response) -> Told:
         stored=value.get("stored") is True,
         intact=value.get("intact") is True,
         entries=tuple(entry_from_json(entry) for entry in value["entries"]),
+        above=_number(value.get("above", 0)),
     )
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("above must be a number")
+    return value

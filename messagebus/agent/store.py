@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,7 @@ def genesis(state_dir: str | Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / MAP_FILE).exists():
         return False
-    first = Snapshot(intact=True, current_at_ms=time.time_ns() // 1_000_000)
-    write_synced(folder / MAP_FILE, json.dumps(snapshot_to_json(first)))
+    write_synced(folder / MAP_FILE, json.dumps(snapshot_to_json(Snapshot(intact=True))))
     return True
 
 
@@ -131,7 +129,6 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "origin": entry.origin,
         "alive": entry.alive,
         "tomb": entry.tomb,
-        "changed_at_ms": entry.changed_at_ms,
         **dict(entry.options),
     }
 
@@ -146,7 +143,6 @@ def entry_from_json(value: Any) -> Entry:
         "origin": str,
         "alive": bool,
         "tomb": int,
-        "changed_at_ms": int,
     }
     for key, kind in kinds.items():
         if type(value.get(key)) is not kind:
@@ -157,24 +153,23 @@ def entry_from_json(value: Any) -> Entry:
 
 
 def snapshot_from_json(value: Any) -> Snapshot:
-    """Raises ValueError unless it is a whole map."""
+    """Raises ValueError unless it is a whole map. Keys that it does not know are passed over."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise ValueError("a map is an object with entries")
-    current_at_ms, floor = value.get("current_at_ms", 0), value.get("floor", 0)
-    if type(value.get("intact")) is not bool or type(current_at_ms) is not int:
-        raise ValueError("a map says intact and current_at_ms")
-    if type(floor) is not int:
-        raise ValueError("floor must be int")
+    floor = value.get("floor", 0)
+    dropped = value.get("dropped", floor)
+    if type(value.get("intact")) is not bool:
+        raise ValueError("a map says intact")
+    if type(floor) is not int or type(dropped) is not int:
+        raise ValueError("floor and dropped must be int")
     entries = tuple(entry_from_json(entry) for entry in value["entries"])
-    return Snapshot(
-        intact=value["intact"], current_at_ms=current_at_ms, floor=floor, entries=entries
-    )
+    return Snapshot(intact=value["intact"], floor=floor, dropped=dropped, entries=entries)
 
 
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "intact": snapshot.intact,
-        "current_at_ms": snapshot.current_at_ms,
         "floor": snapshot.floor,
+        "dropped": snapshot.dropped,
         "entries": [entry_to_json(entry) for entry in snapshot.entries],
     }

@@ -11,15 +11,14 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
 from messagebus._io.control import port_refuses
 from messagebus.agent.agreement import resolve
 from messagebus.agent.answering import Answering
 from messagebus.agent.listfile import ListFile
-from messagebus.agent.peers import Heard, Peers, Told
+from messagebus.agent.peers import Peers, Told
 from messagebus.agent.store import Store
 from messagebus.agent.upkeep import Upkeep
 from messagebus.broker import Broker, BrokerList, ListedBroker
@@ -40,8 +39,6 @@ PULL_PEERS = 8
 CHANGE_ROUNDS = 5
 CHANGE_WAIT_S = 20.0
 PROBE_TIMEOUT_S = 1.0
-# How far the stored currency of the map may lag; a week decides, so an hour is near enough.
-CURRENCY_LAG_MS = 3600 * 1000
 
 
 class NoMajority(TopologyError):
@@ -74,7 +71,6 @@ class Topology:
         self._waiting: dict[str, asyncio.Task[Completion]] = {}
         self._storing = asyncio.Lock()
         self._stored_version = register.version
-        self._stored_current_at_ms = register.current_at_ms
         self._pull_now = asyncio.Event()
         self._turn = 0
         self.joining = False
@@ -111,22 +107,20 @@ class Topology:
             current = self._lists.current
             if current is not None:
                 await self._pull(self._next_peers(current))
+                self.register.round_ended()
             await self._store_quietly()
 
-    async def _pull(self, listed: Sequence[ListedBroker]) -> dict[str, Heard]:
-        life = self.register.life
+    async def _pull(self, listed: Sequence[ListedBroker]) -> set[str]:
+        """Returns who answered with a map that counts, which is merged."""
+        register, life = self.register, self.register.life
         answers = await self._peers.pull(listed)
-        version, informed = self.register.version, self.register.informed
-        for name, heard in answers.items():
-            self.register.heard(name, heard.snapshot, life=life, asked_at_ms=heard.asked_at_ms)
-        if not answers:
-            self.register.alone(_now_ms())
-        self.register.forget_tombs()
-        if self.register.informed:
+        version, informed = register.version, register.informed
+        counts = {name for name, map_ in answers.items() if register.heard(name, map_, life=life)}
+        if register.informed:
             self.joining = False
-        if (version, informed) != (self.register.version, self.register.informed):
+        if (version, informed) != (register.version, register.informed):
             self._upkeep.wake()
-        return answers
+        return counts
 
     def _next_peers(self, current: BrokerList) -> Sequence[ListedBroker]:
         others = [entry for entry in current.listed if entry.broker.name != self._me]
@@ -140,8 +134,12 @@ class Topology:
     async def told(self, snapshot: Snapshot) -> Reply:
         """A peer changed entries: take them, store them, bring them about, answer for them."""
         names = [entry.wanted for entry in snapshot.entries if entry.alive]
+        if not snapshot.intact:
+            return Reply(answer=Answer.NO, reason="it comes from a map that is not intact")
         if not self.register.told(snapshot):
-            return Reply(answer=Answer.NO, reason="its map is too old, or not intact")
+            above = self.register.dropped
+            reason = "a deletion that came after it is forgotten here already"
+            return Reply(answer=Answer.NO, reason=reason, above=above)
         await self._store_map()
         return await self._answering.answer(names)
 
@@ -199,13 +197,14 @@ class Topology:
         return judged
 
     async def _change(self, asked: Mapping[str, Options], alive: bool) -> Completion:
-        judged = Completion(complete=False, held=(), later=(), missing={})
+        above = 0
         for _round in range(CHANGE_ROUNDS):
             current = self._lists.current
             if current is None:
                 raise NoMajority("no consumer list: nobody knows who the agents are")
-            judged = await self._one_round(current, asked, alive)
-            if self._lists.current == current and self._stands(asked, alive):
+            before, (judged, above) = above, await self._one_round(current, asked, alive, above)
+            stands = self._stands(asked, alive) and above == before
+            if self._lists.current == current and stands:
                 return judged
         why = "the list or the entry changed in every round"
         return Completion(complete=False, held=(), later=(), missing={self._me: why})
@@ -213,22 +212,24 @@ class Topology:
     def _stands(self, asked: Mapping[str, Options], alive: bool) -> bool:
         """Whether no concurrent change of another agent has won."""
         entries = self.register.entries
-        stands = all(name in entries and entries[name].alive == alive for name in asked)
-        return stands and not (alive and resolve(entries, asked)[1])
+        if not alive:
+            return not any(name in entries and entries[name].alive for name in asked)
+        stands = all(name in entries and entries[name].alive for name in asked)
+        return stands and not resolve(entries, asked)[1]
 
     async def _one_round(
-        self, current: BrokerList, asked: Mapping[str, Options], alive: bool
-    ) -> Completion:
+        self, current: BrokerList, asked: Mapping[str, Options], alive: bool, above: int
+    ) -> tuple[Completion, int]:
+        """Returns also what numbers must be above, for those that did not take this change."""
         names = list(asked)
         heard = await self._pull(current.listed)
-        intact = [name for name, answer in heard.items() if answer.snapshot.intact]
         options = await self._agreed(current, asked, heard) if alive else asked
         entries = self.register.change(
-            names, alive=alive, answered=intact, now_ms=_now_ms(), options=options
+            names, alive=alive, answered=heard, above=above, options=options
         )
         if entries is None:
             raise NoMajority(
-                f"no majority: {len(intact)} of {len(current.names)} agents answered"
+                f"no majority: {len(heard)} of {len(current.names)} agents answered"
                 f" beside this one{'' if self.register.intact else ', whose map is not intact'}"
             )
         await self._store_map()
@@ -249,10 +250,11 @@ class Topology:
         silent = [e.broker for e in current.listed if e.broker.name not in (*replies, self._me)]
         # Only now, with the change stored: a broker that boots after its refusal reads it.
         replies |= dict(await asyncio.gather(*(_probed(broker) for broker in silent)))
-        return completion(current.names, {**replies, self._me: mine})
+        judged = completion(current.names, {**replies, self._me: mine})
+        return judged, max([above, *(answer.above for answer in told.values())])
 
     async def _agreed(
-        self, current: BrokerList, asked: Mapping[str, Options], answering: Mapping[str, Heard]
+        self, current: BrokerList, asked: Mapping[str, Options], answering: Collection[str]
     ) -> Mapping[str, Options]:
         """What the names are to live with. Raises TopologyMismatch before anything is changed.
 
@@ -278,10 +280,7 @@ class Topology:
 
     def _take(self, told: Told) -> None:
         """A concurrent change of another agent may come back with an answer."""
-        current_at_ms = self.register.current_at_ms
-        self.register.told(
-            Snapshot(intact=told.intact, current_at_ms=current_at_ms, entries=told.entries)
-        )
+        self.register.told(Snapshot(intact=told.intact, entries=told.entries))
 
     # Storing.
 
@@ -297,12 +296,9 @@ class Topology:
             except OSError as fault:
                 raise TopologyError(f"the map could not be stored: {fault}") from fault
             self._stored_version = version
-            self._stored_current_at_ms = snapshot.current_at_ms
 
     async def _store_quietly(self) -> None:
         """Between changes nobody waits for the file: a fault is told and tried again."""
-        if self.register.current_at_ms - self._stored_current_at_ms > CURRENCY_LAG_MS:
-            self._stored_version = 0
         try:
             await self._store_map()
             self.fault = ""
@@ -324,7 +320,3 @@ async def _probed(broker: Broker) -> tuple[str, Reply]:
     return broker.name, Reply(
         answer=Answer.NO, reason="its agent does not answer and its broker may be serving"
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

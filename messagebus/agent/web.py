@@ -40,7 +40,6 @@ WAIT_S_MAX = 60.0
 WAITING_MAX = 12_000
 BODY_BYTES_MAX = 4 << 20
 NAMES_MAX = 1_000
-CURRENCY_STEP_MS = 3600 * 1000
 
 _HEALTH_CODES = {VerdictKind.READY: 200, VerdictKind.DRAIN: 404, VerdictKind.DOWN: 503}
 
@@ -174,8 +173,7 @@ class _Web:
 
     async def topology(self, request: Request) -> Response:
         register, upkeep = self._parts.topology.register, self._parts.upkeep
-        hour = register.current_at_ms // CURRENCY_STEP_MS
-        marks = (self._parts.started, register.version, hour, register.informed, upkeep.losses.mark)
+        marks = (self._parts.started, register.version, register.informed, upkeep.losses.mark)
         headers = {"ETag": f'"{"-".join(map(str, marks))}"'}
         if request.headers.get("If-None-Match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
@@ -292,6 +290,7 @@ class _Web:
                 "stored": reply.stored,
                 "version": register.version,
                 "intact": register.intact,
+                "above": reply.above,
                 "entries": [
                     entry_to_json(entry) for entry in self._parts.topology.entries_of(snapshot)
                 ],

@@ -1,22 +1,30 @@
 """The map of wanted topics, queues and subscriptions, as one agent keeps it.
 
-Decides; stores and sends nothing. One entry per name is a quorum register: a change is written to,
-and an agent after its start reads from, a majority of the agents on the list. No election, no
-leader. Of two entries for one name the larger ``(number, origin, alive)`` stands; a deleted name
-leaves a *tombstone*, so that a map from before the deletion cannot bring it back.
+Decides; stores and sends nothing, and knows no time. One entry per name is a quorum register: a
+change is written to, and an agent after its start reads from, a majority of the agents on the list.
+No election, no leader. Of two entries for one name the larger ``(number, origin, alive)`` stands; a
+deleted name leaves a *tombstone*, so that a map from before the deletion cannot bring it back.
 
 States of an agent's map:
 
-- not *intact*: new, wiped or adopted again. It takes part, but counts for nothing in a majority.
-- intact: everything acknowledged up to `current_at_ms` is in it.
+- not *intact*: new, wiped or unreadable. It takes part, but counts for nothing in a majority.
+- intact: every acknowledged change that it was told of is in it.
 - *informed*: a majority (itself too, if intact) was read since this life of the broker began.
 
-A map that missed more than AWAY_MS may lack tombstones that the others have dropped since; it is
-never merged into a newer one, and its owner forgets it and adopts the newer one. What counts is the
-difference between two maps, not the time on the wall: a cluster that was off as a whole for a month
-keeps its map.
+No clock decides anything, since a clock that is wrong for a second would decide it for ever. What
+ages, ages by `round_ended`, which the agent calls after each round of questions to its peers:
 
-Sources: reference/topology.md, rules 1 and 6 to 8.
+- A tombstone is dropped when, a whole sweep of SWEEP_ROUNDS after it was known, every agent on the
+  list was heard to have it or to have dropped it. Its number becomes the *floor*: every name that is
+  not in the map and has a number up to it was deleted. So whoever comes back with an older map, after
+  whatever time, brings nothing back.
+- Of a name that expires by itself it is dropped after that time though some agents were not heard: a
+  map that still has it costs a queue that expires once more, and many come and go each minute.
+- A name that this map has and that others lack is forgotten only when a majority of agents, without
+  this one, say so by their floors. No single peer makes anybody forget.
+
+Sources: reference/topology.md, rules 1 and 6 to 8; the floor is the causal context of an observed-
+remove set (Bieniusa et al., An optimized conflict-free replicated set, 2012), cut down to one number.
 """
 
 from __future__ import annotations
@@ -24,12 +32,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["AWAY_MS", "TOMB_KEPT_MS", "Entry", "Options", "Register", "Snapshot", "majority"]
+__all__ = ["SWEEP_ROUNDS", "Entry", "Options", "Register", "Snapshot", "majority"]
 
-# An agent that had no contact with a majority for a week starts again from the others' map.
-AWAY_MS = 7 * 24 * 3600 * 1000
-# Twice as long, so that whoever may still be merged has seen the tombstone.
-TOMB_KEPT_MS = 2 * AWAY_MS
+# Rounds take a second or less each, so a tombstone lives for one to two minutes. More would cost every
+# change: the map is written, and read by every peer, as a whole. It is a size; nothing is unsafe
+# with another one.
+SWEEP_ROUNDS = 60
+# Numbers are 64 bits in a queue's arguments. A peer that claims to be further ahead than that is not
+# believed: a forged one could use up all that there are.
+NUMBERS_AHEAD_MAX = 1_000_000
 
 Options = Mapping[str, str | int | bool]
 
@@ -42,8 +53,8 @@ class Entry:
     number: grows over all entries of the map with each change.
     origin: broker name of the agent that made the change; decides between equal numbers.
     tomb: number of the last deletion, 0 for none; queues born before it belong to an earlier life.
-    changed_at_ms: wall clock of the change.
-    options: what was asked beside the name, as it began to live; pairs in the order of their keys.
+    options: what was asked beside the name, as it began to live; pairs in the order of their keys. A
+    tombstone keeps ``expires_s`` of them.
     """
 
     wanted: str
@@ -51,24 +62,28 @@ class Entry:
     origin: str
     alive: bool
     tomb: int
-    changed_at_ms: int
     options: tuple[tuple[str, str | int | bool], ...] = ()
 
     @property
     def rank(self) -> tuple[int, str, bool]:
         return (self.number, self.origin, self.alive)
 
+    @property
+    def expires(self) -> bool:
+        return any(key == "expires_s" for key, _value in self.options)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """An agent's map at one moment, as it is stored and as peers read it.
 
-    floor: largest number of a tombstone that was forgotten; numbers never start again below it.
+    floor: what is not in `entries` and has a number up to this was deleted.
+    dropped: largest number of any tombstone that was dropped; numbers never start again below it.
     """
 
     intact: bool
-    current_at_ms: int = 0
     floor: int = 0
+    dropped: int = 0
     entries: tuple[Entry, ...] = ()
 
 
@@ -84,10 +99,15 @@ class Register:
         self._voters: frozenset[str] = frozenset()
         self._entries = {entry.wanted: entry for entry in kept.entries} if kept else {}
         self._intact = kept is not None and kept.intact
-        self._current_at_ms = kept.current_at_ms if kept else 0
         self._floor = kept.floor if kept else 0
+        self._dropped = max(kept.dropped, kept.floor) if kept else 0
+        self._top = max((entry.number for entry in self._entries.values()), default=0)
         self._life = 0
-        self._heard: dict[str, tuple[int, int]] = {}
+        self._heard: dict[str, int] = {}
+        self._maps: dict[str, Snapshot] = {}
+        self._round = 0
+        self._heard_in_sweep: set[str] = set()
+        self._tombs_at_sweep: dict[str, Entry] = {}
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -98,14 +118,14 @@ class Register:
         return self._intact
 
     @property
-    def current_at_ms(self) -> int:
-        """Wall clock: what was acknowledged before is in this map, if it is intact."""
-        return self._current_at_ms
-
-    @property
     def floor(self) -> int:
         """Once informed: a queue that nothing wants and that was born up to this is an orphan."""
         return self._floor
+
+    @property
+    def dropped(self) -> int:
+        """A change that is not here already and has a number up to this is not taken."""
+        return self._dropped
 
     @property
     def voters(self) -> frozenset[str]:
@@ -119,51 +139,60 @@ class Register:
     @property
     def informed(self) -> bool:
         """A majority was read in this life of the broker."""
-        return self._is_majority(
-            name for name, (life, _asked) in self._heard.items() if life == self._life
-        )
+        return self._is_majority(self._heard_in_life())
 
     @property
     def snapshot(self) -> Snapshot:
         entries = tuple(self._entries[name] for name in sorted(self._entries))
         return Snapshot(
-            intact=self._intact,
-            current_at_ms=self._current_at_ms,
-            floor=self._floor,
-            entries=entries,
+            intact=self._intact, floor=self._floor, dropped=self._dropped, entries=entries
         )
 
     def listed(self, voters: Iterable[str]) -> None:
         """The consumer list names these brokers; their agents are the majority's whole."""
         self._voters = frozenset(voters)
-        self._heard = {name: when for name, when in self._heard.items() if name in self._voters}
+        for peer in self._heard.keys() - self._voters:
+            del self._heard[peer]
+            self._maps.pop(peer, None)
 
     def life_began(self) -> None:
         """The broker came up without a gate: what was read before says nothing about now."""
         self._life += 1
 
-    def heard(self, peer: str, snapshot: Snapshot, *, life: int, asked_at_ms: int) -> None:
-        """Merge the whole map of a peer.
+    def heard(self, peer: str, snapshot: Snapshot, *, life: int) -> bool:
+        """Merge the whole map of a peer. Returns False when it does not count.
 
-        life: as `self.life` was, and asked_at_ms: the wall clock, when the question was sent.
+        life: as `self.life` was when the question was sent. A snapshot that is the same object as
+        before costs nothing.
         """
-        if not self._admit(snapshot):
-            return
-        self._merge(snapshot.entries)
+        if not snapshot.intact:
+            return False
+        if self._maps.get(peer) is not snapshot:
+            self._merge(snapshot.entries)
         if peer in self._voters and peer != self.me:
-            self._heard[peer] = (life, asked_at_ms)
-        self._read_on(asked_at_ms)
-
-    def alone(self, now_ms: int) -> None:
-        """No peer answered; where nobody else is listed an intact map is a majority by itself."""
-        self._read_on(now_ms)
+            self._maps[peer], self._heard[peer] = snapshot, life
+            self._heard_in_sweep.add(peer)
+            self._adopt()
+        return True
 
     def told(self, snapshot: Snapshot) -> bool:
-        """Merge entries that a peer changed. Returns False when its map must not be merged."""
-        if not self._admit(snapshot):
+        """Merge entries that a peer changed. Returns False when they, or some, are not taken.
+
+        A change that was under way while tombstones of larger numbers were dropped may be a deleted
+        one: it must be made again, with a number above `dropped`.
+        """
+        if not snapshot.intact:
             return False
+        known = [e for e in snapshot.entries if not self._comes_too_late(e)]
+        self._merge(known)
+        return len(known) == len(snapshot.entries)
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """An operator vouches for this map, with what is here: it counts from now on."""
         self._merge(snapshot.entries)
-        return True
+        self._rise(snapshot.floor, snapshot.dropped)
+        self._intact = True
+        self.version += 1
 
     def change(
         self,
@@ -171,94 +200,127 @@ class Register:
         *,
         alive: bool,
         answered: Iterable[str],
-        now_ms: int,
+        above: int = 0,
         options: Mapping[str, Options] | None = None,
     ) -> tuple[Entry, ...] | None:
         """Create or delete names. Returns their entries in the order of names.
 
         answered: peers whose maps were merged for this change; None is returned unless they are a
-        majority. What lives already gets no new number and keeps its options.
+        majority. What lives, or is deleted, already keeps its options, and its number unless that is
+        not above `above`: what a peer that did not take it has dropped.
         """
         if not self._is_majority(answered):
             return None
+        above = above if above <= self._top + NUMBERS_AHEAD_MAX else 0
         asked = options or {}
-        return tuple(self._changed(name, alive, now_ms, asked.get(name, {})) for name in names)
+        return tuple(self._changed(name, alive, above, asked.get(name, {})) for name in names)
 
-    def forget_tombs(self) -> None:
-        """Drop tombstones that every map that may still be merged has seen."""
-        if not self._intact:
+    def round_ended(self) -> None:
+        """All peers were asked, or as many as a round asks."""
+        self._round += 1
+        if self._round % SWEEP_ROUNDS == 0:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        heard, self._heard_in_sweep = self._heard_in_sweep, set()
+        old = [e for e in self._tombs_at_sweep.values() if self._entries.get(e.wanted) == e]
+        self._tombs_at_sweep = {n: e for n, e in self._entries.items() if not e.alive}
+        others = self._voters - {self.me}
+        for peer in others - heard:
+            # Whatever it has now is merged when it is heard again.
+            self._maps.pop(peer, None)
+        if not (old and self._intact and self.informed):
             return
-        old = [
-            entry.wanted
-            for entry in self._entries.values()
-            if not entry.alive and self._current_at_ms - entry.changed_at_ms > TOMB_KEPT_MS
-        ]
-        for name in old:
-            self._floor = max(self._floor, self._entries.pop(name).number)
-            self.version += 1
+        seen = [(m.floor, {e.wanted: e for e in m.entries}) for m in self._maps.values()]
+        everybody = others <= self._maps.keys()
+        for tomb in old:
+            agreed = everybody and all(_knows(tomb, floor, theirs) for floor, theirs in seen)
+            if agreed or (tomb.expires and not any(_older(tomb, theirs) for _, theirs in seen)):
+                del self._entries[tomb.wanted], self._tombs_at_sweep[tomb.wanted]
+                self._rise(tomb.number if agreed else 0, tomb.number)
+                self.version += 1
 
-    def _changed(self, name: str, alive: bool, now_ms: int, options: Options) -> Entry:
+    def _changed(self, name: str, alive: bool, above: int, options: Options) -> Entry:
         old = self._entries.get(name)
-        if old is not None and old.alive and alive:
+        if old is not None and old.alive == alive and old.number > above:
             return old
-        number = 1 + max(self._floor, *(entry.number for entry in self._entries.values()), 0)
-        # Of a name that is not here the tombstone may be forgotten, but a broker that was away may
-        # still have its queue: whatever was born below the floor is of an earlier life.
-        tomb = (old.tomb if old else self._floor) if alive else number
-        entry = Entry(
-            wanted=name,
-            number=number,
-            origin=self.me,
-            alive=alive,
-            tomb=tomb,
-            changed_at_ms=now_ms,
-            options=tuple(sorted(options.items())) if alive else (),
-        )
+        self._top = number = 1 + max(self._top, self._dropped, above)
+        if old is not None and old.alive == alive:
+            entry = replace(old, number=number, origin=self.me)
+        elif alive:
+            # Of a name that is not here the tombstone may be dropped, by others if not here, but a
+            # broker that was away may still have its queue: whatever was born before is of an earlier
+            # life.
+            dropped = max(self._dropped, *(m.dropped for m in self._maps.values()), 0)
+            entry = Entry(
+                wanted=name,
+                number=number,
+                origin=self.me,
+                alive=True,
+                tomb=old.tomb if old else min(dropped, number - 1),
+                options=tuple(sorted(options.items())),
+            )
+        else:
+            entry = Entry(
+                wanted=name,
+                number=number,
+                origin=self.me,
+                alive=False,
+                tomb=number,
+                options=tuple(o for o in old.options if o[0] == "expires_s") if old else (),
+            )
         self._entries[name] = entry
         self.version += 1
         return entry
 
-    def _admit(self, other: Snapshot) -> bool:
-        if not other.intact:
-            return False
-        missed_ms = other.current_at_ms - self._current_at_ms
-        if self._current_at_ms and missed_ms < -AWAY_MS:
-            return False
-        if self._current_at_ms and missed_ms > AWAY_MS:
-            self._forget_all()
-        if not self._intact:
-            self._current_at_ms = max(self._current_at_ms, other.current_at_ms)
-        self._floor = max(self._floor, other.floor)
-        return True
-
-    def _forget_all(self) -> None:
-        self._entries, self._heard = {}, {}
-        self._intact, self._current_at_ms, self._floor = False, 0, 0
-        self.version += 1
-
     def _merge(self, entries: Iterable[Entry]) -> None:
         for theirs in entries:
             ours = self._entries.get(theirs.wanted)
+            if ours is None:
+                expired = theirs.expires and not theirs.alive and theirs.number <= self._dropped
+                if theirs.number <= self._floor or expired:
+                    continue
             merged = theirs if ours is None else _larger(ours, theirs)
             if merged != ours:
                 self._entries[theirs.wanted] = merged
+                self._top = max(self._top, merged.number)
                 self.version += 1
 
-    def _read_on(self, now_ms: int) -> None:
+    def _comes_too_late(self, entry: Entry) -> bool:
+        is_new = entry.wanted not in self._entries
+        return is_new and entry.alive and entry.number <= self._dropped
+
+    def _adopt(self) -> None:
+        """Take the floor, and become intact, by what a majority of the others say."""
+        peers = [self._maps[p] for p in self._heard_in_life() if p in self._maps and p != self.me]
+        needed = majority(len(self._voters))
+        if len(peers) >= needed:
+            floor = sorted((m.floor for m in peers), reverse=True)[needed - 1]
+            if floor > self._floor:
+                self._forget(floor, [m for m in peers if m.floor >= floor])
+            dropped = sorted((m.dropped for m in peers), reverse=True)[needed - 1]
+            self._rise(floor, dropped)
         if not self._intact and self.informed:
             self._intact = True
             self.version += 1
-        if self._intact:
-            self._current_at_ms = max(self._current_at_ms, self._majority_asked_at_ms(now_ms))
 
-    def _majority_asked_at_ms(self, now_ms: int) -> int:
-        """Since when at least a majority has been read: what was acknowledged before is known."""
-        asked = [asked_at_ms for _life, asked_at_ms in self._heard.values()]
-        if self._counts_itself:
-            asked.append(now_ms)
-        asked.sort(reverse=True)
-        needed = majority(len(self._voters))
-        return asked[needed - 1] if 0 < needed <= len(asked) else 0
+    def _forget(self, floor: int, agreeing: Iterable[Snapshot]) -> None:
+        """Drop what all of these, who know what was deleted up to floor, do not have."""
+        kept = {entry.wanted for snapshot in agreeing for entry in snapshot.entries}
+        for name, entry in list(self._entries.items()):
+            if entry.number <= floor and name not in kept:
+                del self._entries[name]
+                self.version += 1
+
+    def _rise(self, floor: int, dropped: int) -> None:
+        before = (self._floor, self._dropped)
+        self._floor = max(self._floor, floor)
+        self._dropped = max(self._dropped, self._floor, dropped)
+        if before != (self._floor, self._dropped):
+            self.version += 1
+
+    def _heard_in_life(self) -> list[str]:
+        return [peer for peer, life in self._heard.items() if life == self._life]
 
     def _is_majority(self, peers: Iterable[str]) -> bool:
         names = (set(peers) & self._voters) - {self.me}
@@ -273,6 +335,17 @@ class Register:
 def majority(voters: int) -> int:
     """How many of so many agents are more than half."""
     return voters // 2 + 1
+
+
+def _knows(tomb: Entry, floor: int, theirs: Mapping[str, Entry]) -> bool:
+    """Whether an agent with this map has the tombstone, or something newer, or has dropped it."""
+    entry = theirs.get(tomb.wanted)
+    return entry.rank >= tomb.rank if entry else floor >= tomb.number
+
+
+def _older(tomb: Entry, theirs: Mapping[str, Entry]) -> bool:
+    entry = theirs.get(tomb.wanted)
+    return entry is not None and entry.rank < tomb.rank
 
 
 def _larger(ours: Entry, theirs: Entry) -> Entry:

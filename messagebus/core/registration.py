@@ -29,11 +29,15 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One broker's answer. stored: its agent has it on disk, in a map that counts."""
+    """One broker's answer. stored: its agent has it on disk, in a map that counts.
+
+    above: it was not taken, and would be with a number above this; 0 for any other answer.
+    """
 
     answer: Answer
     stored: bool = False
     reason: str = ""
+    above: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

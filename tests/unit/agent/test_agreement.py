@@ -22,7 +22,6 @@ def there(alive: bool = True, /, **options: Any) -> dict[str, Entry]:
             origin="A",
             alive=alive,
             tomb=0,
-            changed_at_ms=0,
             options=tuple(sorted(asked.items())),
         )
         for name, asked in options.items()

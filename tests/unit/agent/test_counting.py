@@ -14,7 +14,7 @@ BILLING, JOBS = "mb.sub/orders/billing", "mb.queue/jobs"
 
 
 def entry(wanted: str, *, alive: bool = True) -> Entry:
-    return Entry(wanted=wanted, number=1, origin="A", alive=alive, tomb=0, changed_at_ms=0)
+    return Entry(wanted=wanted, number=1, origin="A", alive=alive, tomb=0)
 
 
 ENTRIES = {

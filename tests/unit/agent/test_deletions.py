@@ -12,7 +12,7 @@ from messagebus.core.register import Entry
 
 
 def entry(wanted: str, *, alive: bool = True) -> Entry:
-    return Entry(wanted=wanted, number=1, origin="mb1", alive=alive, tomb=0, changed_at_ms=0)
+    return Entry(wanted=wanted, number=1, origin="mb1", alive=alive, tomb=0)
 
 
 ENTRIES = [entry("orders"), entry("orders/a"), entry("gone/b", alive=False)]

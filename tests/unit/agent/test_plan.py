@@ -10,7 +10,7 @@ from messagebus.core.register import Entry
 
 
 def entry(wanted: str, number: int = 1, *, alive: bool = True, tomb: int = 0) -> Entry:
-    return Entry(wanted=wanted, number=number, origin="A", alive=alive, tomb=tomb, changed_at_ms=0)
+    return Entry(wanted=wanted, number=number, origin="A", alive=alive, tomb=tomb)
 
 
 def steps(

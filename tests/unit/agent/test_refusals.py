@@ -10,7 +10,7 @@ import pytest
 from messagebus.agent.refusals import REFUSED_RETRY_S, Refusals
 from messagebus.core.register import Entry
 
-ENTRY = Entry(wanted="queue:a", number=1, origin="mb1", alive=True, tomb=0, changed_at_ms=0)
+ENTRY = Entry(wanted="queue:a", number=1, origin="mb1", alive=True, tomb=0)
 
 
 def test_a_refused_entry_rests_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,28 +11,23 @@ import pytest
 
 from messagebus.agent import topology as module
 from messagebus.agent.listfile import ListFile
-from messagebus.agent.peers import Heard, Told
+from messagebus.agent.peers import Told
 from messagebus.agent.store import Store
 from messagebus.agent.topology import NoMajority, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.core.register import Entry, Register, Snapshot
+from messagebus.core.register import SWEEP_ROUNDS, Entry, Register, Snapshot
 from messagebus.core.registration import Answer, Reply
 from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.secret import Secret
 from tests.support.eventually import eventually_async
 
 ME, B, C = "a:5672", "b:5672", "c:5672"
-EMPTY = Snapshot(intact=True, current_at_ms=1)
+EMPTY = Snapshot(intact=True)
 
 
 def entry(number: int = 5, *, origin: str = B, alive: bool = True) -> Entry:
     return Entry(
-        wanted="orders",
-        number=number,
-        origin=origin,
-        alive=alive,
-        tomb=0 if alive else number,
-        changed_at_ms=1,
+        wanted="orders", number=number, origin=origin, alive=alive, tomb=0 if alive else number
     )
 
 
@@ -53,14 +48,10 @@ class FakePeers:
     mismatches: dict[str, str] = field(default_factory=dict)
     tried: list[list[object]] = field(default_factory=list)
 
-    async def pull(self, peers: Iterable[ListedBroker]) -> dict[str, Heard]:
+    async def pull(self, peers: Iterable[ListedBroker]) -> dict[str, Snapshot]:
         names = [peer.broker.name for peer in peers if peer.broker.name != ME]
         self.asked.append(names)
-        return {
-            name: Heard(snapshot=self.maps[name], asked_at_ms=1)
-            for name in names
-            if name in self.maps
-        }
+        return {name: self.maps[name] for name in names if name in self.maps}
 
     async def mismatch(
         self, peers: Iterable[ListedBroker], items: Sequence[object], *, token: Secret
@@ -330,6 +321,48 @@ async def test_it_does_not_start_over_for_ever(rig: Rig) -> None:
     judged = await rig.topology.change(["orders"], alive=True)
     assert not judged.complete
     assert len(rig.peers.pushed) == module.CHANGE_ROUNDS
+
+
+async def test_a_change_that_came_too_late_for_one_is_made_again_with_a_larger_number(
+    rig: Rig,
+) -> None:
+    """That one dropped tombstones of larger numbers: what it does not know may be deleted."""
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    late = Told(answer="no", reason="late", stored=False, intact=True, entries=(), above=40)
+    rig.peers.answers = [{B: held(), C: late}, {B: held(), C: held()}]
+    judged = await rig.topology.change(["orders"], alive=True)
+    assert judged.complete
+    assert [pushed[0].number for pushed in rig.peers.pushed] == [1, 41]
+
+
+async def test_what_comes_too_late_is_answered_with_what_its_number_must_be_above(rig: Rig) -> None:
+    rig.register.adopt(Snapshot(intact=True, floor=9))
+    reply = await rig.topology.told(replace(EMPTY, entries=(entry(5),)))
+    assert (reply.answer, reply.stored, reply.above) == (Answer.NO, False, 9)
+    assert (await rig.topology.told(replace(EMPTY, entries=(entry(10),)))).answer is Answer.HELD
+
+
+async def test_a_deletion_that_everybody_forgot_already_is_done(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    assert (await rig.topology.change(["orders"], alive=False)).complete
+    for _ in range(2 * SWEEP_ROUNDS):
+        rig.register.round_ended()
+    rig.peers.during_push = [lambda: rig.register.heard(B, EMPTY, life=0)]
+    assert (await rig.topology.change(["orders"], alive=False)).complete
+    assert len(rig.peers.pushed) == 2
+
+
+async def test_a_tombstone_that_all_have_is_forgotten_by_rounds_alone(rig: Rig) -> None:
+    dead = Snapshot(intact=True, entries=(entry(7, alive=False),))
+    rig.peers.maps = {B: dead, C: dead}
+    current = rig.lists.current
+    assert current is not None
+    for _ in range(2 * SWEEP_ROUNDS):
+        await rig.topology._pull(current.listed)
+        rig.register.round_ended()
+    assert not rig.register.entries
+    assert rig.register.floor == 7
 
 
 async def test_what_a_peer_tells_is_stored_before_it_is_answered(rig: Rig) -> None:

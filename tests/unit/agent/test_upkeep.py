@@ -203,7 +203,7 @@ class FakeManagement:
 
 
 def entry(wanted: str, number: int = 1, *, alive: bool = True, tomb: int = 0) -> Entry:
-    return Entry(wanted=wanted, number=number, origin=ME, alive=alive, tomb=tomb, changed_at_ms=0)
+    return Entry(wanted=wanted, number=number, origin=ME, alive=alive, tomb=tomb)
 
 
 @dataclass
@@ -220,7 +220,7 @@ class Rig:
     running: asyncio.Task[None] | None = None
 
     def want(self, *entries: Entry) -> None:
-        self.register.told(Snapshot(intact=True, current_at_ms=1, entries=entries))
+        self.register.told(Snapshot(intact=True, entries=entries))
         self.upkeep.wake()
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -251,7 +251,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(module, "AUDIT_INTERVAL_S", 0.01)
     for each in (module, answering_module):
         monkeypatch.setattr(each, "LINK_WAIT_S", 0.05)
-    register = Register(ME, Snapshot(intact=True, current_at_ms=1))
+    register = Register(ME, Snapshot(intact=True))
     register.listed([ME])
     settler, management, lives = FakeSettler(), FakeManagement(broker), list[int]()
     used, gone = list[str](), list[str]()

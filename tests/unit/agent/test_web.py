@@ -28,7 +28,7 @@ from messagebus.errors import LinkLost, TopologyError, TopologyMismatch
 from messagebus.secret import Secret
 from messagebus.topology import Wanted
 
-ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0, changed_at_ms=1)
+ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0)
 OPERATOR = {"Authorization": "Bearer token"}
 DONE = Completion(complete=True, held=("a:5672",), later=(), missing={})
 
@@ -40,7 +40,7 @@ def brokers(generation: int) -> BrokerList:
 
 class FakeTopology:
     def __init__(self) -> None:
-        self.register = Register("a:5672", Snapshot(intact=True, current_at_ms=1, entries=(ENTRY,)))
+        self.register = Register("a:5672", Snapshot(intact=True, entries=(ENTRY,)))
         self.changed: list[tuple[list[str], bool]] = []
         self.options: dict[str, Any] = {}
         self.outcome: Completion | Exception = DONE
@@ -283,6 +283,7 @@ async def test_a_merge_is_for_agents_only(rig: Rig) -> None:
         "stored": True,
         "version": 1,
         "intact": True,
+        "above": 0,
         "entries": [entry_to_json(ENTRY)],
     }
     bad = await rig.http.post("/topology/merge", json={"entries": 1}, headers=OPERATOR)
@@ -322,7 +323,6 @@ EXPIRING = Entry(
     origin="a:5672",
     alive=True,
     tomb=0,
-    changed_at_ms=1,
     options=(("expires_s", 5),),
 )
 
@@ -357,7 +357,7 @@ async def test_a_mismatch_says_that_asking_again_does_not_help(rig: Rig) -> None
 
 
 async def test_applications_delete_only_what_would_expire(rig: Rig) -> None:
-    rig.topology.register.told(Snapshot(intact=True, current_at_ms=1, entries=(EXPIRING,)))
+    rig.topology.register.told(Snapshot(intact=True, entries=(EXPIRING,)))
 
     async def delete(*names: str, **request: Any) -> int:
         body = {"wanted": list(names), "alive": False}
@@ -385,7 +385,7 @@ async def test_a_peer_is_told_how_long_nobody_used_what_expires(rig: Rig) -> Non
 
 
 async def test_subscriptions_are_counted_for_whoever_may_log_in(rig: Rig) -> None:
-    rig.topology.register.told(Snapshot(intact=True, current_at_ms=1, entries=(EXPIRING,)))
+    rig.topology.register.told(Snapshot(intact=True, entries=(EXPIRING,)))
     assert (await rig.http.get("/subscriptions")).status_code == 401
     answer = await rig.http.get("/subscriptions", auth=("bus", "pw"))
     assert answer.json()["broker"] == "a:5672"

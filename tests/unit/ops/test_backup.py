@@ -89,6 +89,11 @@ def test_what_nobody_knows_any_more_is_registered_and_what_was_deleted_since_is_
     missing, deleted = missing_topology(before, now)
     assert missing == [{"name": "lost", "durability": "page-cache"}]
     assert deleted == ["deleted"]
+    # Tombstones are forgotten; up to the floor what the agents do not know was deleted.
+    assert missing_topology(before, now, floor=before["lost"]["number"]) == (
+        [],
+        ["deleted", "lost"],
+    )
 
 
 def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
