@@ -23,6 +23,7 @@ __all__ = [
     "login_is_good",
     "mismatch",
     "mismatch_text",
+    "node_is_gone",
     "port_refuses",
 ]
 
@@ -33,6 +34,8 @@ EVENT_KEYS = ("queue.deleted", "exchange.deleted", "binding.deleted")
 GATE_QUEUE = QueueSpec(name=GATE, arguments={"x-queue-type": "classic", "x-max-length": 1})
 # Declaring one more queue flushes the names of those before it.
 SETTLE_QUEUE = QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
+# Erlang's port mapper: the question after a node's port and its answer (distribution protocol, epmd).
+EPMD_ASK, EPMD_ANSWER = 122, 119
 # A broker that does not answer a declaration for so long is treated as gone.
 CALL_TIMEOUT_S = 5.0
 NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 405, 406
@@ -305,3 +308,23 @@ async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
         return False
     writer.close()
     return False
+
+
+async def node_is_gone(host: str, node_name: str, epmd_port: int, *, timeout_s: float) -> bool:
+    """Whether Erlang's port mapper on the host says that this node does not live.
+
+    A node is registered there from before it opens any port until its process has ended. Anything
+    but that word proves nothing: a port that refuses may be suspended, or behind a firewall.
+    """
+    name = node_name.partition("@")[0].encode()
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), epmd_port)
+            try:
+                writer.write((len(name) + 1).to_bytes(2, "big") + bytes([EPMD_ASK]) + name)
+                kind, result = await reader.readexactly(2)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    return kind == EPMD_ANSWER and result != 0

@@ -64,6 +64,8 @@ class Answering:
         except NotBroughtAbout:
             if not names or not self._upkeep.has(names):
                 raise
+        if not self._upkeep.has(names):
+            raise NotBroughtAbout("its broker refuses it")
 
     async def _renew(self, names: Iterable[str]) -> None:
         """Somebody is going to use these: one that expired is made again, without being called a loss."""
@@ -89,7 +91,7 @@ class Answering:
                     return True
         except TimeoutError:
             return False
-        return not self._upkeep.condition.linked and await self._port_refuses()
+        return not self._upkeep.condition.linked and await self._upkeep.node_is_gone()
 
     async def _port_refuses(self) -> bool:
         return await port_refuses(self._broker, timeout_s=PROBE_TIMEOUT_S)

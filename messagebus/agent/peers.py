@@ -6,6 +6,7 @@ Every request has its own short deadline; an agent that does not answer is left 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,9 +19,11 @@ from messagebus.core.register import Entry, Snapshot
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles
 
-__all__ = ["Peers", "Told"]
+__all__ = ["Node", "Peers", "Told"]
 
 T = TypeVar("T")
+
+_NODE_NAME = re.compile(r"[\w.-]{1,100}@[\w.:-]{1,255}", re.ASCII)
 
 CONNECT_TIMEOUT_S = 0.5
 PULL_TIMEOUT_S = 1.0
@@ -48,6 +51,14 @@ class Told:
     above: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The Erlang node of a peer's broker, by which its death can be proved."""
+
+    name: str
+    epmd_port: int
+
+
 class Peers:
     """The other agents. me: broker name of this one. transport: another way to them, for tests.
 
@@ -73,6 +84,9 @@ class Peers:
             verify=(tls or TlsFiles()).client_context(),
         )
         self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
+        # By broker name; kept over restarts, since who is asked for is dead.
+        self.nodes: dict[str, Node] = {}
+        self.on_nodes: Callable[[], None] = lambda: None
         self.pulls = 0
         self.pulls_failed = 0
 
@@ -135,7 +149,12 @@ class Peers:
             return str(answer.json()["mismatch"])
 
         return await self._ask_all(
-            peers, read, "POST", "/topology/try", token=token, json={"wanted": list(items)}
+            peers,
+            read,
+            "POST",
+            "/topology/try",
+            token=token,
+            json={"from": self._me, "wanted": list(items)},
         )
 
     async def unused(self, peers: Iterable[ListedBroker]) -> dict[str, dict[str, float | None]]:
@@ -209,6 +228,9 @@ class Peers:
         who = value.get("broker") if isinstance(value, dict) else None
         if who != peer.broker.name:
             raise ValueError(f"the agent of {who!r} answers for {peer.broker}")
+        if (node := _node(value.get("node"))) and node != self.nodes.get(who):
+            self.nodes[who] = node
+            self.on_nodes()
         return snapshot_from_json(value)
 
     async def _push_one(
@@ -240,6 +262,14 @@ def _told(answer: httpx.Response) -> Told:
         entries=tuple(entry_from_json(entry) for entry in value["entries"]),
         above=_number(value.get("above", 0)),
     )
+
+
+def _node(value: Any) -> Node | None:
+    match value:
+        case {"name": str(name), "epmd_port": int(port)} if 1 <= port <= 65_535:
+            return Node(name=name, epmd_port=port) if _NODE_NAME.fullmatch(name) else None
+        case _:
+            return None
 
 
 def _number(value: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from messagebus.core.register import Entry
@@ -38,8 +38,23 @@ class Refusals:
         """The broker has it now."""
         self._refused.pop(name, None)
 
-    def clear(self) -> None:
-        self._refused.clear()
+    def keep(self, names: Mapping[str, Entry]) -> None:
+        """Forget all others: those that live no more, or are wanted otherwise now."""
+        for name, refused in list(self._refused.items()):
+            if names.get(name) != refused.entry:
+                del self._refused[name]
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether one of them is to be tried again."""
+        return any(not self.rests(refused.entry) for refused in self._refused.values())
+
+    def is_about_a_queue(self, name: str) -> bool:
+        """By the words of `messagebus._io.control.mismatch_text`."""
+        return name in self and self._refused[name].reason.startswith("queue ")
 
     def rests(self, entry: Entry) -> bool:
         """Whether exactly this was refused, not long ago."""

@@ -34,10 +34,10 @@ from messagebus.agent.losses import Loss
 from messagebus.agent.management import Management, ManagementUnavailable
 from messagebus.agent.metrics import Figure, Metrics
 from messagebus.agent.mirror import figures_of_mirror
-from messagebus.agent.peers import Peers
+from messagebus.agent.peers import Node, Peers
 from messagebus.agent.store import Store
 from messagebus.agent.topology import Topology
-from messagebus.agent.upkeep import Upkeep
+from messagebus.agent.upkeep import Upkeep, monotonic_ms
 from messagebus.agent.web import Parts, application
 from messagebus.broker import Broker
 from messagebus.core.gate import Condition, Verdict, VerdictKind, verdict
@@ -93,6 +93,7 @@ class Service:
             on_report=self._report_due.set,
             on_gone=lambda name: self.expiry.gone(name),
         )
+        self._peers.on_nodes = self._report_due.set
         self._load_report()
         answering = Answering(
             config.address, register, self.upkeep, on_used=lambda name: self.expiry.used(name)
@@ -187,7 +188,7 @@ class Service:
         )
 
     def verdict(self) -> Verdict:
-        return verdict(self.condition, time.time_ns() // 1_000_000)
+        return verdict(self.condition, monotonic_ms())
 
     async def set_draining(self, draining: bool) -> None:
         """Operators' wish; on disk before it counts. Raises OSError."""
@@ -258,6 +259,7 @@ class Service:
         try:
             self.upkeep.held = {str(k): int(v) for k, v in report.get("held", {}).items()}
             self.upkeep.losses.restore(Loss(**loss) for loss in report.get("losses", []))
+            self._peers.nodes = {k: Node(**node) for k, node in report.get("nodes", {}).items()}
         except (AttributeError, TypeError, ValueError) as fault:
             log.warning("stored report is unusable: %s", fault)
 
@@ -266,7 +268,8 @@ class Service:
             await self._report_due.wait()
             self._report_due.clear()
             losses = [asdict(loss) for loss in self.upkeep.losses.kept]
-            report = {"held": self.upkeep.held, "losses": losses}
+            nodes = {name: asdict(node) for name, node in self._peers.nodes.items()}
+            report = {"held": self.upkeep.held, "losses": losses, "nodes": nodes}
             try:
                 await asyncio.to_thread(self._store.save_report, report)
             except OSError as fault:
@@ -291,6 +294,7 @@ class Service:
                 is_draining=lambda: self._draining,
                 set_draining=self.set_draining,
                 started=secrets.token_hex(4),
+                node=_node(config),
             )
         )
 
@@ -323,6 +327,7 @@ class Service:
             Figure("intact", "1 while the map counts in a majority.", register.intact),
             Figure("informed", "1 when a majority was read.", register.informed),
             Figure("settled", "1 while the map is there and settled.", upkeep.is_settled),
+            Figure("refused", "Names that the broker has otherwise.", len(upkeep.refusals)),
             Figure("events_proven", "1 when the broker's events arrive.", upkeep.events_proven),
             Figure("entries_alive", "Wanted topics, queues and subscriptions.", alive),
             Figure("tombstones", "Deleted names remembered.", len(register.entries) - alive),
@@ -413,6 +418,12 @@ async def _until(
 
 def _failed(task: asyncio.Future[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None
+
+
+def _node(config: AgentConfig) -> dict[str, str | int] | None:
+    if not config.node_name:
+        return None
+    return {"name": config.node_name, "epmd_port": config.epmd_port}
 
 
 def _settler(config: AgentConfig) -> Settler:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
-from messagebus._io.control import port_refuses
+from messagebus._io.control import node_is_gone, port_refuses
 from messagebus.agent.agreement import resolve
 from messagebus.agent.answering import Answering
 from messagebus.agent.listfile import ListFile
@@ -26,7 +26,7 @@ from messagebus.core.register import Entry, Options, Register, Snapshot
 from messagebus.core.registration import Answer, Completion, Reply, completion
 from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.secret import Secret
-from messagebus.topology import to_item, with_options
+from messagebus.topology import Wanted, differences, options_of, to_item, with_options
 
 __all__ = ["NoMajority", "Topology"]
 
@@ -71,6 +71,10 @@ class Topology:
         self._waiting: dict[str, asyncio.Task[Completion]] = {}
         self._storing = asyncio.Lock()
         self._stored_version = register.version
+        # What the change under way is about to create, while the others are asked what they think of
+        # it, and who else makes the same otherwise and goes first.
+        self._making: dict[str, Options] = {}
+        self._yielded_to: dict[str, str] = {}
         self._pull_now = asyncio.Event()
         self._turn = 0
         self.joining = False
@@ -249,7 +253,7 @@ class Topology:
         replies = {name: _reply(answer) for name, answer in told.items()}
         silent = [e.broker for e in current.listed if e.broker.name not in (*replies, self._me)]
         # Only now, with the change stored: a broker that boots after its refusal reads it.
-        replies |= dict(await asyncio.gather(*(_probed(broker) for broker in silent)))
+        replies |= dict(await asyncio.gather(*(self._probed(broker) for broker in silent)))
         judged = completion(current.names, {**replies, self._me: mine})
         return judged, max([above, *(answer.above for answer in told.values())])
 
@@ -268,15 +272,59 @@ class Topology:
         wanted = [with_options(name, taken[name]) for name in new]
         peers = [peer for peer in current.listed if peer.broker.name in answering]
         if wanted:
-            mine, theirs = await asyncio.gather(
-                self._upkeep.mismatch(wanted),
-                self._peers.mismatch(peers, [to_item(w) for w in wanted], token=self._token()),
-            )
+            self._making, self._yielded_to = {name: taken[name] for name in new}, {}
+            try:
+                mine, theirs = await asyncio.gather(
+                    self._upkeep.mismatch(wanted),
+                    self._peers.mismatch(peers, [to_item(w) for w in wanted], token=self._token()),
+                )
+            finally:
+                self._making = {}
+            _taken, against = resolve(self.register.entries, asked)
+            for name, other in self._yielded_to.items():
+                against[name] = f"{name}: {other} makes it with other options at this moment"
+            if against:  # since we asked
+                raise TopologyMismatch("; ".join(against.values()))
             found = {name: text for name, text in {self._me: mine, **theirs}.items() if text}
             if found:
                 where = "; ".join(f"on {broker}: {text}" for broker, text in found.items())
                 raise TopologyMismatch(where)
         return taken
+
+    async def in_the_way(self, origin: str, wanted: Mapping[str, Wanted]) -> str:
+        """What of these exists otherwise here, in the map or on the broker, in words; "" for nothing.
+
+        Of two agents that are about to make one name with different options each asks the other, and
+        the larger goes first, as with equal numbers. So one of them is told, and nothing is declared
+        for it anywhere. origin: of the agent that asks, "" when nobody is about to make anything.
+        """
+        told: list[str] = []
+        for name, each in wanted.items():
+            mine = self._making.get(name)
+            against = "" if mine is None else differences(each, mine)
+            if against and origin > self._me:
+                self._yielded_to[name] = origin
+            elif against and origin:
+                told.append(f"{against}, by what {self._me} makes at this moment")
+        asked = {name: options_of(each) for name, each in wanted.items()}
+        told += resolve(self.register.entries, asked)[1].values()
+        return "; ".join(told) or await self._upkeep.mismatch(wanted.values())
+
+    async def _probed(self, broker: Broker) -> tuple[str, Reply]:
+        """Safe is only what has no gate: a broker whose node is dead, or boots without its agent.
+
+        That the port refuses proves neither: in maintenance mode, or behind a firewall, it serves again
+        with the gate that it has.
+        """
+        why = "its agent does not answer and its broker may be serving"
+        if await port_refuses(broker, timeout_s=PROBE_TIMEOUT_S):
+            node = self._peers.nodes.get(broker.name)
+            if node and await node_is_gone(
+                broker.host, node.name, node.epmd_port, timeout_s=PROBE_TIMEOUT_S
+            ):
+                return broker.name, Reply(answer=Answer.DEAD)
+            why = "its agent does not answer, and nothing proves that its broker is dead"
+        return broker.name, Reply(answer=Answer.NO, reason=why)
 
     def _take(self, told: Told) -> None:
         """A concurrent change of another agent may come back with an answer."""
@@ -312,11 +360,3 @@ def _reply(told: Told) -> Reply:
     kinds = {"held": Answer.HELD, "later": Answer.LATER}
     answer = kinds.get(told.answer, Answer.NO)
     return Reply(answer=answer, stored=told.stored, reason=told.reason)
-
-
-async def _probed(broker: Broker) -> tuple[str, Reply]:
-    if await port_refuses(broker, timeout_s=PROBE_TIMEOUT_S):
-        return broker.name, Reply(answer=Answer.DEAD)
-    return broker.name, Reply(
-        answer=Answer.NO, reason="its agent does not answer and its broker may be serving"
-    )

@@ -17,9 +17,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from messagebus._io.control import Control, mismatch_text
+from messagebus._io.control import Control, mismatch_text, node_is_gone
 from messagebus._io.link import Credentials
 from messagebus._io.settle import SLOW_S, Settler
 from messagebus.agent.config import AgentConfig
@@ -44,7 +45,7 @@ from messagebus.core.register import Entry, Register
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
 from messagebus.topology import Wanted, declarations
 
-__all__ = ["LINK_WAIT_S", "NotBroughtAbout", "Upkeep"]
+__all__ = ["LINK_WAIT_S", "NotBroughtAbout", "Upkeep", "monotonic_ms"]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -55,6 +56,7 @@ REDIAL_MAX_S = 1.0
 # Passive declare and bind of 100 queues: 30 to 42 ms and 4 ms of broker CPU.
 AUDIT_INTERVAL_S = 1.0
 LINK_WAIT_S = 1.0
+EPMD_TIMEOUT_S = 0.5
 # Until the broker has told the consumers of a queue that vanished. One that finds a queue of the same
 # name again instead is attached to it in silence, counts its messages as seen, and gets none
 # (RabbitMQ 3.10: 1,098 waited there). They were told 0.1 s after the deletion on a loaded machine.
@@ -140,8 +142,12 @@ class Upkeep:
 
     @property
     def is_settled(self) -> bool:
-        """Exactly the current map is on the broker, and settled."""
-        return self._linked.is_set() and self._brought_version == self._register.version
+        """Exactly the current map is on the broker, and settled; nothing of it is refused."""
+        return self._linked.is_set() and self._is_brought and not self.refusals
+
+    @property
+    def _is_brought(self) -> bool:
+        return self._brought_version == self._register.version
 
     def settled_queues(self) -> dict[str, bool]:
         """AMQP name of every wanted queue -> whether it is there and settled."""
@@ -154,8 +160,9 @@ class Upkeep:
 
     def wake(self) -> None:
         """The map may have changed: look at once."""
-        if not self.is_settled and self._behind_since_ms is None:
-            self._behind_since_ms = _now_ms()
+        is_behind = not (self._linked.is_set() and self._is_brought)
+        if is_behind and self._behind_since_ms is None:
+            self._behind_since_ms = monotonic_ms()
         self._wake.set()
 
     async def wait_linked(self) -> None:
@@ -166,6 +173,13 @@ class Upkeep:
         """Certainly; asked behind whoever is opening it just now, for the map as it was before."""
         async with self._lock:
             return self._gate_open is False
+
+    async def node_is_gone(self) -> bool:
+        """Whether the broker's process certainly does not live. Then it has no gate, nor when it boots."""
+        name = self._config.node_name
+        host = name.partition("@")[2] or self._config.address.host
+        port = self._config.epmd_port
+        return bool(name) and await node_is_gone(host, name, port, timeout_s=EPMD_TIMEOUT_S)
 
     def has(self, names: Iterable[str]) -> bool:
         """Whether the broker has all of these as the map wants them."""
@@ -263,6 +277,8 @@ class Upkeep:
             finally:
                 self._let_go()
                 self.tried.set()
+            if self._gate_open is None and await self.node_is_gone():
+                self._gate_open = False  # nobody but us opens that of its next life
             lived = time.monotonic() - began_s > REDIAL_MAX_S
             pause_s = REDIAL_MIN_S if lived else min(2 * pause_s, REDIAL_MAX_S)
             await asyncio.sleep(pause_s)
@@ -341,6 +357,8 @@ class Upkeep:
                 self.fault = str(fault)  # `recovery` has told it
             except (NotBroughtAbout, ManagementUnavailable) as fault:
                 self._tell_fault(str(fault))
+            if self.refusals:
+                self._tell_fault("; ".join(self.refusals.reasons(self._register.entries)))
             if time.monotonic() >= audit_at_s:
                 await self._audit_gate(control)
                 await self._audit(control)
@@ -376,7 +394,7 @@ class Upkeep:
         async with self._lock:
             control = self._open_control()
             for _ in range(BRING_ROUNDS):
-                if self._brought_version == self._register.version:
+                if self._is_brought and not self.refusals.is_due:
                     break
                 await self._bring_about(control)
             if self._vanished:
@@ -425,13 +443,31 @@ class Upkeep:
         self._brought = {name: e for name, e in tried.items() if name not in self._vanished}
         if self._vanished:
             return
-        if len(tried) < len(entries):
-            raise NotBroughtAbout("; ".join(self.refusals.reasons(entries)))
-        self.refusals.clear()
+        self.refusals.keep(entries)
+        for name in entries.keys() - tried.keys():
+            if not await self._takes_messages(control, entries[name]):
+                raise NotBroughtAbout("; ".join(self.refusals.reasons(entries)))
         self._brought_version = version
-        self._behind_since_ms = None if version == self._register.version else _now_ms()
+        self._behind_since_ms = None if version == self._register.version else monotonic_ms()
         self.losses.repaired(_now_ms())
         self._note_held(entries)
+
+    async def _takes_messages(self, control: Control, entry: Entry) -> bool:
+        """Whether a queue that is there otherwise than wanted is bound as wanted all the same.
+
+        Then no message misses it, and one name that two wanted otherwise keeps no gate shut and
+        drains nobody; it stays refused, and told.
+        """
+        wanted = wanted_of(entry)
+        if not self.refusals.is_about_a_queue(entry.wanted):
+            return False  # an exchange of another type would route otherwise
+        there = [q.name for q in wanted.queues if await control.counts(q.name) is not None]
+        if wanted.queues[-1].name not in there:
+            return False
+        await control.bind(
+            replace(wanted, bindings=tuple(b for b in wanted.bindings if b.queue in there))
+        )
+        return True
 
     async def _perform(self, control: Control, step: Step) -> bool:
         """Returns False when the broker refused a declaration again."""
@@ -478,7 +514,7 @@ class Upkeep:
             await asyncio.sleep(SLOW_S)
             self.settles_slow += 1
             # A known wait on every broker at once: it must not drain them all.
-            self._behind_since_ms = _now_ms()
+            self._behind_since_ms = monotonic_ms()
         if not await self._settler.files_synced():
             raise NotBroughtAbout("the data folder could not be synced")
 
@@ -553,5 +589,11 @@ class Upkeep:
             self._on_report()
 
 
+def monotonic_ms() -> int:
+    """What `Condition.behind_since_ms` and verdicts go by: no clock that is set decides them."""
+    return time.monotonic_ns() // 1_000_000
+
+
 def _now_ms() -> int:
+    """Wall clock, to be told to people and compared with the broker's events of the same host."""
     return time.time_ns() // 1_000_000

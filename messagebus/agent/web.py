@@ -50,6 +50,7 @@ class Parts:
 
     verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
     unused_s: for how long nobody used each expiring subscription. started: marks this process in ETags.
+    node: name and epmd_port of the broker's Erlang node, None when it is not configured.
     """
 
     broker: str
@@ -65,6 +66,7 @@ class Parts:
     is_draining: Callable[[], bool]
     set_draining: Callable[[bool], Awaitable[None]]
     started: str
+    node: Mapping[str, str | int] | None = None
 
 
 class BadRequest(Exception):
@@ -182,6 +184,7 @@ class _Web:
             {
                 "broker": self._parts.broker,
                 "informed": register.informed,
+                "node": self._parts.node,
                 "version": register.version,
                 **snapshot_to_json(snapshot),
                 "lost": [asdict(loss) for loss in upkeep.losses.kept],
@@ -233,8 +236,9 @@ class _Web:
         """What of these exists otherwise on the broker; nothing is made."""
         if refusal := self._operators_only(request):
             return refusal
-        wanted = _wanted((await _json(request)).get("wanted"))
-        return JSONResponse({"mismatch": await self._parts.upkeep.mismatch(wanted.values())})
+        body = await _json(request)
+        wanted, origin = _wanted(body.get("wanted")), str(body.get("from", ""))
+        return JSONResponse({"mismatch": await self._parts.topology.in_the_way(origin, wanted)})
 
     async def unused(self, _request: Request) -> Response:
         return JSONResponse({"unused_s": self._parts.unused_s()})

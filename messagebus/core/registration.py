@@ -2,9 +2,9 @@
 
 Decides; asks nobody. *Complete* means: no broker can take a publish without having the wanted
 queue. A broker is safe when its agent holds the change (`HELD`), when its agent has stored it and
-the broker's gate is shut (`LATER`), or when nobody answers and its AMQP port refuses connections
-(`DEAD`: a broker that boots has no gate until its agent has read a majority). A port that does not
-answer proves nothing. And a majority of agents must have stored the change, or it could be lost.
+the broker's gate is shut (`LATER`), or when nobody answers and its node is proved dead (`DEAD`: a
+broker that boots has no gate until its agent has read a majority). A port that does not answer, or
+refuses, proves nothing. And a majority of agents must have stored the change, or it could be lost.
 """
 
 from __future__ import annotations

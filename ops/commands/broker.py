@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ops.local.layout import NodeLayout
 
 __all__ = ["ERLANG_ARGS", "RABBITMQ_SERVER", "environment", "epmd", "epmd_environment", "start"]
@@ -59,9 +61,9 @@ def environment(node: NodeLayout, *, epmd_port: int) -> dict[str, str]:
     }
 
 
-def epmd(*, port: int) -> list[str]:
-    """In the foreground, so that its pid is known."""
-    return [EPMD, "-address", "127.0.0.1", "-port", str(port)]
+def epmd(hosts: Iterable[str] = (), *, port: int) -> list[str]:
+    """In the foreground, so that its pid is known. hosts: where agents of other brokers ask it."""
+    return [EPMD, "-address", ",".join(["127.0.0.1", *hosts]), "-port", str(port)]
 
 
 def epmd_environment(port: int) -> dict[str, str]:

@@ -45,6 +45,8 @@ SERVER_NAME = "bus.test"
 # 127.0.0.10 is HAProxy, 127.0.0.11 is mb1; the last address of a network is .254.
 BALANCER_HOST = 10
 NODES_MAX = 99
+# epmd listens at 16 addresses at most, two of them its own.
+EPMD_HOSTS_MAX = 12
 # Below Linux's range of ephemeral ports (32768-60999), so that no client's port is in the way.
 BLOCK_FIRST = 21_000
 BLOCK_SIZE = 100
@@ -175,6 +177,11 @@ class Layout:
             distribution_port=self.epmd_port + number,
             dir=self.dir / "nodes" / f"mb{number}",
         )
+
+    @property
+    def epmd_hosts(self) -> list[str]:
+        """Where agents ask epmd about another broker, which may be added later."""
+        return [self._node(number).host for number in range(1, EPMD_HOSTS_MAX + 1)]
 
     def with_node(self, name: str) -> Layout:
         return replace(self, numbers=tuple(sorted({*self.numbers, node_number(name)})))

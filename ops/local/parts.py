@@ -56,7 +56,9 @@ def _epmd(layout: Layout) -> Part:
     return Part(
         name=EPMD,
         kind="epmd",
-        argv=entered(layout.root, layout.dir, broker.epmd(port=layout.epmd_port)),
+        argv=entered(
+            layout.root, layout.dir, broker.epmd(layout.epmd_hosts, port=layout.epmd_port)
+        ),
         env=broker.epmd_environment(layout.epmd_port),
         address=("127.0.0.1", layout.epmd_port),
         stop_within_s=2,

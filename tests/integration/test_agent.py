@@ -216,6 +216,26 @@ def test_a_broker_that_serves_without_its_agent_makes_a_change_incomplete(
     )
 
 
+def test_a_suspended_broker_without_its_agent_makes_a_change_incomplete(
+    broken: LocalCluster, topic: str
+) -> None:
+    """Maintenance mode: its port refuses, and it will serve again with the gate that it has."""
+    register(broken, topic)
+    broken.kill("mb2", agent=True)
+    erl(broken, "mb2", "rabbit_maintenance:suspend_all_client_listeners()")
+    try:
+        answer = register(broken, f"{topic}/billing")
+        assert not answer["complete"]
+        assert "nothing proves" in answer["missing"][broken.node("mb2").broker]
+        broken.kill("mb2")
+        again = register(broken, f"{topic}/billing")
+        assert again["complete"], again
+        assert again["later"] == [broken.node("mb2").broker]
+    finally:
+        broken.start("mb2")
+        broken.start("mb2", agent=True)
+
+
 def test_without_a_majority_nothing_is_changed(broken: LocalCluster, topic: str) -> None:
     for name in ("mb2", "mb3"):
         broken.kill(name, agent=True)
@@ -315,13 +335,12 @@ def test_a_killed_broker_is_down_and_its_gate_opens_again(broken: LocalCluster) 
     assert agent_answer(broken, "mb3", "/settled")["gate"]
 
 
-def ra(cluster: LocalCluster, name: str, queue: str, then: str) -> None:
-    """Have the broker's Erlang evaluate `then` with N, Ra's name for the queue."""
+def erl(cluster: LocalCluster, name: str, expression: str) -> None:
+    """Have the broker's Erlang evaluate it."""
     config = AgentConfig.from_file(cluster.node(name).dir / "agent.toml")
-    found = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>))'
     done = subprocess.run(
         [shutil.which("erl_call") or "erl_call", "-n", config.node_name, "-e"],
-        input=f"{found}, {{N, _}} = amqqueue:get_pid(Q), {then}.\n",
+        input=f"{expression}.\n",
         env={
             **os.environ,
             "HOME": str(Path(config.cookie_file).parent),
@@ -333,6 +352,12 @@ def ra(cluster: LocalCluster, name: str, queue: str, then: str) -> None:
         check=True,
     )
     assert done.stdout.startswith("{ok"), done.stdout
+
+
+def ra(cluster: LocalCluster, name: str, queue: str, then: str) -> None:
+    """Have the broker's Erlang evaluate `then` with N, Ra's name for the queue."""
+    found = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>))'
+    erl(cluster, name, f"{found}, {{N, _}} = amqqueue:get_pid(Q), {then}")
 
 
 def test_the_gate_stays_shut_while_a_queue_has_no_leader(broken: LocalCluster, topic: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from messagebus._io import control as module
-from messagebus._io.control import Control, login_is_good, mismatch_text
+from messagebus._io.control import Control, login_is_good, mismatch_text, node_is_gone
 from messagebus._io.link import Credentials
 from messagebus.broker import Broker
 from messagebus.destination import Subscription, Topic
@@ -294,3 +294,26 @@ async def test_a_login_is_good_bad_or_unknown(monkeypatch: pytest.MonkeyPatch) -
     outcome[0] = LinkLost("a:5672", "refused")
     with pytest.raises(LinkLost):
         await login_is_good(Broker("a"), WHO, timeout_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_gone"),
+    [(b"w\x01", True), (b"w\x00\x0b\xd4", False), (b"w", False), (b"", False), (b"x\x01", False)],
+)
+async def test_a_node_is_gone_only_by_the_word_of_its_port_mapper(
+    answer: bytes, is_gone: bool
+) -> None:
+    asked: list[bytes] = []
+
+    async def epmd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readexactly(9))
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(epmd, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert await node_is_gone("127.0.0.1", "rabbit@h", port, timeout_s=5) == is_gone
+    assert asked == [b"\x00\x07zrabbit"]
+    server.close()
+    await server.wait_closed()
+    assert not await node_is_gone("127.0.0.1", "rabbit@h", port, timeout_s=5)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from messagebus.agent.peers import Peers
+from messagebus.agent.peers import Node, Peers
 from messagebus.agent.store import entry_to_json, snapshot_to_json
 from messagebus.broker import Broker, ListedBroker
 from messagebus.core.register import Entry, Snapshot
@@ -132,3 +132,20 @@ async def test_a_refusal_is_an_answer_and_silence_is_none() -> None:
 @pytest.mark.parametrize("value", [[], {}, told(entries=[{}]), told(entries=None)])
 async def test_an_answer_that_makes_no_sense_is_silence(value: Any) -> None:
     assert await push(peers(lambda _request: httpx.Response(200, json=value))) == {}
+
+
+async def test_the_nodes_of_the_peers_brokers_are_remembered() -> None:
+    nodes: list[Any] = [{"name": "rabbit@b", "epmd_port": 4369}]
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        value = {"broker": "b:5672", **snapshot_to_json(MAP), "node": nodes[-1]}
+        return httpx.Response(200, json=value)
+
+    ours, changes = peers(answer), list[int]()
+    ours.on_nodes = lambda: changes.append(1)
+    wrong = [None, {}, {"name": "no node", "epmd_port": 1}, {"name": "a@b", "epmd_port": 0}]
+    for node in (nodes[0], *wrong):
+        nodes.append(node)
+        assert await ours.pull(LISTED[:2])
+        assert ours.nodes == {"b:5672": Node(name="rabbit@b", epmd_port=4369)}
+    assert changes == [1]

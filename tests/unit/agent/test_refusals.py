@@ -32,3 +32,19 @@ def test_reasons_are_of_those_that_are_refused() -> None:
     assert made.reasons(["queue:a", "queue:b"]) == ["queue:a: two values"]
     made.taken("queue:a")
     assert made.reasons(["queue:a"]) == []
+
+
+def test_what_is_wanted_otherwise_now_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 10.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    made = Refusals()
+    made.refused(ENTRY, "queue 'a': x is wanted 1 and exists 2")
+    other = replace(ENTRY, wanted="queue:b")
+    made.refused(other, "exchange 'b': type is wanted 1 and exists 2")
+    assert (len(made), made.is_due) == (2, False)
+    assert made.is_about_a_queue("queue:a")
+    assert not made.is_about_a_queue("queue:b")
+    made.keep({"queue:a": ENTRY, "queue:b": replace(other, alive=False)})
+    assert (len(made), made.is_about_a_queue("queue:b")) == (1, False)
+    now_s += REFUSED_RETRY_S
+    assert made.is_due

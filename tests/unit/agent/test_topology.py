@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from messagebus.agent import topology as module
 from messagebus.agent.listfile import ListFile
-from messagebus.agent.peers import Told
+from messagebus.agent.peers import Node, Told
 from messagebus.agent.store import Store
 from messagebus.agent.topology import NoMajority, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
@@ -19,6 +21,7 @@ from messagebus.core.register import SWEEP_ROUNDS, Entry, Register, Snapshot
 from messagebus.core.registration import Answer, Reply
 from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.secret import Secret
+from messagebus.topology import read_item
 from tests.support.eventually import eventually_async
 
 ME, B, C = "a:5672", "b:5672", "c:5672"
@@ -47,6 +50,7 @@ class FakePeers:
     during_push: list[object] = field(default_factory=list)
     mismatches: dict[str, str] = field(default_factory=dict)
     tried: list[list[object]] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
 
     async def pull(self, peers: Iterable[ListedBroker]) -> dict[str, Snapshot]:
         names = [peer.broker.name for peer in peers if peer.broker.name != ME]
@@ -116,7 +120,19 @@ def refused() -> set[str]:
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str]) -> Rig:
+def gone() -> set[str]:
+    """Names of nodes that are dead by the word of their hosts' epmd."""
+    return set()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str], gone: set[str]) -> Rig:
+    async def node_is_gone(_host: str, name: str, port: int, *, timeout_s: float) -> bool:
+        assert port == 4369
+        return name in gone
+
+    monkeypatch.setattr(module, "node_is_gone", node_is_gone)
+
     async def port_refuses(broker: Broker, *, timeout_s: float) -> bool:
         return broker.name in refused
 
@@ -223,18 +239,20 @@ async def test_what_the_peers_know_is_read_before_a_number_is_given(rig: Rig) ->
     assert rig.peers.pushed[0][0].number == 8
 
 
-async def test_a_silent_agent_is_safe_only_if_its_broker_refuses(
-    rig: Rig, refused: set[str]
+@pytest.mark.parametrize(("refuses", "is_known", "is_gone"), list(product((False, True), repeat=3)))
+async def test_a_silent_agent_is_safe_only_if_its_brokers_node_is_proved_dead(
+    rig: Rig, refused: set[str], gone: set[str], refuses: bool, is_known: bool, is_gone: bool
 ) -> None:
+    """A port that refuses proves nothing: a listener may be suspended, a firewall may reject."""
     rig.peers.maps = {B: EMPTY}
     rig.peers.answers = [{B: held()}]
+    refused.update({C} if refuses else ())
+    gone.update({"rabbit@c"} if is_gone else ())
+    rig.peers.nodes = {C: Node(name="rabbit@c", epmd_port=4369)} if is_known else {}
     judged = await rig.topology.change(["orders"], alive=True)
-    assert not judged.complete
-    assert set(judged.missing) == {C}
-    refused.add(C)
-    judged = await rig.topology.change(["orders"], alive=True)
-    assert judged.complete
-    assert judged.later == (C,)
+    dead = refuses and is_known and is_gone
+    assert judged.complete == dead
+    assert (judged.later, set(judged.missing)) == (((C,), set()) if dead else ((), {C}))
 
 
 async def test_a_broker_that_says_no_is_named_with_its_reason(rig: Rig, refused: set[str]) -> None:
@@ -428,3 +446,116 @@ async def test_while_informed_a_round_asks_a_few_in_turn(rig: Rig) -> None:
         assert len(some) == module.PULL_PEERS
         asked |= {peer.broker.name for peer in some}
     assert len(asked) == 20
+
+
+# -- three agents that make one name at the same moment
+
+
+class Network:
+    """Brings what one agent asks the others to them, each after some turns of the loop."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.agents: dict[str, Topology] = {}
+
+    async def _later(self) -> None:
+        for _ in range(self.random.randrange(6)):
+            await asyncio.sleep(0)
+
+
+@dataclass
+class LinkedPeers:
+    me: str
+    network: Network
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def _others(self) -> dict[str, Topology]:
+        return {name: agent for name, agent in self.network.agents.items() if name != self.me}
+
+    async def pull(self, _peers: Iterable[ListedBroker]) -> dict[str, Snapshot]:
+        await self.network._later()
+        return {name: agent.register.snapshot for name, agent in self._others().items()}
+
+    async def mismatch(
+        self, _peers: Iterable[ListedBroker], items: Sequence[object], *, token: Secret
+    ) -> dict[str, str]:
+        wanted = {str(each): each for each in map(read_item, items)}
+
+        async def ask(agent: Topology) -> str:
+            await self.network._later()
+            told = await agent.in_the_way(self.me, wanted)
+            await self.network._later()
+            return told
+
+        others = self._others()
+        return dict(zip(others, await asyncio.gather(*map(ask, others.values())), strict=True))
+
+    async def push(
+        self, _peers: object, entries: Sequence[Entry], mine: Snapshot, **_: object
+    ) -> dict[str, Told]:
+        async def tell(agent: Topology) -> Told:
+            await self.network._later()
+            part = replace(mine, entries=tuple(entries))
+            reply = await agent.told(part)
+            found = tuple(agent.entries_of(part))
+            return Told(
+                answer=reply.answer.value, reason="", stored=True, intact=True, entries=found
+            )
+
+        others = self._others()
+        return dict(zip(others, await asyncio.gather(*map(tell, others.values())), strict=True))
+
+
+@dataclass
+class DeclaringUpkeep(FakeUpkeep):
+    """declared: with what options each name was declared here, ever."""
+
+    register: Register | None = None
+    declared: dict[str, set[object]] = field(default_factory=dict)
+
+    async def answer(self, names: Iterable[str]) -> Reply:
+        assert self.register is not None
+        for name in names:
+            self.declared.setdefault(name, set()).add(self.register.entries[name].options)
+        return self.reply
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_of_two_that_make_one_name_otherwise_at_once_one_wins_and_one_is_told(
+    tmp_path: Path, seed: int
+) -> None:
+    network, upkeeps = Network(seed), list[DeclaringUpkeep]()
+    for host in "abc":
+        name, lists = f"{host}:5672", ListFile(tmp_path / "list")
+        lists.current = listed("a", "b", "c")
+        register = Register(name, EMPTY)
+        upkeeps.append(DeclaringUpkeep(register=register))
+        network.agents[name] = Topology(
+            me=name,
+            register=register,
+            store=Store(tmp_path / host),
+            peers=LinkedPeers(name, network),  # type: ignore[arg-type]
+            lists=lists,
+            upkeep=upkeeps[-1],  # type: ignore[arg-type]
+            answering=upkeeps[-1],  # type: ignore[arg-type]
+            token=lambda: Secret("t"),
+        )
+        Store(tmp_path / host).prepare()
+        network.agents[name].list_changed()
+
+    async def make(me: str, durability: str) -> str:
+        await network._later()
+        try:
+            options = {"queue:x": {"durability": durability}}
+            judged = await network.agents[me].change(["queue:x"], alive=True, options=options)
+        except TopologyMismatch:
+            return "mismatch"
+        return "complete" if judged.complete else "incomplete"
+
+    one, other = network.random.sample([ME, B, C], 2)
+    told = await asyncio.gather(make(one, "page-cache"), make(other, "fsync"))
+    assert sorted(told) == ["complete", "mismatch"]
+    maps = [agent.register.entries for agent in network.agents.values()]
+    assert maps[0] == maps[1] == maps[2]
+    for upkeep in upkeeps:
+        assert len(upkeep.declared["queue:x"]) == 1

@@ -39,7 +39,11 @@ class FakeBroker:
     exchanges: set[str] = field(default_factory=set)
     gate: bool = False
     is_up: bool = True
+    is_dead: bool = False
     refuses: str = ""
+    refusal: str = (
+        "406 inequivalent arg 'x' for exchange 'e' in vhost '/': received 1 but current is 2"
+    )
     refusals: list[bool] = field(default_factory=list)  # aside?
     in_use: dict[str, int] = field(default_factory=dict)
     events: bool = True
@@ -63,7 +67,12 @@ class FakeBroker:
             self.tell("queue.deleted", name=queue)
 
     def kill(self) -> None:
-        self.is_up = self.gate = False
+        self.gate, self.is_dead = False, True
+        self.suspend()
+
+    def suspend(self) -> None:
+        """Maintenance mode: connections are closed, the port refuses; the gate stays."""
+        self.is_up = False
         for link in self.links:
             link.abort()
 
@@ -93,7 +102,7 @@ class FakeControl:
             self.broker.refusals.append(aside)
             if not aside:
                 self.abort()
-            raise ChannelRefused(ME, 406, "PRECONDITION_FAILED")
+            raise ChannelRefused(ME, 406, self.broker.refusal)
         self.broker.exchanges |= {exchange.name for exchange in wanted.exchanges}
         for queue in wanted.queues:
             born = queue.arguments["mb-born"]
@@ -202,6 +211,12 @@ class FakeManagement:
         return dict(self.broker.queues)
 
 
+QUEUE_REFUSED = (
+    "inequivalent arg 'x-queue-type' for queue 'mb.queue/bad' in vhost '/':"
+    " received 'quorum' but current is 'classic'"
+)
+
+
 def entry(wanted: str, number: int = 1, *, alive: bool = True, tomb: int = 0) -> Entry:
     return Entry(wanted=wanted, number=number, origin=ME, alive=alive, tomb=tomb)
 
@@ -238,11 +253,16 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     async def dial(*_: object, **__: object) -> FakeControl:
         if not broker.is_up:
             raise LinkLost(ME, "refused")
+        broker.is_dead = False
         return FakeControl(broker)
 
     async def port_refuses(*_: object, **__: object) -> bool:
         return not broker.is_up
 
+    async def node_is_gone(*_: object, **__: object) -> bool:
+        return broker.is_dead and not broker.is_up
+
+    monkeypatch.setattr(module, "node_is_gone", node_is_gone)
     monkeypatch.setattr(Control, "dial", dial)
     monkeypatch.setattr(answering_module, "port_refuses", port_refuses)
     monkeypatch.setattr(AgentConfig, "password", "unused")
@@ -269,6 +289,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
             list_file="-",
             state_dir="-",
             token_file="-",
+            node_name="rabbit@a",
         ),
         register,
         settler=settler,  # type: ignore[arg-type]
@@ -488,7 +509,38 @@ async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
     assert not rig.upkeep.is_settled
     answer = await rig.answering.answer(["queue:bad"])
     assert answer.answer is Answer.NO
-    assert "406" in answer.reason
+    assert "exchange 'e': x is wanted 1" in answer.reason
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_queue_that_exists_otherwise_keeps_no_gate_shut_and_drains_nobody(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """It takes the messages; one that is not there at all would miss them."""
+    monkeypatch.setattr(refusals, "REFUSED_RETRY_S", 0.01)
+    rig.broker.kill()
+    rig.broker.refuses = "mb.queue/bad"
+    rig.broker.refusal = QUEUE_REFUSED
+    if is_there:
+        rig.broker.queues["mb.queue/bad"] = None
+    rig.want(entry("queue:bad"), entry("queue:good", 2))
+    rig.broker.is_up = True
+    if not is_there:
+        await rig.until(lambda: len(rig.broker.refusals) > 3)
+        assert not rig.broker.gate
+        return
+    await rig.until(lambda: rig.broker.gate)
+    assert rig.upkeep.condition.behind_since_ms is None
+    assert ("mb.queue/bad", 1) in rig.broker.bound or ("mb.queue/bad", 0) in rig.broker.bound
+    assert not rig.upkeep.is_settled
+    await rig.until(lambda: "x-queue-type is wanted" in rig.upkeep.fault)
+    answer = await rig.answering.answer(["queue:bad"])
+    assert answer.answer is Answer.NO
+    assert "'x-queue-type' is wanted" in answer.reason or "x-queue-type is wanted" in answer.reason
+    assert (await rig.answering.answer(["queue:good"])).answer is Answer.HELD
+    rig.broker.refuses = ""
+    await rig.settled()
+    assert (await rig.answering.answer(["queue:bad"])).answer is Answer.HELD
 
 
 async def test_held_is_answered_with_the_map_on_the_broker(rig: Rig) -> None:
@@ -504,6 +556,25 @@ async def test_of_a_broker_that_is_down_the_answer_is_later(rig: Rig) -> None:
     rig.broker.kill()
     rig.want(entry("orders/a"))
     assert (await rig.answering.answer(["orders/a"])).answer is Answer.LATER
+    # It boots: its port still refuses, and its node lives again. It has no gate.
+    await rig.until(lambda: rig.upkeep.dials > 2)
+    rig.broker.is_dead = False
+    assert (await rig.answering.answer(["orders/a"])).answer is Answer.LATER
+
+
+@pytest.mark.parametrize("agent", ["linked before", "started since"])
+async def test_a_port_that_refuses_is_no_proof_that_a_broker_takes_no_publishes(
+    rig: Rig, agent: str
+) -> None:
+    """A suspended listener, or a firewall that rejects: it serves again with the gate that it has."""
+    await rig.until(lambda: rig.broker.gate)
+    rig.broker.suspend()
+    rig.want(entry("orders/a"))
+    if agent == "started since":
+        rig.upkeep._gate_open = None
+    answer = await rig.answering.answer(["orders/a"])
+    assert answer.answer is Answer.NO
+    assert answer.stored
 
 
 async def test_of_a_broker_that_accepts_and_does_not_answer_it_is_no(

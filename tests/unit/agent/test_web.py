@@ -53,6 +53,10 @@ class FakeTopology:
             raise self.outcome
         return self.outcome
 
+    async def in_the_way(self, origin: str, wanted: dict[str, Any]) -> str:
+        self.asked_by = origin
+        return f"{', '.join(wanted)} exists otherwise"
+
     async def told(self, snapshot: Snapshot) -> Reply:
         self.heard.append(snapshot)
         return Reply(answer=Answer.HELD, stored=True)
@@ -375,8 +379,11 @@ async def test_applications_delete_only_what_would_expire(rig: Rig) -> None:
 async def test_a_peer_is_told_what_exists_otherwise(rig: Rig) -> None:
     body = {"wanted": ["queue:jobs"]}
     assert (await rig.http.post("/topology/try", json=body, auth=("bus", "pw"))).status_code == 401
-    answer = await rig.http.post("/topology/try", json=body, headers=OPERATOR)
-    assert answer.json() == {"mismatch": "queue:jobs exists otherwise"}
+    for origin in ("", "b:5672"):
+        answer = await rig.http.post("/topology/try", json=body, headers=OPERATOR)
+        assert answer.json() == {"mismatch": "queue:jobs exists otherwise"}
+        assert rig.topology.asked_by == origin
+        body["from"] = "b:5672"  # type: ignore[assignment]
 
 
 async def test_a_peer_is_told_how_long_nobody_used_what_expires(rig: Rig) -> None:

@@ -33,3 +33,4 @@ def test_a_broker_sees_nothing_of_the_users_own_settings() -> None:
 
 def test_epmd_stays_in_the_foreground_on_loopback() -> None:
     assert broker.epmd(port=4) == ["/usr/bin/epmd", "-address", "127.0.0.1", "-port", "4"]
+    assert broker.epmd(["127.0.7.11"], port=4)[2] == "127.0.0.1,127.0.7.11"
