@@ -20,8 +20,8 @@ __all__ = [
     "DeleteQueue",
     "Step",
     "expires_s_of",
-    "needs_births",
     "plan",
+    "unsure_of",
     "wanted_of",
 ]
 
@@ -58,9 +58,18 @@ def expires_s_of(entry: Entry) -> int:
     return int(dict(entry.options).get("expires_s", 0)) if entry.alive else 0
 
 
-def needs_births(entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], floor: int) -> bool:
-    """Whether `plan` must know when the broker's queues were born."""
-    return floor > 0 or any(e.alive and e.tomb for e in _pending(entries, brought))
+def unsure_of(
+    entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], held: Mapping[str, int]
+) -> list[Entry]:
+    """Of which entries `plan` must know when the broker's queues were born.
+
+    held: number of what this agent had brought about here before: that is of this life.
+    """
+    return [
+        entry
+        for entry in _pending(entries, brought)
+        if entry.alive and entry.tomb and held.get(entry.wanted) != entry.number
+    ]
 
 
 def plan(
@@ -69,6 +78,7 @@ def plan(
     """Steps in the order to do them: deletions, then declarations.
 
     brought: entries that need nothing, because they are on the broker as they are.
+    births: may lack what nobody asked for; orphans are then left for another time.
     floor: `Register.floor` of an informed map, otherwise 0.
     """
     pending = list(_pending(entries, brought))

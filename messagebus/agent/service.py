@@ -75,7 +75,7 @@ class Service:
         register = Register(config.address.name, self._store.load_map())
         self._draining = self._store.load_draining()
         self._alarm = ""
-        self._said = VerdictKind.DOWN
+        self._said = (VerdictKind.DOWN, False)
         self.task_faults = 0
         self._report_due = asyncio.Event()
         self.lists = ListFile(config.list_file)
@@ -230,9 +230,10 @@ class Service:
         """Log when the verdict becomes another one."""
         while True:
             now = self.verdict()
-            if now.kind is not self._said:
-                self._said = now.kind
-                level = logging.INFO if now.kind is VerdictKind.READY else logging.WARNING
+            is_well = now.kind is VerdictKind.READY and not now.reason
+            if (now.kind, is_well) != self._said:
+                self._said = (now.kind, is_well)
+                level = logging.INFO if is_well else logging.WARNING
                 log.log(level, "verdict %s %s", now.kind.value, now.reason)
             await asyncio.sleep(TELL_INTERVAL_S)
 

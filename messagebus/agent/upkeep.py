@@ -34,8 +34,8 @@ from messagebus.agent.plan import (
     DeleteQueue,
     Step,
     expires_s_of,
-    needs_births,
     plan,
+    unsure_of,
     wanted_of,
 )
 from messagebus.agent.recovery import Recovery
@@ -112,6 +112,7 @@ class Upkeep:
         self.events_proven = False
         self._brought: dict[str, Entry] = {}
         self._vanished: set[str] = set()
+        self._suspects: set[str] = set()  # may have vanished: the clock says that it cannot be
         self._brought_version = 0
         self._behind_since_ms: int | None = None
         self._births: dict[str, int | None] | None = None
@@ -359,9 +360,12 @@ class Upkeep:
                 self._tell_fault(str(fault))
             if self.refusals:
                 self._tell_fault("; ".join(self.refusals.reasons(self._register.entries)))
+            if self._suspects:
+                suspects, self._suspects = self._suspects, set()
+                await self._audit(control, suspects)
             if time.monotonic() >= audit_at_s:
                 await self._audit_gate(control)
-                await self._audit(control)
+                await self._audit(control, self._next_audit())
                 audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
         raise LinkLost(self._config.broker, "link lost")
 
@@ -414,8 +418,9 @@ class Upkeep:
         version, entries = self._register.version, dict(self._register.entries)
         tried = {name: entry for name, entry in entries.items() if not self.refusals.rests(entry)}
         floor = self._register.floor if self._register.informed else 0
-        if self._births is None and needs_births(tried, brought=self._brought, floor=floor):
-            self._births = await self._management.births()
+        unsure = unsure_of(tried, brought=self._brought, held=self.held)
+        if self._births is None and unsure:
+            await self._find_births(control, unsure)
         births = self._births or {}
         if self._vanished:
             await asyncio.sleep(CANCELLED_S)
@@ -451,6 +456,22 @@ class Upkeep:
         self._behind_since_ms = None if version == self._register.version else monotonic_ms()
         self.losses.repaired(_now_ms())
         self._note_held(entries)
+
+    async def _find_births(self, control: Control, unsure: Iterable[Entry]) -> None:
+        """What `plan` must know of these, when the management API did not answer at first.
+
+        What is not there is of no earlier life, whoever says so. Raises ManagementUnavailable when one
+        is there: nobody can say then whether it has to be deleted first.
+        """
+        try:
+            self._births = await self._management.births()
+        except ManagementUnavailable as fault:
+            for entry in unsure:
+                for queue in wanted_of(entry).queues:
+                    if await control.counts(queue.name) is not None:
+                        raise ManagementUnavailable(
+                            f"{fault}; whether {queue.name} is of an earlier life is not known"
+                        ) from fault
 
     async def _takes_messages(self, control: Control, entry: Entry) -> bool:
         """Whether a queue that is there otherwise than wanted is bound as wanted all the same.
@@ -528,11 +549,15 @@ class Upkeep:
                 self._gate_open = False
                 self._wake.set()
 
-    async def _audit(self, control: Control) -> None:
-        """Look for queues, and bind them; all of them, or some of them while events are proven."""
+    def _next_audit(self) -> list[str]:
+        """All names, or some of them while events are proven."""
         # Whether what expires is there is looked at by `Expiry`.
         alive = (n for n, e in self._brought.items() if e.alive and not expires_s_of(e))
-        for name in self._rounds.next(alive, events_proven=self.events_proven):
+        return self._rounds.next(alive, events_proven=self.events_proven)
+
+    async def _audit(self, control: Control, names: Iterable[str]) -> None:
+        """Look for the queues of these, and bind them."""
+        for name in names:
             async with self._lock:
                 entry = self._brought.get(name)
                 if entry is None or not entry.alive:
@@ -552,9 +577,13 @@ class Upkeep:
         what, deleted_at_ms = key.partition(".")[0], headers.get("timestamp_in_ms", 0)
         if what == "queue":
             self.losses.was_a_queue(name, deleted_at_ms)
+        struck = list(Deletions.struck(list(self._brought.values()), what, name, headers))
         if self._deletions.is_undone(name, deleted_at_ms):
+            if what == "queue":
+                self._suspects |= {entry.wanted for entry in struck if not expires_s_of(entry)}
+                self.wake()
             return
-        for entry in Deletions.struck(list(self._brought.values()), what, name, headers):
+        for entry in struck:
             if expires_s_of(entry):
                 self._on_gone(entry.wanted)
             else:

@@ -27,7 +27,7 @@ class VerdictKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What balancers hear. reason: "" when ready."""
+    """What balancers hear. reason: "" when all is well."""
 
     kind: VerdictKind
     reason: str = ""
@@ -78,7 +78,10 @@ def verdict(condition: Condition, now_ms: int) -> Verdict:
         return Verdict(kind=VerdictKind.DOWN, reason=f"gate is shut: {waits_for}")
     if reason := _polite_reason(condition, now_ms):
         return Verdict(kind=VerdictKind.DRAIN, reason=reason)
-    return Verdict(kind=VerdictKind.READY)
+    # A drain would drain all brokers when all agents begin anew; the gate is open, so nothing is lost
+    # of what was acknowledged before. But what is acknowledged from now on may be missing here.
+    uninformed = "" if condition.informed else "ready, but no majority of agents was read"
+    return Verdict(kind=VerdictKind.READY, reason=uninformed)
 
 
 def _polite_reason(condition: Condition, now_ms: int) -> str:

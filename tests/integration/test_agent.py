@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -214,6 +215,27 @@ def test_a_broker_that_serves_without_its_agent_makes_a_change_incomplete(
     eventually(
         lambda: register(broken, f"{topic}/billing")["complete"], within_s=10, what="complete"
     )
+
+
+def test_of_two_that_want_one_new_queue_otherwise_at_once_one_is_told_and_no_broker_drains(
+    cluster: LocalCluster, topic: str
+) -> None:
+    for number in range(5):
+        wanted = {
+            name: {"wanted": [{"name": f"queue:{topic}.{number}", "durability": durability}]}
+            for name, durability in (("mb1", "page-cache"), ("mb3", "fsync"))
+        }
+        with ThreadPoolExecutor() as pool:
+            answers = list(
+                pool.map(lambda each: post(cluster, *each, auth=bus_login(cluster)), wanted.items())
+            )
+        told = sorted((each.status_code, each.json().get("complete")) for each in answers)
+        assert told == [(200, True), (409, None)], [each.text for each in answers]
+        (refused,) = (each.json() for each in answers if each.status_code == 409)
+        assert refused["mismatch"]
+    for name in ("mb1", "mb2", "mb3"):
+        assert get(cluster, name, "/settled").json()["settled"]
+        assert checked(cluster, name) == "ready\n"
 
 
 def test_a_suspended_broker_without_its_agent_makes_a_change_incomplete(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from messagebus.agent.deletions import AuditRounds, Deletions
+from messagebus.agent.deletions import NAMES_KEPT, AuditRounds, Deletions
 from messagebus.agent.plan import wanted_of
 from messagebus.core.register import Entry
 
@@ -59,3 +59,12 @@ def test_while_events_are_proven_the_audit_goes_round_in_steps() -> None:
     assert rounds.next(names, events_proven=False) == names
     seen = [name for _ in range(9) for name in rounds.next(names, events_proven=True)]
     assert seen == names
+
+
+def test_names_that_come_and_go_are_not_kept_for_ever() -> None:
+    made = Deletions()
+    for number in range(3 * NAMES_KEPT):
+        made.ordered(f"mb.sub/orders/{number}")
+        made.declaring(wanted_of(entry(f"queue:{number}")), 5)
+    assert len(made._own) == len(made._declared_at_ms) == NAMES_KEPT
+    assert made.is_ours(f"mb.sub/orders/{3 * NAMES_KEPT - 1}", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagebus.agent.plan import Declare, DeleteExchange, DeleteQueue, Step, needs_births, plan
+from messagebus.agent.plan import Declare, DeleteExchange, DeleteQueue, Step, plan, unsure_of
 from messagebus.core.register import Entry
 
 
@@ -94,10 +94,11 @@ def test_queues_of_forgotten_names_are_deleted() -> None:
 
 def test_births_are_needed_for_names_that_had_an_earlier_life() -> None:
     first, again = entry("orders"), entry("orders", 3, tomb=2)
-    assert not needs_births({"orders": first}, brought={}, floor=0)
-    assert needs_births({"orders": again}, brought={}, floor=0)
-    assert not needs_births({"orders": again}, brought={"orders": again}, floor=0)
-    assert needs_births({"orders": first}, brought={}, floor=1)
+    assert not unsure_of({"orders": first}, brought={}, held={})
+    assert unsure_of({"orders": again}, brought={}, held={}) == [again]
+    assert not unsure_of({"orders": again}, brought={"orders": again}, held={})
+    assert not unsure_of({"orders": again}, brought={}, held={"orders": again.number})
+    assert unsure_of({"orders": again}, brought={}, held={"orders": again.number - 1}) == [again]
 
 
 NAMES = ("orders", "orders/a", "orders/b", "queue:jobs")

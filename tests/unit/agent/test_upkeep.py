@@ -430,17 +430,6 @@ async def test_a_queue_of_an_earlier_life_is_made_anew(rig: Rig) -> None:
     assert rig.broker.queues[SUBSCRIPTION] == 9
 
 
-async def test_when_births_cannot_be_known_the_gate_stays_shut(rig: Rig) -> None:
-    rig.broker.kill()
-    rig.management.fails = True
-    rig.want(entry("orders/a", 9, tomb=8))
-    rig.broker.is_up = True
-    await rig.until(lambda: "HTTP 500" in rig.upkeep.fault)
-    assert not rig.broker.gate
-    rig.management.fails = False
-    await rig.until(lambda: rig.broker.gate)
-
-
 async def test_a_vanished_queue_is_told_once_and_made_again(rig: Rig) -> None:
     rig.want(entry("orders/a"))
     await rig.until(lambda: rig.upkeep.is_settled and rig.upkeep.events_proven)
@@ -735,3 +724,57 @@ async def test_counts_and_purges_are_the_brokers(rig: Rig) -> None:
     rig.broker.kill()
     with pytest.raises(LinkLost):
         await rig.upkeep.counts([SUBSCRIPTION])
+
+
+async def test_without_the_management_api_all_is_brought_about_that_can_be_judged(rig: Rig) -> None:
+    """After a first deletion every new name has a tomb, and the map a floor."""
+    rig.broker.kill()
+    rig.management.fails = True
+    rig.register.adopt(Snapshot(intact=True, floor=9))
+    rig.upkeep.held = {"queue:kept": 12}
+    rig.broker.queues |= {"mb.queue/kept": 12, "mb.park/kept": 12}
+    rig.want(entry("queue:new", 11, tomb=9), entry("queue:kept", 12, tomb=9))
+    rig.broker.is_up = True
+    await rig.until(lambda: rig.broker.gate)
+    assert "mb.queue/new" in rig.broker.queues
+
+
+async def test_what_may_be_of_an_earlier_life_waits_for_the_management_api(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.management.fails = True
+    rig.broker.queues["mb.queue/old"] = 3
+    rig.want(entry("queue:old", 11, tomb=9))
+    rig.broker.is_up = True
+    await rig.until(lambda: "of an earlier life is not known" in rig.upkeep.fault)
+    assert not rig.broker.gate
+    rig.management.fails = False
+    rig.upkeep.wake()
+    await rig.until(lambda: rig.broker.gate)
+    assert rig.broker.queues["mb.queue/old"] == 11
+
+
+async def test_a_clock_that_was_ahead_hides_no_queue_that_vanished(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the time of the declaration: by its word each later deletion was before."""
+    monkeypatch.setattr(module, "AUDIT_INTERVAL_S", 3600.0)
+    await rig.settled()
+    with monkeypatch.context() as ahead:
+        ten_years_ms = 10 * 365 * 86_400_000
+        ahead.setattr(module, "_now_ms", lambda: time.time_ns() // 1_000_000 + ten_years_ms)
+        rig.want(entry("orders/a"))
+        await rig.settled()
+    rig.broker.lose(SUBSCRIPTION)
+    await rig.until(lambda: SUBSCRIPTION in rig.broker.queues and rig.upkeep.is_settled)
+    assert [loss.name for loss in rig.upkeep.losses.kept] == [SUBSCRIPTION]
+
+
+async def test_a_verdict_goes_by_no_clock_that_is_set(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.settled()
+    monkeypatch.setattr(module, "_now_ms", lambda: 0)
+    rig.want(entry("orders/a"))
+    since_ms = rig.upkeep.condition.behind_since_ms
+    assert since_ms is not None
+    assert 0 <= module.monotonic_ms() - since_ms < 60_000

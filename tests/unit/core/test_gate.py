@@ -50,6 +50,15 @@ def test_ready_needs_no_reason() -> None:
     assert (said.kind, said.reason) == (VerdictKind.READY, "")
 
 
+def test_a_broker_whose_agent_read_no_majority_is_ready_and_says_so() -> None:
+    """The restart of all agents drains nobody, but what is missing is named."""
+    said = verdict(replace(SERVING, informed=False), 0)
+    assert (said.kind, said.reason) == (
+        VerdictKind.READY,
+        "ready, but no majority of agents was read",
+    )
+
+
 def test_down_without_a_link_or_a_gate() -> None:
     assert verdict(replace(SERVING, linked=False), 0).kind is VerdictKind.DOWN
     assert verdict(SHUT, 0).kind is VerdictKind.DOWN
