@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ops import lock
-from ops.carrying import LOCK, inventory_option
+from ops.carrying import LOCK, confirm, inventory_option
 from ops.errors import OpsError
 from ops.topology import Difference, differences, newer_than, wanted_items
 from ops.view import View
@@ -75,6 +75,43 @@ def sync(file: Path) -> None:
         click.echo(str(each))
     for line in _otherwise(view):
         click.echo(line)
+
+
+@topology.command()
+@inventory_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def adopt(file: Path, yes: bool) -> None:
+    """Vouch for the maps that are left, when so many were lost that no majority of agents can.
+
+    A map is not intact when its agent lost it, and had not yet read a majority of others. Where half of
+    the agents or more are so, nothing can be registered and no gate opens. This makes what all agents
+    that answer know together the map of each of them. Changes that only the lost maps knew are gone.
+
+    \b
+    Example:
+      python -m ops topology adopt
+    """
+    file = file.absolute()
+    view = View(file)
+    with lock.held(file.parent / LOCK, "topology adopt"):
+        told, silent = view.snapshots_told()
+        for name, snapshot in told.items():
+            wanted = sum(bool(entry["alive"]) for entry in _entries(snapshot).values())
+            state = "intact" if snapshot["intact"] else "NOT intact"
+            click.echo(f"{name}: {wanted} wanted, {state}")
+        for why in silent.values():
+            click.echo(f"{why}: its map is taken in when it answers")
+        intact = [name for name, snapshot in told.items() if snapshot["intact"]]
+        if len(intact) > len(view.nodes) // 2:
+            raise OpsError(f"{', '.join(intact)} are a majority and intact: nothing to vouch for")
+        if len(told) <= len(view.nodes) // 2:
+            raise OpsError("fewer than a majority of agents answer: start them first")
+        if not yes:
+            confirm()
+        for name in told:
+            for snapshot in told.values():
+                view.adopt(name, snapshot)
+        click.echo(f"{len(told)} agents have the map of all of them")
 
 
 def drift(view: View) -> list[Difference]:

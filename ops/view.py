@@ -128,6 +128,20 @@ class View:
         """Each agent's whole map, as it tells it. Raises NoAnswer."""
         return {name: answer.json() for name, answer in self._all("/topology")}
 
+    def snapshots_told(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """The same of the agents that answer, and why each other does not."""
+        told, silent = dict[str, dict[str, Any]](), dict[str, str]()
+        for node in self.nodes:
+            try:
+                told[node.name] = self._agent(node, "/topology").json()
+            except NoAnswer as fault:
+                silent[node.name] = str(fault)
+        return told, silent
+
+    def adopt(self, name: str, snapshot: Mapping[str, Any]) -> None:
+        """Have an agent take this map on our word, with what it has. Raises NoAnswer."""
+        self._operator(name, "/topology/adopt", dict(snapshot))
+
     def merge(self, name: str, snapshot: Mapping[str, Any]) -> None:
         """Tell an agent another one's map: it keeps what is newer. Raises NoAnswer when it does not."""
         answer = self._operator(name, "/topology/merge", dict(snapshot)).json()

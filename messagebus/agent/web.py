@@ -82,6 +82,7 @@ def application(parts: Parts) -> Starlette:
         Route("/topology", web.topology, methods=["GET"]),
         Route("/topology", web.change, methods=["POST"]),
         Route("/topology/merge", web.merge, methods=["POST"]),
+        Route("/topology/adopt", web.adopt, methods=["POST"]),
         Route("/topology/try", web.try_out, methods=["POST"]),
         Route("/unused", web.unused, methods=["GET"]),
         Route("/subscriptions", web.subscriptions, methods=["GET"]),
@@ -300,6 +301,18 @@ class _Web:
                 ],
             }
         )
+
+    async def adopt(self, request: Request) -> Response:
+        if refusal := self._operators_only(request):
+            return refusal
+        try:
+            snapshot = snapshot_from_json(await _json(request))
+            await self._parts.topology.adopt(snapshot)
+        except ValueError as fault:
+            raise BadRequest(str(fault)) from fault
+        except TopologyError as fault:
+            return _error(503, str(fault))
+        return JSONResponse({"intact": self._parts.topology.register.intact})
 
     async def settled(self, _request: Request) -> Response:
         upkeep = self._parts.upkeep

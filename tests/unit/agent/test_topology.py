@@ -360,6 +360,15 @@ async def test_what_comes_too_late_is_answered_with_what_its_number_must_be_abov
     assert (await rig.topology.told(replace(EMPTY, entries=(entry(10),)))).answer is Answer.HELD
 
 
+async def test_a_map_that_operators_vouch_for_is_stored_and_counts(
+    rig: Rig, tmp_path: Path
+) -> None:
+    await rig.topology.adopt(Snapshot(intact=False, floor=2, entries=(entry(5),)))
+    kept = Store(tmp_path).load_map()
+    assert kept == Snapshot(intact=True, floor=2, dropped=2, entries=(entry(5),))
+    assert rig.upkeep.woken
+
+
 async def test_a_deletion_that_everybody_forgot_already_is_done(rig: Rig) -> None:
     rig.peers.maps = {B: EMPTY, C: EMPTY}
     rig.peers.answers = [{B: held(), C: held()}]

@@ -17,7 +17,7 @@ from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Login
 from messagebus.agent.losses import Losses
 from messagebus.agent.metrics import Figure, Metrics
-from messagebus.agent.store import entry_to_json
+from messagebus.agent.store import entry_to_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority
 from messagebus.agent.web import Parts, application
 from messagebus.broker import Broker, BrokerList, ListedBroker
@@ -56,6 +56,9 @@ class FakeTopology:
     async def in_the_way(self, origin: str, wanted: dict[str, Any]) -> str:
         self.asked_by = origin
         return f"{', '.join(wanted)} exists otherwise"
+
+    async def adopt(self, snapshot: Snapshot) -> None:
+        self.register.adopt(snapshot)
 
     async def told(self, snapshot: Snapshot) -> Reply:
         self.heard.append(snapshot)
@@ -374,6 +377,16 @@ async def test_applications_delete_only_what_would_expire(rig: Rig) -> None:
     assert await delete("orders/unknown", **app) == 401
     assert await delete("orders/e") == 401
     assert await delete("orders", "orders/unknown", headers=OPERATOR) == 200
+
+
+async def test_operators_alone_vouch_for_a_map(rig: Rig) -> None:
+    body = snapshot_to_json(Snapshot(intact=False, floor=3))
+    login = {"auth": ("bus", "pw")}
+    assert (await rig.http.post("/topology/adopt", json=body, **login)).status_code == 401  # type: ignore[arg-type]
+    assert (await rig.http.post("/topology/adopt", json={}, headers=OPERATOR)).status_code == 400
+    answer = await rig.http.post("/topology/adopt", json=body, headers=OPERATOR)
+    assert answer.json() == {"intact": True}
+    assert rig.topology.register.floor == 3
 
 
 async def test_a_peer_is_told_what_exists_otherwise(rig: Rig) -> None:
