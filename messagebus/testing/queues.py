@@ -30,9 +30,12 @@ class Address(Protocol):
 
 
 class Stored:
-    """A message in a queue. place: kept when it is given back."""
+    """A message in a queue. place: kept by a classic queue when it is given back.
 
-    __slots__ = ("address", "body", "deliveries", "expires_ms", "place", "raw")
+    is_brief: its time to live is 0, so it waits for nobody once it is at the head.
+    """
+
+    __slots__ = ("address", "body", "deliveries", "expires_ms", "is_brief", "place", "raw")
 
     def __init__(self, place: int, address: Address, raw: bytes, body: bytes) -> None:
         self.place = place
@@ -41,6 +44,7 @@ class Stored:
         self.body = body
         self.deliveries = 0
         self.expires_ms = NEVER_MS
+        self.is_brief = False
 
 
 class Taker:
@@ -93,6 +97,8 @@ class MemoryQueue:
         self.expires_ms = int(arguments["x-expires"]) if "x-expires" in arguments else None
         self._single_active = bool(arguments.get("x-single-active-consumer"))
         self.ready: deque[Stored] = deque()
+        self._returned = 0  # so many at the head were given back, in that order
+        self._brief: list[Stored] = []  # just put: who has room now may have them
         self.takers: deque[Taker] = deque()
         self._leaving: set[Taker] = set()  # take no more, and owe answers
         self._timed = False
@@ -107,10 +113,17 @@ class MemoryQueue:
             if lives_ms:
                 self._timed = True
                 stored.expires_ms = self._clock() + min(lives_ms)
+                if not min(lives_ms):
+                    stored.is_brief = True
+                    self._brief.append(stored)
         self.ready.append(stored)
 
     def _put_back(self, returned: list[Stored]) -> None:
-        """Each in its place, or away when it came back too often. returned: in order."""
+        """Each where its kind of queue keeps it, or away when it came back too often. returned: in order.
+
+        A quorum queue hands out what was given back before anything else, and in that order; a classic one
+        puts it into its place.
+        """
         kept = []
         for stored in returned:
             stored.deliveries += 1
@@ -119,6 +132,11 @@ class MemoryQueue:
             else:
                 kept.append(stored)
         ready = self.ready
+        if self.is_quorum:
+            for stored in kept:
+                ready.insert(self._returned, stored)
+                self._returned += 1
+            return
         if kept and (not ready or kept[-1].place < ready[0].place):
             ready.extendleft(reversed(kept))
             return
@@ -141,12 +159,14 @@ class MemoryQueue:
             self.hand_out()
 
     def detach(self, taker: Taker) -> None:
-        """It is gone: what it has not answered is given back, in order."""
+        """It is gone: what it has not answered is given back, a quorum queue's in the order of its tags."""
         if taker in self.takers:
             self.takers.remove(taker)
             self.unused_since_ms = self._clock()
         self._leaving.discard(taker)
-        left = sorted(taker.unacked.values(), key=lambda stored: stored.place)
+        left = list(taker.unacked.values())
+        if not self.is_quorum:
+            left.sort(key=lambda stored: stored.place)
         taker.unacked.clear()
         self._put_back(left)
         self.hand_out()
@@ -155,8 +175,13 @@ class MemoryQueue:
         """Takers with room take turns; where only one may be active it is the first."""
         if self._timed:
             self.expire()
-        if not self.ready or not self.takers:
-            return
+        if self.ready and self.takers:
+            self._share_out()
+        self._brief.clear()
+        if self.ready and self.ready[0].is_brief:
+            self.expire()
+
+    def _share_out(self) -> None:
         if len(self.takers) == 1 or self._single_active:
             taker = self.takers[0]
             count = min(len(self.ready), taker.room)
@@ -175,11 +200,11 @@ class MemoryQueue:
 
     def _give(self, taker: Taker, count: int) -> None:
         given: list[Arrived] = []
-        tag, unacked, popleft = taker.last_tag, taker.unacked, self.ready.popleft
+        tag, unacked = taker.last_tag, taker.unacked
         for _ in range(count):
             if self._timed and not self._is_fresh():
                 break
-            stored = popleft()
+            stored = self._pop()
             tag += 1
             unacked[tag] = stored
             if stored.deliveries:
@@ -190,6 +215,10 @@ class MemoryQueue:
         taker.last_tag = tag
         if given:
             taker.bring(given)
+
+    def _pop(self) -> Stored:
+        self._returned = max(0, self._returned - 1)
+        return self.ready.popleft()
 
     def _is_fresh(self) -> bool:
         """Whether there is a first message, and its time is not over."""
@@ -211,12 +240,13 @@ class MemoryQueue:
         return [unacked.pop(each) for each in tags]
 
     def nack(self, taker: Taker, tag: int, requeue: bool) -> Stored | None:
-        """Back to its place, or away. `hand_out` follows."""
+        """Back, to be handed out at once if somebody has room, or away. `hand_out` follows."""
         stored = taker.unacked.pop(tag, None)
         if stored is None:
             return None
         if requeue:
             self._put_back([stored])
+            self.hand_out()
         else:
             self._dead_letter(self, stored, "rejected")
         return stored
@@ -230,7 +260,9 @@ class MemoryQueue:
         """Let go what has waited long enough at the head."""
         now_ms = self._clock()
         while self.ready and self.ready[0].expires_ms <= now_ms:
-            self._dead_letter(self, self.ready.popleft(), "expired")
+            if self.ready[0] in self._brief:
+                return
+            self._dead_letter(self, self._pop(), "expired")
 
     def gone_ms(self) -> int:
         """When an unused queue that expires is deleted."""

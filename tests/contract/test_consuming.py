@@ -88,6 +88,41 @@ async def test_what_is_given_back_comes_again_in_its_place_marked(bus: Bus) -> N
     assert (await consumer.call("stats")).nacked == 1
 
 
+async def test_what_is_given_back_comes_again_in_that_order(bus: Bus) -> None:
+    consumer = await bus.consumer(prefetch=4)
+    await publish(bus, 5)
+    held = await receive(consumer, 4)
+    for number in (3, 1):
+        assert await consumer.call("nack", held[number])
+    for number in (0, 2):
+        assert await consumer.call("ack", held[number])
+    assert numbers(await receive(consumer, 3)) == [3, 1, 4]
+
+
+async def test_what_a_consumer_leaves_comes_again_before_the_rest(bus: Bus) -> None:
+    first = await bus.consumer(prefetch=3)
+    await publish(bus, 5)
+    held = await receive(first, 3)
+    assert await first.call("nack", held[0])
+    await receive(first, 1)
+    await first.call("stop", 0)
+    again = await receive(await bus.consumer(), 5)
+    assert numbers(again) == [1, 2, 0, 3, 4]
+    assert [each.redelivered for each in again] == [True, True, True, False, False]
+
+
+async def test_what_may_wait_for_nobody_is_for_who_has_room_now(bus: Bus) -> None:
+    consumer = await bus.consumer(prefetch=1)
+    publisher = await bus.publisher()
+    for number in range(2):
+        await publisher.call("send_safe", bus.topic, str(number), ttl_s=0)
+        bus.pass_time(0.01)
+    await publisher.call("send_safe", bus.topic, "2")
+    (held,) = await receive(consumer, 1)
+    await consumer.call("ack", held)
+    assert [numbers([held]), numbers(await receive(consumer, 1))] == [[0], [2]]
+
+
 async def test_what_is_rejected_is_parked_and_does_not_come_again(bus: Bus) -> None:
     consumer = await bus.consumer()
     await publish(bus, 1)

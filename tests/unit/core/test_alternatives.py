@@ -20,6 +20,10 @@ class Size(enum.Enum):
     SMALL = "s"
 
 
+class OtherSize(enum.Enum):
+    SHORT = "s"
+
+
 class Tone(enum.StrEnum):
     LOUD = "loud"
 
@@ -48,6 +52,12 @@ class Cancelled:
 class Paid:
     id: int
     kind: Literal["paid"] = "paid"
+
+
+@dataclass
+class Repaid:
+    id: int
+    kind: Literal["paid", "repaid"] = "repaid"
 
 
 @dataclass
@@ -153,7 +163,10 @@ def test_a_value_is_for_the_alternative_whose_it_is(
         (Literal["2024-01-02"] | date, "nothing tells them apart"),
         (Rights | int, "nothing tells them apart"),
         (Rights | Level, "nothing tells them apart"),
+        (Paid | Repaid, "nothing tells them apart"),
+        (Size | OtherSize, "nothing tells them apart"),
         (list[int] | set[int], "say one of them"),
+        (list[int] | set[str], "say one of them"),
         (list[int] | Sequence[float], "nothing tells them apart"),
         (list[int] | tuple[int, int], "nothing tells them apart"),
         (dict[str, int] | dict[str, float], "nothing tells them apart"),
