@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, cast, get_args, get_origin
 
+from messagebus._io.handlers import Batch, BatchHandler
 from messagebus.errors import BindingError, WrongPayload
 from messagebus.handling import Park
 from messagebus.message import Delivery
 from messagebus.payloads import Reader, reader
 
-__all__ = ["Bound", "bind", "name_of"]
+__all__ = ["Bound", "bind", "bind_batch", "name_of"]
 
 Bound = Callable[[Delivery], object]
 """A coroutine function where the handler is one, else a plain function."""
@@ -39,12 +40,7 @@ def bind(handler: Callable[..., object]) -> Bound:
     annotated `Delivery` gets the delivery. Others must have defaults. Raises BindingError.
     """
     name = name_of(handler)
-    parameters = _parameters(handler, name)
-    payload = _first(parameters, lambda each: each.annotation is not Delivery)
-    delivery = _first(parameters, lambda each: each.annotation is Delivery)
-    rest = [each for each in parameters if each not in (payload, delivery)]
-    if needed := [each.name for each in rest if each.default is inspect.Parameter.empty]:
-        raise BindingError(f"handler {name}: nothing to give to parameter {needed[0]!r}")
+    payload, delivery = _roles(handler, name, Delivery)
     read = None if payload is None else _reader(payload, name)
     if read is None and delivery is None:
         raise BindingError(f"handler {name} takes nothing: a parameter wanted: {_WANTED}")
@@ -59,6 +55,41 @@ def bind(handler: Callable[..., object]) -> Bound:
             return call(given)
 
     return functools.update_wrapper(run, handler)
+
+
+def bind_batch(handler: Callable[..., object]) -> BatchHandler:
+    """As `bind`, of a function of several: a ``list[...]`` of payloads, a ``list[Delivery]``, or both."""
+    name = name_of(handler)
+    payload, deliveries = _roles(handler, name, list[Delivery])
+    read = None
+    if payload is not None:
+        inner = get_args(payload.annotation)
+        if get_origin(payload.annotation) is not list or len(inner) != 1:
+            raise BindingError(
+                f"handler {name}: parameter {payload.name!r} of a batch: a list wanted, as in list[dict]"
+            )
+        read = functools.partial(_fitting, _reader(payload.replace(annotation=inner[0]), name))
+    elif deliveries is None:
+        raise BindingError(f"handler {name} takes nothing: a list wanted of {_WANTED}")
+
+    def call(batch: Batch) -> object:
+        given: dict[str, object] = {}
+        if payload is not None:
+            given[payload.name] = batch.payloads
+        if deliveries is not None:
+            given[deliveries.name] = list(batch)
+        return handler(**given)
+
+    if _is_coroutine_function(handler):
+
+        async def run(batch: Batch) -> object:
+            return await cast(Awaitable[object], call(batch))
+    else:
+
+        def run(batch: Batch) -> object:  # type: ignore[misc] # the other kind of function
+            return call(batch)
+
+    return BatchHandler(functools.update_wrapper(run, handler), read)
 
 
 def _parameters(handler: Callable[..., object], name: str) -> list[inspect.Parameter]:
@@ -111,16 +142,20 @@ def _evaluated(parameter: inspect.Parameter, names: dict[str, Any], name: str) -
         raise BindingError(f"handler {name}: annotations cannot be read: {fault}") from fault
 
 
-def _first(
-    parameters: list[inspect.Parameter], is_it: Callable[[inspect.Parameter], bool]
-) -> inspect.Parameter | None:
-    """One with a default is the application's own, unless its annotation is `Delivery`."""
-    wanted = (
-        each
-        for each in parameters
-        if is_it(each) and (each.default is inspect.Parameter.empty or each.annotation is Delivery)
-    )
-    return next(wanted, None)
+def _roles(
+    handler: Callable[..., object], name: str, delivery: Any
+) -> tuple[inspect.Parameter | None, inspect.Parameter | None]:
+    """Which parameter gets the payload, and which, annotated so, the delivery.
+
+    One with a default is the application's own, unless it is annotated so.
+    """
+    parameters = _parameters(handler, name)
+    own = inspect.Parameter.empty
+    deliveries = [each for each in parameters if each.annotation == delivery]
+    payloads = [each for each in parameters if each.annotation != delivery and each.default is own]
+    for extra in (*payloads[1:], *(each for each in deliveries[1:] if each.default is own)):
+        raise BindingError(f"handler {name}: nothing to give to parameter {extra.name!r}")
+    return next(iter(payloads), None), next(iter(deliveries), None)
 
 
 def _reader(payload: inspect.Parameter, name: str) -> Reader:

@@ -15,12 +15,12 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
-from messagebus._binding import Bound, bind, name_of
-from messagebus._io.handlers import handled_by
+from messagebus._binding import Bound, bind, bind_batch, name_of
+from messagebus._io.handlers import BATCH_MAX, BatchHandler, batch_faults, handled_by
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import as_source
@@ -45,6 +45,8 @@ PUBLISHER_STOP_S = RUNNERS_STOP_S = 5.0
 # Beyond a publish's own deadline: for a loop that is late.
 LATE_S = 5.0
 CONCURRENCY_MAX = 10_000
+# Of `ConsumerConfig`.
+HANDED_OUT_MAX = 1_000_000
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., object])
@@ -73,11 +75,24 @@ class _Subscriber:
 
     source: Source
     name: str
-    run: Bound
+    run: Bound | BatchHandler
     retry: RetryPolicy | None
     concurrency: int
     time_limit_s: float | None
     config: ConsumerConfig | None
+    batch: int | None
+    linger_s: float | None
+
+    def configured(self, default: ConsumerConfig) -> ConsumerConfig:
+        """The config of its consumer. Where nobody said one, batches that are asked for become full."""
+        if self.config is not None or self.batch is None:
+            return self.config or default
+        wanted = self.batch * (self.concurrency + 1)
+        return replace(
+            default,
+            prefetch=max(default.prefetch, min(wanted, BATCH_MAX)),
+            handed_out_max=max(default.handed_out_max, min(wanted, HANDED_OUT_MAX)),
+        )
 
 
 @dataclass(slots=True)
@@ -138,6 +153,8 @@ class App:
         concurrency: int = 1,
         time_limit_s: float | None = None,
         config: ConsumerConfig | None = None,
+        batch: int | None = None,
+        linger_s: float | None = None,
     ) -> Callable[[H], H]:
         """Run the decorated function for each delivery of the subscription or queue.
 
@@ -148,10 +165,14 @@ class App:
 
         concurrency: runs at the same time, of this process. time_limit_s: of one run; None: as long as
         it likes. retry: None takes `RetryPolicy()`. config: of its consumer.
+        batch: None: one delivery for each run; else 1 to 2,000 of them: the parameters are lists. A
+        batch that is not full goes out linger_s (0 to 60; None: 0.2) after its first. What its end means
+        for each of them: see `AsyncConsumer.run`. What does not fit is parked and in no batch.
         Raises ConfigError or NameInvalid, here, for what could never work.
         """
         source = as_source(destination, subscription)
-        _check(source, retry, concurrency, time_limit_s, config)
+        faults = batch_faults(batch, linger_s, config)
+        _check(source, retry, concurrency, time_limit_s, config, faults)
 
         def declare(handler: H) -> H:
             if source in self._subscribers:
@@ -162,7 +183,15 @@ class App:
             if self._life is not None:
                 raise ConfigError(f"{source}: declared after the app was started")
             self._subscribers[source] = _Subscriber(
-                source, name_of(handler), bind(handler), retry, concurrency, time_limit_s, config
+                source,
+                name_of(handler),
+                bind(handler) if batch is None else bind_batch(handler),
+                retry,
+                concurrency,
+                time_limit_s,
+                config,
+                batch,
+                linger_s,
             )
             return handler
 
@@ -420,7 +449,7 @@ class App:
             publisher=clients.async_publisher(publishing, hooks=self._hooks),
             consumers={
                 str(each.source): clients.async_consumer(
-                    each.source, config=each.config or consuming, hooks=self._hooks
+                    each.source, config=each.configured(consuming), hooks=self._hooks
                 )
                 for each in self._subscribers.values()
             },
@@ -458,6 +487,8 @@ async def _handle(subscriber: _Subscriber, life: _Life) -> int:
         retry=subscriber.retry,
         time_limit_s=subscriber.time_limit_s,
         grace_s=life.grace_s,
+        batch=subscriber.batch,
+        linger_s=subscriber.linger_s,
     )
 
 
@@ -544,10 +575,15 @@ _signals = _Signals()
 
 
 def _check(
-    source: Source, retry: object, concurrency: object, time_limit_s: object, config: object
+    source: Source,
+    retry: object,
+    concurrency: object,
+    time_limit_s: object,
+    config: object,
+    more: list[str],
 ) -> None:
-    """Raises ConfigError with every fault."""
-    faults = []
+    """Raises ConfigError with every fault. more: those that were found before."""
+    faults = list(more)
     if retry is not None and not isinstance(retry, RetryPolicy):
         faults.append(f"retry {retry!r}: a RetryPolicy")
     if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:

@@ -27,9 +27,10 @@ AHEAD = 32
 
 
 class Bridge:
-    """take, receive: the consumer's, on the loop. answering: as the threads' answers are given there.
+    """take, receive: what the threads get, on the loop. answering: as their answers are given there.
 
-    It is an `Answering` itself, for any thread.
+    held_max: deliveries that the threads have, or one job more; None: one for each and AHEAD. It is an
+    `Answering` itself, for any thread.
     """
 
     def __init__(
@@ -39,11 +40,10 @@ class Bridge:
         take: Callable[[], Job | None],
         receive: Callable[[], Awaitable[Job | None]],
         answering: Answering,
-        batch: int | None = None,
+        held_max: int | None = None,
     ) -> None:
-        # Of batches one is enough: it is work for a while.
-        self._held_max = threads + AHEAD if batch is None else (threads + 1) * batch
         self._threads, self._take, self._receive_next = threads, take, receive
+        self._held_max = held_max or threads + AHEAD
         self._answering = answering
         self._loop = asyncio.get_running_loop()
         # A thread waits for a token and then takes the first job: so that jobs may be withdrawn from

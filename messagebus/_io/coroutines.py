@@ -84,8 +84,6 @@ class HandlerTasks:
             while self._free <= 0:
                 self._room.clear()
                 await self._room.wait()
-            if self._is_closed:
-                return
             job = self._take() or await self._receive()
             if job is None:
                 return
@@ -120,9 +118,10 @@ class HandlerTasks:
         Returns how many were not finished.
         """
         self._is_closed = True
-        left = self._tasks()
-        if left and grace_s > 0:
-            await asyncio.wait(left, timeout=grace_s)
+        until_s = self._loop.time() + grace_s
+        # Again and again: a last batch that was gathered already begins as soon as there is a place.
+        while (left := self._tasks()) and (wait_s := until_s - self._loop.time()) > 0:
+            await asyncio.wait(left, timeout=wait_s)
         unfinished = self._handling.left("runs")
         self._is_cancelling = True
         left = self._tasks()

@@ -14,14 +14,14 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from messagebus._io.hooked import HookChain
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.attempts import Ack, Action, Drop, End, ParkNow, Retry, Run, Runs, decide
 from messagebus.destination import delay_step
 from messagebus.errors import AlreadySettled, ConfigError
@@ -42,6 +42,7 @@ from messagebus.message import Delivery, Header
 __all__ = [
     "Answering",
     "Batch",
+    "BatchHandler",
     "Handling",
     "Job",
     "Ticking",
@@ -82,7 +83,14 @@ def handled_by() -> object:
 
 
 class Batch(list[Delivery]):
-    """The deliveries of one run of a batch handler, one or more, in the order of their arrival."""
+    """The deliveries of one run of a batch handler, one or more, in the order of their arrival.
+
+    payloads: what was read of each, if something was.
+    """
+
+    def __init__(self, deliveries: Iterable[Delivery] = ()) -> None:
+        super().__init__(deliveries)
+        self.payloads: list[Any] = []
 
     @property
     def message_id(self) -> str:
@@ -97,6 +105,14 @@ class Batch(list[Delivery]):
 
 Job = Delivery | Batch
 """What one run is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHandler:
+    """A function of a batch whose payloads are read before. read: raises what becomes of a misfit."""
+
+    function: Callable[[Batch], object]
+    read: Callable[[Delivery], Any] | None
 
 
 def deliveries_of(job: Job) -> list[Delivery]:
@@ -401,6 +417,32 @@ def checked_count(name: str, count: int) -> int:
 
 
 COUNT_MAX = 10_000
+
+
+def batch_faults(
+    batch: object, linger_s: object, config: ConsumerConfig | None = None
+) -> list[str]:
+    """What is wrong with a batch's size and its time. config: of its consumer."""
+    if batch is None:
+        return [] if linger_s is None else [f"linger_s {linger_s!r}: of what? batch wanted"]
+    faults = []
+    if type(batch) is not int or not 1 <= batch <= BATCH_MAX:
+        faults.append(f"batch {batch!r}: 1 to {BATCH_MAX:,}")
+    elif config is not None:
+        faults += [
+            f"batch {batch}: {name} is {most}, so it never becomes full"
+            for name in ("prefetch", "handed_out_max")
+            if batch > (most := getattr(config, name))
+        ]
+    is_number = isinstance(linger_s, int | float) and not isinstance(linger_s, bool)
+    if linger_s is not None and not (is_number and 0 <= linger_s <= LINGER_S_MAX):  # type: ignore[operator]
+        faults.append(f"linger_s {linger_s!r}: 0 to {LINGER_S_MAX:g}")
+    return faults
+
+
+# The largest prefetch: all of a batch may lie on one broker.
+BATCH_MAX = 2_000
+LINGER_S, LINGER_S_MAX = 0.2, 60.0
 
 
 def _seconds(delay_ms: int) -> str:

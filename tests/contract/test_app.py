@@ -19,6 +19,7 @@ from messagebus import (
     Hooks,
     Message,
     NotReady,
+    Park,
     Published,
     RetryLater,
     RetryPolicy,
@@ -26,6 +27,7 @@ from messagebus import (
     Stopped,
     Unroutable,
 )
+from messagebus.payloads import as_payload
 from messagebus.testing import MemoryBus
 from messagebus.worker.pulse import look
 from tests.contract.conftest import NOWHERE, READY_WITHIN_S
@@ -303,6 +305,101 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     app.use(MemoryBus())
     async with app:
         assert app.stats()
+
+
+# ---------------------------------------------------------------------- batches
+@pytest.mark.parametrize("kind", ["coroutine", "plain"])
+async def test_each_message_of_a_batch_has_an_answer_of_its_own(stage: Stage, kind: str) -> None:
+    app, sizes, runs = stage.app, [], dict[str, list[int]]()
+    policy = RetryPolicy(attempts_max=2, first_delay_s=0, jitter=0)
+
+    def work(orders: list[Order], deliveries: list[Delivery]) -> object:
+        sizes.append(len(orders))
+        answers: dict[Delivery, object] = {}
+        for order, delivery in zip(orders, deliveries, strict=True):
+            runs.setdefault(order.note, []).append(delivery.attempt)
+            match order.note:
+                case "park":
+                    answers[delivery] = Park("no such customer")
+                case "later" if delivery.attempt == 1:
+                    answers[delivery] = RetryLater(0)
+                case "fails":
+                    answers[delivery] = ValueError("x")
+                case "good":
+                    answers[delivery] = "whatever it is"
+        return answers
+
+    async def work_async(orders: list[Order], deliveries: list[Delivery]) -> object:
+        return work(orders, deliveries)
+
+    app.subscriber(stage.queue, batch=6, linger_s=0.05, retry=policy)(
+        work if kind == "plain" else work_async
+    )
+    async with stage_started(stage):
+        notes = ("park", "later", "fails", "good", "")
+        await app.publisher.send_many(
+            stage.queue,
+            [as_payload(Order(1, note)) for note in notes] + [as_payload({"number": "no"})],
+        )
+        await stage.until(
+            lambda: (app.stats()[stage.queue].acked, app.stats()[stage.queue].parked) == (3, 3)
+        )
+        stats = app.stats()[stage.queue]
+    assert runs == {"park": [1], "later": [1, 2], "fails": [1, 2], "good": [1], "": [1]}
+    assert (stats.retried, stats.failed, stats.handed_out) == (2, 2, 0)
+    answers = [answer for answer, _ in stage.heard.told if answer != "published"]
+    assert sorted(answers) == ["ack"] * 3 + ["park"] * 3 + ["retry"] * 2
+    assert max(sizes) > 1
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "plain"])
+async def test_a_batch_that_fails_or_takes_too_long_has_the_policys_answers(
+    stage: Stage, kind: str
+) -> None:
+    app, left = stage.app, threading.Event()
+    policy = RetryPolicy(attempts_max=2, first_delay_s=0, jitter=0)
+
+    async def work_async(deliveries: list[Delivery]) -> None:
+        if deliveries[0].body == b"slow":
+            await asyncio.sleep(WITHIN_S)
+        raise ValueError
+
+    def work(deliveries: list[Delivery]) -> None:
+        if deliveries[0].body == b"slow":
+            left.wait(WITHIN_S)
+        raise ValueError
+
+    app.subscriber(stage.queue, batch=5, linger_s=0.05, retry=policy, time_limit_s=0.3)(
+        work if kind == "plain" else work_async
+    )
+    async with stage_started(stage):
+        for text in ("fails", "slow"):
+            before = app.stats()[stage.queue].parked
+            await app.publisher.send_many(stage.queue, [text] * 5)
+            await stage.until(lambda: app.stats()[stage.queue].parked == before + 5)  # noqa: B023
+        stats = app.stats()[stage.queue]
+        left.set()
+    assert (stats.retried, stats.failed, stats.acked) == (10, 20, 0)
+
+
+async def test_a_stop_handles_what_was_gathered_and_what_makes_no_sense_is_a_failed_run(
+    stage: Stage,
+) -> None:
+    app, sizes = stage.app, []
+
+    @app.subscriber(stage.queue, batch=100, linger_s=60, retry=RetryPolicy(attempts_max=1))
+    async def work(deliveries: list[Delivery]) -> object:
+        sizes.append(len(deliveries))
+        return {deliveries[0].message_id: Park("ids are not what answers go by")}
+
+    await stage.start()
+    await app.publisher.send_many(stage.queue, ["x"] * 3)
+    await stage.until(lambda: app.stats()[stage.queue].handed_out == 3)
+    assert sizes == []
+    assert await app.stop() == 0
+    assert sum(sizes) == 3
+    answers = [answer for answer, _ in stage.heard.told if answer != "published"]
+    assert answers == ["park"] * 3
 
 
 def is_running(app: App) -> bool:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from messagebus import BindingError, Delivery, Message, Queue, Receipt
-from messagebus._binding import bind, name_of
+from messagebus._binding import bind, bind_batch, name_of
+from messagebus._io.handlers import Batch
 from messagebus.handling import Park
 
 if TYPE_CHECKING:
@@ -186,3 +187,58 @@ def test_handlers_are_named_as_applications_know_them() -> None:
     assert name_of(Service().handle) == f"{here}.Service.handle"
     assert name_of(Service()) == f"{here}.Service"
     assert name_of(functools.partial(payload_alone)) == f"{here}.payload_alone"
+
+
+# ---------------------------------------------------------------------- batches
+def a_batch(*values: object) -> Batch:
+    made = Batch(given(Message.json(value)) for value in values)
+    return made
+
+
+def given(message: Message) -> Delivery:
+    return Delivery(message, Receipt("mb1:5672", 1, 1), Queue("jobs"))
+
+
+async def test_a_batch_handler_gets_lists_of_payloads_and_of_deliveries() -> None:
+    got: list[object] = []
+
+    def plain(orders: list[dict[str, int]], deliveries: list[Delivery], note: str = "") -> None:
+        got.append((orders, deliveries))
+
+    async def only_deliveries(deliveries: list[Delivery]) -> None:
+        got.append(deliveries)
+
+    bound, batch = bind_batch(plain), a_batch({"n": 1}, {"n": 2})
+    assert bound.read is not None
+    batch.payloads = [bound.read(each) for each in batch]
+    bound.function(batch)
+    assert got.pop() == ([{"n": 1}, {"n": 2}], list(batch))
+    with pytest.raises(Park, match="payload does not fit"):
+        bound.read(given(Message.json({"n": "x"})))
+    bound = bind_batch(only_deliveries)
+    assert bound.read is None
+    assert inspect.iscoroutinefunction(bound.function)
+    await bound.function(batch)
+    assert got == [list(batch)]
+
+
+def single(order: dict[str, int]) -> None: ...
+
+
+def two(first: list[dict[str, int]], second: list[str]) -> None: ...
+
+
+def takes_nothing() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        (single, "a list wanted, as in"),
+        (two, "nothing to give to parameter 'second'"),
+        (takes_nothing, "takes nothing"),
+    ],
+)
+def test_what_no_batch_fits_is_told_when_it_is_declared(handler: Any, words: str) -> None:
+    with pytest.raises(BindingError, match=words):
+        bind_batch(handler)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from messagebus import App, ConfigError, NameInvalid, Stopped, Subscription, Topic
+from messagebus import App, ConfigError, ConsumerConfig, NameInvalid, Stopped, Subscription, Topic
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
 
@@ -233,3 +233,34 @@ def test_an_app_whose_loop_ended_may_be_used_again() -> None:
     app.use(MemoryBus())
     assert asyncio.run(app.stop()) == 0
     asyncio.run(app.start())
+
+
+# ---------------------------------------------------------------------- batches
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch": 0}, "batch 0: 1 to 2,000"),
+        ({"batch": 2_001}, "batch 2001: 1 to 2,000"),
+        ({"batch": 10, "linger_s": float("inf")}, "linger_s inf: 0 to 60"),
+        ({"batch": 10, "linger_s": -1}, "linger_s -1"),
+        ({"linger_s": 1}, "of what"),
+        ({"batch": 300, "config": ConsumerConfig()}, "batch 300: prefetch is 200, so it never"),
+    ],
+)
+def test_a_batch_that_could_never_be_is_told(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        App().subscriber("queue:jobs", **options)
+
+
+async def test_a_batch_larger_than_the_default_prefetch_becomes_full() -> None:
+    bus, app, sizes = MemoryBus(), App(), []
+    app.use(bus)
+
+    @app.subscriber("queue:jobs", batch=1_000, linger_s=60)
+    async def work(texts: list[str]) -> None:
+        sizes.append(len(texts))
+
+    async with app:
+        await app.publisher.send_many("queue:jobs", ["x"] * 2_000)
+        await bus.handled()
+    assert sizes == [1_000, 1_000]
