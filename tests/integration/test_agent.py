@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import socket
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +22,7 @@ import httpx
 import pytest
 
 from messagebus.agent.config import AgentConfig
+from ops.local import parts
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import (
@@ -277,6 +280,87 @@ def test_a_wiped_agent_adopts_the_map_from_the_others(broken: LocalCluster, topi
 
 
 # -- what vanishes
+
+
+@pytest.mark.parametrize("years", [10, -10])
+def test_an_agent_whose_clock_is_years_off_makes_nobody_forget_and_forgets_nothing(
+    broken: LocalCluster, topic: str, years: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(broken, topic, f"{topic}/billing")
+    (tmp_path / "sitecustomize.py").write_text(OTHER_CLOCK.format(years=years))
+    with monkeypatch.context() as other:
+        other.setattr(parts, "CHECKOUT", f"{tmp_path}:{parts.CHECKOUT}")
+        restart_agent(broken, "mb1")
+    eventually(lambda: agent_answer(broken, "mb1", "/topology")["informed"], within_s=10)
+    # Deleted by the agent whose clock is off, while another one is away: it must not come back.
+    broken.kill("mb3", agent=True)
+    unregister(broken, f"{topic}/billing")
+    post(broken, "mb1", {"wanted": [f"{topic}/crm"]}, auth=bus_login(broken)).raise_for_status()
+    broken.start("mb3", agent=True)
+    restart_agent(broken, "mb1")
+    restart_agent(broken, "mb2")
+    for name in ("mb1", "mb2", "mb3"):
+        eventually(lambda name=name: is_brought_about(broken, name), within_s=20)  # type: ignore[misc]
+        found = agent_answer(broken, name, "/topology")
+        assert found["intact"]
+        assert found["informed"]
+        alive = {entry["wanted"] for entry in found["entries"] if entry["alive"]}
+        assert {topic, f"{topic}/crm"} <= alive
+        assert f"{topic}/billing" not in alive
+    assert register(broken, f"{topic}/audit")["complete"]
+
+
+def test_a_liar_at_an_agents_address_makes_nobody_forget(broken: LocalCluster, topic: str) -> None:
+    register(broken, topic, f"{topic}/billing")
+    node = broken.node("mb3")
+    broken.kill("mb3", agent=True)
+    forged = {
+        "broker": node.broker,
+        "intact": True,
+        "entries": [],
+        "floor": 2**60,
+        "dropped": 2**60,
+    }
+    asked: list[str] = []
+
+    class Liar(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(forged).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((node.host, node.agent_port), Liar) as liar:
+        threading.Thread(target=liar.serve_forever, daemon=True).start()
+        eventually(lambda: asked.count("/topology") > 6, within_s=20)
+        for name in ("mb1", "mb2"):
+            found = agent_answer(broken, name, "/topology")
+            assert found["intact"]
+            assert found["informed"]
+            assert entry_of(broken, name, f"{topic}/billing")["alive"]
+        liar.shutdown()
+    broken.start("mb3", agent=True)
+    eventually(lambda: register(broken, f"{topic}/crm")["complete"], within_s=20)
+    assert entry_of(broken, "mb3", f"{topic}/billing")["alive"]
+    assert entry_of(broken, "mb3", f"{topic}/crm")["number"] < 2**40
+
+
+OTHER_CLOCK = """\
+import time
+
+OFF_S = {years} * 365 * 86_400
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + OFF_S
+time.time_ns = lambda: real_ns() + OFF_S * 1_000_000_000
+"""
+
+
+def restart_agent(cluster: LocalCluster, name: str) -> None:
+    cluster.kill(name, agent=True)
+    cluster.start(name, agent=True)
 
 
 def test_a_vanished_queue_is_told_and_made_again(cluster: LocalCluster, topic: str) -> None:
