@@ -36,6 +36,8 @@ NAME_BYTES_MAX = 120
 # RabbitMQ's, ours, and spellings of `parse_destination` that a name could be mistaken for.
 RESERVED_PREFIXES = ("amq.", "mb.", "jms.topic.", "jms.queue.")
 PARKING_PREFIX = "mb.park/"
+# Where what came out of the delay ladder lies when it found no queue. No name of ours begins with "mb.".
+UNDELIVERED_QUEUE = f"{PARKING_PREFIX}mb.due"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # How long an ephemeral subscription outlives a consumer that was cut off: short cuts are survived.
 EPHEMERAL_EXPIRES_S = 300

@@ -34,6 +34,8 @@ EXPIRES_MAX_MS = (1 << 32) - 1
 RESERVED_PREFIX = "mb-"
 # Of copies for another run: which run it is, and when the first of them all was published.
 ATTEMPT_HEADER, FIRST_HEADER = "mb-attempt", "mb-first-ms"
+# Whoever may publish may write any number there: beyond these they say nothing.
+ATTEMPT_MAX, FIRST_MS_MAX = 1_000_000, 1 << 50
 
 Header = None | bool | int | str | bytes | list[Any] | dict[str, Any]
 NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
@@ -334,7 +336,7 @@ class Delivery:
     def attempt(self) -> int:
         """The run of a handler that it is for: 1 at the first."""
         number = self.marks.get(ATTEMPT_HEADER)
-        return number if type(number) is int and number > 0 else 1
+        return min(number, ATTEMPT_MAX) if type(number) is int and number > 0 else 1
 
     @property
     def age_s(self) -> float:
@@ -345,7 +347,7 @@ class Delivery:
     def first_ms(self) -> int:
         """When it was first published, in ms since 1970; when it arrived, if nothing says so."""
         first_ms = self.marks.get(FIRST_HEADER)
-        if type(first_ms) is int and first_ms > 0:
+        if type(first_ms) is int and 0 < first_ms <= FIRST_MS_MAX:
             return first_ms
         stamp_ms = self._reading.stamp_ms(self._raw) if self._reading is not None else None
         return self._arrived_ms() if stamp_ms is None else stamp_ms

@@ -2,7 +2,8 @@
 
 A message is parked when its handler gave it up, or when its broker brought it back unanswered too often.
 It lies in the parking queue of its subscription, on the broker where it was, until somebody puts it
-back (*redrives* it) or drops it. All this needs no more than the rights of an application.
+back (*redrives* it) or drops it. So does what was delayed and found no queue when it was due, under the name
+``undelivered``. All this needs no more than the rights of an application.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from messagebus._io import subscriptions
 from messagebus._io.blocking import run_blocking
 from messagebus._io.parking import SCAN_MAX, Looked, Parking
 from messagebus.config import BusConfig
-from messagebus.core.parking import Choice, Facts
+from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkError, NameInvalid, TopologyError
 from messagebus.topology import parse_wanted
@@ -195,8 +196,8 @@ def count_parked(
 ) -> ParkedCounts:
     """How many messages are parked, since when and why; they stay where they are.
 
-    names: TOPIC/SUBSCRIPTION or queue:NAME; empty for all that the agents know. Raises ConfigError,
-    NameInvalid, ListError without a list, TopologyError when no agent knows the names.
+    names: TOPIC/SUBSCRIPTION, queue:NAME or ``undelivered``; empty for all that the agents know. Raises
+    ConfigError, NameInvalid, ListError without a list, TopologyError when no agent knows the names.
     """
     return run_blocking(_count(_Work(bus, names, where)))
 
@@ -226,6 +227,8 @@ def redrive_parked(
 ) -> ParkedMoved:
     """Put parked messages back at the end of their own queue, on the broker where they are.
 
+    What is undelivered goes where it was due; what still has no queue there is left, and told as a fault.
+
     Id, headers, key and time of the first publish stay; attempts begin anew. What is parked meanwhile
     is left. Nothing is lost when this is interrupted: at most one message is there twice, under one id,
     and none after KeyboardInterrupt. Raises as `count_parked`.
@@ -235,7 +238,7 @@ def redrive_parked(
     work = _Work(bus, names, where)
     pace = _Pace(rate_per_s)
 
-    async def redrive(parking: Parking, source: Source, ready: int, **rest: Any) -> int:
+    async def redrive(parking: Parking, source: Parked, ready: int, **rest: Any) -> int:
         return await parking.redrive(source, ready, work.choice, turn=pace.turn, **rest)
 
     return run_blocking(_move(work, redrive, limit, on_progress))
@@ -252,7 +255,7 @@ def purge_parked(
     """Drop parked messages for good. Raises as `count_parked`."""
     work = _Work(bus, names, where)
 
-    async def drop(parking: Parking, source: Source, ready: int, **rest: Any) -> int:
+    async def drop(parking: Parking, source: Parked, ready: int, **rest: Any) -> int:
         return await parking.drop(source, ready, work.choice, **rest)
 
     return run_blocking(_move(work, drop, limit, on_progress))
@@ -263,7 +266,7 @@ class _Work:
 
     def __init__(self, bus: BusConfig, names: Iterable[str | Source], where: ParkedFilter) -> None:
         self.bus = bus
-        self._names = [_source(each) for each in names]
+        self._names: list[Parked] = [_source(each) for each in names]
         if not self._names and not bus.list_urls:
             raise ConfigError("without list_urls there are no agents: name the subscriptions")
         listed = sorted(directory.brokers(bus).names)
@@ -276,11 +279,12 @@ class _Work:
     def parking(self, broker: str) -> Parking:
         return Parking(self.bus, broker, is_named=bool(self.bus.list_urls))
 
-    async def sources(self) -> list[Source]:
+    async def sources(self) -> list[Parked]:
         """Those that are named, as the agents know them; else all that can have something parked."""
         if not self.bus.list_urls:
             return self._names
-        known = {str(each): each for each in await subscriptions.known(self.bus)}
+        known: dict[str, Parked] = {str(e): e for e in await subscriptions.known(self.bus)}
+        known[str(UNDELIVERED)] = UNDELIVERED
         if self._names:
             for name in map(str, self._names):
                 if name not in known:
@@ -288,7 +292,7 @@ class _Work:
             return [known[str(each)] for each in self._names if str(each) in known]
         return [each for _, each in sorted(known.items()) if not _expires(each)]
 
-    async def ready(self, broker: str, sources: Sequence[Source]) -> dict[Source, int]:
+    async def ready(self, broker: str, sources: Sequence[Parked]) -> dict[Parked, int]:
         """What waits in parking queues there; {} with a fault when the broker does not say."""
         try:
             found = await self.parking(broker).ready(sources)
@@ -303,8 +307,8 @@ class _Work:
     async def each(
         self,
         broker: str,
-        sources: Sequence[Source],
-        do: Callable[[Parking, Source, int], Awaitable[T]],
+        sources: Sequence[Parked],
+        do: Callable[[Parking, Parked, int], Awaitable[T]],
     ) -> list[T]:
         """Do this for each source of a broker that has something parked; faults are noted."""
         done: list[T] = []
@@ -315,7 +319,7 @@ class _Work:
                 self.faults[f"{source} on {broker}"] = _reason(fault)
         return done
 
-    async def everywhere(self, do: Callable[[str, Parking, Source, int], Awaitable[T]]) -> list[T]:
+    async def everywhere(self, do: Callable[[str, Parking, Parked, int], Awaitable[T]]) -> list[T]:
         """On all brokers side by side."""
         sources, at_once = await self.sources(), asyncio.Semaphore(BROKERS_AT_ONCE)
 
@@ -327,7 +331,7 @@ class _Work:
 
 
 async def _count(work: _Work) -> ParkedCounts:
-    async def count(broker: str, parking: Parking, source: Source, ready: int) -> ParkedCount:
+    async def count(broker: str, parking: Parking, source: Parked, ready: int) -> ParkedCount:
         tally = _Tally(work.choice)
         looked = await parking.look(source, ready, SCAN_MAX, tally.see)
         return tally.told(str(source), broker, looked)
@@ -370,7 +374,7 @@ async def _read(work: _Work, limit: int) -> ParkedMessages:
     at_most = limit if work.choice.is_everything else SCAN_MAX
 
     async def read(
-        broker: str, parking: Parking, source: Source, ready: int
+        broker: str, parking: Parking, source: Parked, ready: int
     ) -> list[ParkedMessage]:
         found: list[ParkedMessage] = []
 
@@ -417,7 +421,7 @@ async def _move(
     sources = await work.sources()
     for broker in work.brokers:
 
-        async def there(parking: Parking, source: Source, ready: int, broker: str = broker) -> None:
+        async def there(parking: Parking, source: Parked, ready: int, broker: str = broker) -> None:
             def moved(count: int) -> None:
                 done[str(source), broker] += count
                 if on_progress is not None:
@@ -448,14 +452,18 @@ class _Pace:
         self._due_s = max(now_s, self._due_s) + self._step_s
 
 
-def _source(name: str | Source) -> Source:
+def _source(name: str | Source) -> Parked:
+    if name == str(UNDELIVERED):
+        return UNDELIVERED
     parsed = parse_wanted(name) if isinstance(name, str) else name
     if not isinstance(parsed, Subscription | Queue):
-        raise NameInvalid(f"{name}: a subscription is TOPIC/NAME, a queue is queue:NAME")
+        raise NameInvalid(
+            f"{name}: a subscription is TOPIC/NAME, a queue is queue:NAME; or {UNDELIVERED}"
+        )
     return parsed
 
 
-def _expires(source: Source) -> bool:
+def _expires(source: Parked) -> bool:
     return isinstance(source, Subscription) and source.expires_s > 0
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from messagebus.destination import (
     DELIVERY_LIMIT_MAX,
+    UNDELIVERED_QUEUE,
     Delay,
     Queue,
     Source,
@@ -25,11 +26,13 @@ __all__ = [
     "BORN",
     "DUE",
     "GATE",
+    "LADDER",
     "OPTION_KINDS",
+    "OUT",
+    "UNDELIVERED",
     "Binding",
     "Declarations",
     "Exchange",
-    "ExchangeBinding",
     "Options",
     "QueueSpec",
     "Wanted",
@@ -46,9 +49,14 @@ __all__ = [
 # message is not, so the broker drops the message whenever it starts, on all versions; it keeps exchanges that
 # are not durable where Khepri holds its definitions (RabbitMQ 4.3), and refuses such queues there.
 GATE = "mb.ready"
-# Where delayed messages come out: a direct exchange, bound to every destination under its exchange's
-# name, and to every subscription's queue under the queue's.
+# Where delayed messages come out of their steps. Nothing is bound to it: all goes on to OUT, its alternate
+# exchange, so that one declaration leads them there at once, wherever they went before.
 DUE = "mb.due"
+# Leads them to their queues, each of which is bound under its own name and its destination's exchange's.
+OUT = "mb.out"
+# Takes what OUT has no queue for. Not durable: after a boot it is there again only when all queues
+# are bound, or what is due while the broker still reads its bindings would be taken for undelivered.
+UNDELIVERED = "mb.undelivered"
 # Argument of every queue: the number of the topology entry when it was declared. RabbitMQ stores
 # unknown arguments and does not compare them at redeclaration.
 BORN = "mb-born"
@@ -70,9 +78,17 @@ MS_PER_S = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
+    """alternate: the exchange that takes what this one has no queue for, "" for none."""
+
     name: str
     type: str = "fanout"
     durable: bool = True
+    alternate: str = ""
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """As given to exchange.declare."""
+        return {"alternate-exchange": self.alternate} if self.alternate else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +112,6 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeBinding:
-    """What comes to `source` under the routing key goes on to `exchange`."""
-
-    source: str
-    exchange: str
-    routing_key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Declarations:
     """What to declare: exchanges, then queues, and the bindings only when the queues are settled.
 
@@ -114,7 +121,6 @@ class Declarations:
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[QueueSpec, ...] = field(default=())
     bindings: tuple[Binding, ...] = ()
-    exchange_bindings: tuple[ExchangeBinding, ...] = ()
 
     @property
     def needs_settling(self) -> bool:
@@ -122,49 +128,43 @@ class Declarations:
 
 
 def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
-    """What one entry needs on a broker.
+    """What one entry needs on a broker that has LADDER.
 
     born: number of the entry, kept in the queue (0: not kept, no agent).
     """
     mark: dict[str, str | int | bool] = {BORN: born} if born else {}
     match wanted:
         case Topic():
-            return Declarations(
-                exchanges=(_DUE, Exchange(name=wanted.exchange)),
-                exchange_bindings=(_due_to(wanted),),
-            )
+            return Declarations(exchanges=(Exchange(name=wanted.exchange),))
         case Subscription(topic=topic):
             queue = wanted.amqp_queue
             return Declarations(
-                exchanges=(_DUE, Exchange(name=topic.exchange)),
+                exchanges=(Exchange(name=topic.exchange),),
                 queues=_queues(wanted, mark),
                 bindings=(
                     Binding(exchange=topic.exchange, queue=queue),
-                    Binding(exchange=DUE, queue=queue, routing_key=queue),
+                    # Not through the topic's exchange: of that OUT could not tell whether it leads anywhere.
+                    Binding(exchange=OUT, queue=queue, routing_key=topic.exchange),
+                    Binding(exchange=OUT, queue=queue, routing_key=queue),
                 ),
-                exchange_bindings=(_due_to(topic),),
             )
         case Queue():
+            queue = wanted.amqp_queue
             return Declarations(
-                exchanges=(_DUE, Exchange(name=wanted.exchange)),
+                exchanges=(Exchange(name=wanted.exchange),),
                 queues=_queues(wanted, mark),
-                bindings=(Binding(exchange=wanted.exchange, queue=wanted.amqp_queue),),
-                exchange_bindings=(_due_to(wanted),),
+                bindings=(
+                    Binding(exchange=wanted.exchange, queue=queue),
+                    # Its exchange has the same name.
+                    Binding(exchange=OUT, queue=queue, routing_key=queue),
+                ),
             )
         case Delay():
             return Declarations(
-                exchanges=(_DUE, Exchange(name=wanted.exchange)),
+                exchanges=(Exchange(name=wanted.exchange),),
                 queues=(QueueSpec(name=wanted.amqp_queue, arguments=_delaying(wanted) | mark),),
                 bindings=(Binding(exchange=wanted.exchange, queue=wanted.amqp_queue),),
             )
-
-
-_DUE = Exchange(name=DUE, type="direct")
-
-
-def _due_to(destination: Topic | Queue) -> ExchangeBinding:
-    exchange = destination.exchange
-    return ExchangeBinding(source=DUE, exchange=exchange, routing_key=exchange)
 
 
 def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
@@ -211,6 +211,27 @@ def _delaying(step: Delay) -> dict[str, str | int | bool]:
         "x-dead-letter-exchange": DUE,
         "x-dead-letter-strategy": "at-least-once",
     }
+
+
+LADDER = Declarations(
+    exchanges=(
+        Exchange(name=UNDELIVERED, durable=False),
+        Exchange(name=OUT, type="direct", alternate=UNDELIVERED),
+        Exchange(name=DUE, type="direct", alternate=OUT),
+    ),
+    queues=(
+        QueueSpec(
+            name=UNDELIVERED_QUEUE,
+            arguments={"x-queue-type": "quorum", **_never_dropping(is_quorum=True)},
+        ),
+    ),
+    bindings=(Binding(exchange=UNDELIVERED, queue=UNDELIVERED_QUEUE),),
+)
+"""What every broker has beside its entries, so that whatever is due leaves its step.
+
+RabbitMQ holds at most 32 messages of a step that it could not hand on: without UNDELIVERED those stop all
+that wait behind them. Bound last, when all else is.
+"""
 
 
 def parse_wanted(text: str) -> Wanted:

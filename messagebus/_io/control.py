@@ -78,6 +78,7 @@ class Control:
                 exchange=exchange.name,
                 exchange_type=exchange.type,
                 durable=exchange.durable,
+                arguments=exchange.arguments,
             )
         for queue in wanted.queues:
             await call(
@@ -115,13 +116,6 @@ class Control:
                 queue=binding.queue,
                 exchange=binding.exchange,
                 routing_key=binding.routing_key,
-            )
-        for onward in wanted.exchange_bindings:
-            await self._call(
-                "exchange_bind",
-                destination=onward.exchange,
-                source=onward.source,
-                routing_key=onward.routing_key,
             )
 
     async def audit(self, wanted: Declarations) -> str:
@@ -244,7 +238,11 @@ async def mismatch(try_call: Callable[..., Awaitable[Any]], wanted: Declarations
     try_call: a request on a channel of its own, as `Link.try_call`.
     """
     for exchange in wanted.exchanges:
-        kind = {"exchange_type": exchange.type, "durable": exchange.durable}
+        kind = {
+            "exchange_type": exchange.type,
+            "durable": exchange.durable,
+            "arguments": exchange.arguments,
+        }
         told = await _mismatch_of(try_call, "exchange", exchange.name, kind)
         if told:
             return told

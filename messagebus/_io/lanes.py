@@ -27,7 +27,7 @@ log = logging.getLogger("messagebus.publisher")
 REGISTER_TIMEOUT_MS = 30_000
 RETRY_S = 0.1
 REFUSED_S = 5.0
-ACCESS_REFUSED = 403
+ACCESS_REFUSED, NOT_FOUND = 403, 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class Lanes:
         self.known: dict[str, Address] = {}
         """By lane: what was asked for and is open, or will be."""
         self._refusals: dict[str, _Refusal] = {}
+        # Deleted since they were used, as a link has shown; the next publish registers them again.
+        self._gone: dict[str, Address] = {}
 
     def use(self, address: Address) -> None:
         """Something is accepted for this address, in this turn of the loop."""
@@ -72,6 +74,7 @@ class Lanes:
             self._loop.call_soon(self._refuse_again, lane, refusal.reason)
             return
         self.known[lane] = address
+        self._gone.pop(lane, None)
         if not address.wanted:
             self._outbox.open_lane(lane)
             return
@@ -87,19 +90,38 @@ class Lanes:
         return sum(not self._outbox.lane_is_open(lane) for lane in self.known)
 
     async def verify(self, link: Link) -> None:
-        """Make sure that a new link has all destinations in use. Raises LinkError."""
-        await self._topology.verify(
-            link,
-            [
-                each
-                for lane, address in self.known.items()
-                if self._outbox.lane_is_open(lane)
-                for each in address.wanted
-            ],
-        )
+        """Look which of the destinations in use a new link has; the others wait or are refused.
+
+        Raises LinkLost.
+        """
+        used = [each for lane, each in self.known.items() if self._outbox.lane_is_open(lane)]
+        wanted = dict.fromkeys(each for address in used for each in address.wanted)
+        faults = await self._topology.verify(link, wanted)
+        for address in used:
+            fault = next((faults[each] for each in address.wanted if each in faults), None)
+            if fault is None or self.known.get(address.lane) is not address:
+                continue
+            if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
+                self._close(address, str(fault))
+            else:
+                self._refuse(address, str(fault))
+        self.open_held()
+
+    def _close(self, address: Address, reason: str) -> None:
+        log.info("destination gone destination=%s reason=%r", address.name, reason)
+        self._gone[address.lane] = address
+        del self.known[address.lane]
+        self._outbox.close_lane(address.lane)
+
+    def open_held(self) -> None:
+        """Register those again that are gone and that something waits for: nobody revives the others."""
+        for lane, address in list(self._gone.items()):
+            if self._outbox.holds(lane):
+                self.use(address)
 
     def link_lost(self, why: LinkError) -> None:
         """If the broker closed it for a forbidden exchange, refuse what waits for that one."""
+        self.open_held()
         if not isinstance(why, ChannelRefused) or why.code != ACCESS_REFUSED:
             return
         for address in list(self.known.values()):
@@ -112,7 +134,8 @@ class Lanes:
                 address.wanted, timeout_ms=REGISTER_TIMEOUT_MS, enough=True
             )
             if (link := self._link()) is not None:
-                await self._topology.verify(link, address.wanted)
+                for fault in (await self._topology.verify(link, address.wanted)).values():
+                    raise fault
         except LoginRefused as fault:
             self._on_login_refused(fault)
             self._refuse(address, str(fault))

@@ -93,7 +93,7 @@ def copied(
     found[DELIVERY_MODE] = b"\x02"
     if len(found.get(MESSAGE_ID, b"")) <= 1:
         found[MESSAGE_ID] = _short(message_id)
-    found.setdefault(TIMESTAMP, _STAMP.pack(stamp_ms // 1000))
+    found.setdefault(TIMESTAMP, _STAMP.pack(max(0, stamp_ms) // 1000))
     return _FLAGS.pack(sum(found)) + b"".join(found[flag] for flag in _ORDER if flag in found)
 
 

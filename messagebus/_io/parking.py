@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from messagebus._io.codec import Arrived
 from messagebus._io.link import Link, dial
@@ -29,8 +29,15 @@ from messagebus._io.properties import (
 from messagebus._io.registering import credentials
 from messagebus.broker import Broker
 from messagebus.config import BusConfig
-from messagebus.core.parking import REDRIVEN, Choice, Facts, is_dropped_by_redrive, read_facts
-from messagebus.destination import Source
+from messagebus.core.parking import (
+    REDRIVEN,
+    Choice,
+    Facts,
+    Parked,
+    Undelivered,
+    is_dropped_by_redrive,
+    read_facts,
+)
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
 __all__ = ["Parking", "SCAN_MAX", "Looked"]
@@ -47,7 +54,9 @@ AHEAD = 100
 # Of messages that wait to be moved; what is taken beyond it is given back and taken again.
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 NOT_FOUND = 404
+TOPIC_PREFIX, QUEUE_PREFIXES = "mb.topic/", ("mb.queue/", "mb.sub/")
 
+T = TypeVar("T")
 Moved = Callable[[int], None]
 Turn = Callable[[], Awaitable[None]]
 
@@ -88,12 +97,12 @@ class Parking:
         """is_named: the broker calls itself as the list does, so another one there is refused."""
         self._bus, self._broker, self._is_named = bus, broker, is_named
 
-    async def ready(self, sources: Iterable[Source]) -> dict[Source, int | None]:
+    async def ready(self, sources: Iterable[Parked]) -> dict[Parked, int | None]:
         """How many wait in the parking queue of each; None where there is none. Raises LinkError."""
         async with self._link() as link:
             return {source: await self._count(link, source.parking_queue) for source in sources}
 
-    async def look(self, source: Source, ready: int, limit: int, see: See) -> Looked:
+    async def look(self, source: Parked, ready: int, limit: int, see: See) -> Looked:
         """Show messages of a source's parking queue, the oldest first; all of them stay there.
 
         ready: as counted before. limit: no more are taken. Raises LinkError, TopologyError.
@@ -111,7 +120,7 @@ class Parking:
 
     async def redrive(
         self,
-        source: Source,
+        source: Parked,
         ready: int,
         choice: Choice,
         *,
@@ -119,25 +128,35 @@ class Parking:
         turn: Turn,
         on_moved: Moved,
     ) -> int:
-        """Put messages back into the source's own queue; how many.
+        """Put messages back into the source's own queue, the undelivered where they were due; how many.
 
         turn: awaited before each, for the pace. on_moved: told of each. A queue that is gone, or
-        full, takes nothing more: TopologyError. Raises LinkError.
+        full, takes nothing more: TopologyError. So is what was left where it was, when all else is
+        done: the undelivered that still have no queue, and what cannot be copied. Raises LinkError.
         """
         async with self._link() as putting_link:
-            putting = _Putting(putting_link, source.amqp_queue)
+            putting = _Putting(putting_link)
             await putting.begin()
 
-            async def move(taking: _Taking, taken: _Taken) -> None:
-                await putting.put(_redriven(taken), taken.body)
+            async def move(taking: _Taking, taken: _Taken) -> str:
+                try:
+                    raw = _redriven(taken)
+                except Exception as fault:  # whatever others wrote: it must hold back no other
+                    return f"cannot be copied: {fault!r}"
+                if isinstance(source, Undelivered):
+                    if why := await putting.put_as_due(taken.facts.address, raw, taken.body):
+                        return why
+                else:
+                    await putting.put("", source.amqp_queue, raw, taken.body)
                 taking.ack(taken.tag)
                 # Only now: whoever ends us here leaves no answer behind that the broker has not read.
                 await taking.settle()
+                return ""
 
             return await self._move(source, ready, choice, limit, turn, move, on_moved)
 
     async def drop(
-        self, source: Source, ready: int, choice: Choice, *, limit: int, on_moved: Moved
+        self, source: Parked, ready: int, choice: Choice, *, limit: int, on_moved: Moved
     ) -> int:
         """Drop messages; how many. Raises LinkError."""
         if choice.is_everything and limit >= ready:
@@ -146,8 +165,9 @@ class Parking:
             on_moved(int(answer.message_count))
             return int(answer.message_count)
 
-        async def move(taking: _Taking, taken: _Taken) -> None:
+        async def move(taking: _Taking, taken: _Taken) -> str:
             taking.ack(taken.tag)
+            return ""
 
         async def turn() -> None:
             """As fast as it goes."""
@@ -156,7 +176,7 @@ class Parking:
 
     async def _move(
         self,
-        source: Source,
+        source: Parked,
         ready: int,
         choice: Choice,
         limit: int,
@@ -165,14 +185,19 @@ class Parking:
         on_moved: Moved,
     ) -> int:
         """Passes over the queue, until one leaves nothing for another: see WAITING_BYTES_MAX."""
-        done = 0
+        done, left = 0, Counter[str]()
         while True:
             async with self._link() as link:
                 one = _Pass(link, source, min(ready - done, SCAN_MAX), choice, limit - done)
                 moved = await one.run(turn, move, on_moved)
-            done += moved
+            done, left = done + moved, one.left
             if not (one.left_out and moved and done < limit):
-                return done
+                break
+        if left:
+            why, _count = left.most_common(1)[0]
+            others = f" and {len(left) - 1} other reasons" if len(left) > 1 else ""
+            raise TopologyError(f"{left.total()} left where they are: {why}{others}")
+        return done
 
     @asynccontextmanager
     async def _link(self) -> AsyncIterator[Link]:
@@ -199,7 +224,7 @@ class Parking:
 class _Taking:
     """Deliveries of one parking queue, without answers."""
 
-    def __init__(self, link: Link, source: Source, wanted: int, prefetch: int = 0) -> None:
+    def __init__(self, link: Link, source: Parked, wanted: int, prefetch: int = 0) -> None:
         self._link, self._source = link, source
         self._wanted, self._prefetch = wanted, prefetch or wanted
         self.seen = 0
@@ -262,20 +287,24 @@ class _Taking:
         self._event.set()
 
 
-Move = Callable[[_Taking, _Taken], Awaitable[None]]
+Move = Callable[[_Taking, _Taken], Awaitable[str]]
+"""Returns why it was left where it is, "" when it was moved."""
 
 
 class _Pass:
     """Once over a parking queue: each wanted message is moved and answered, all others go back."""
 
-    def __init__(self, link: Link, source: Source, ready: int, choice: Choice, limit: int) -> None:
-        ahead = min(ready, AHEAD) if choice.is_everything else ready
+    def __init__(self, link: Link, source: Parked, ready: int, choice: Choice, limit: int) -> None:
+        # Of the undelivered, those that still have no queue are kept until the end.
+        all_move = choice.is_everything and not isinstance(source, Undelivered)
+        ahead = min(ready, AHEAD) if all_move else ready
         self._taking = _Taking(link, source, ready, ahead)
         self._choice, self._limit = choice, limit
         self._waiting = deque[_Taken]()
         self._waiting_bytes = 0
         self._chosen = 0
         self.left_out = 0
+        self.left = Counter[str]()
 
     async def run(self, turn: Turn, move: Move, on_moved: Moved) -> int:
         """How many were moved. Raises what `move` does, and LinkError."""
@@ -286,15 +315,17 @@ class _Pass:
                 await turn()
                 taken = self._waiting.popleft()
                 self._waiting_bytes -= len(taken.body)
-                await _to_its_end(self._move_one(move, taken, on_moved))
-                moved += 1
+                moved += await _to_its_end(self._move_one(move, taken, on_moved))
             elif taking.is_over or not await taking.goes_on():
                 await taking.settle()
                 return moved
 
-    async def _move_one(self, move: Move, taken: _Taken, on_moved: Moved) -> None:
-        await move(self._taking, taken)
+    async def _move_one(self, move: Move, taken: _Taken, on_moved: Moved) -> int:
+        if why := await move(self._taking, taken):
+            self.left[why] += 1
+            return 0
         on_moved(1)
+        return 1
 
     def _arrived(self, taken: _Taken) -> bool:
         if not self._choice.takes(taken.facts, taken.body):
@@ -308,12 +339,17 @@ class _Pass:
         return self._chosen < self._limit
 
 
-class _Putting:
-    """Publishes to one queue, through the default exchange, each confirmed before the next."""
+class _NoQueue(TopologyError):
+    """Raised when a message was sent back."""
 
-    def __init__(self, link: Link, queue: str) -> None:
-        self._link, self._queue = link, queue
-        self._frames = link.pipe.frames("", queue)
+
+class _Putting:
+    """Publishes, each confirmed before the next."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._frames: dict[tuple[str, str], Any] = {}
+        self._nowhere: dict[str, str] = {}  # addresses that have no queue, and what is said of them
         self._answer: asyncio.Future[bool] | None = None
         self._is_returned = False
 
@@ -324,13 +360,47 @@ class _Putting:
         link.on_lost(self._lost)
         await _within(link.confirm_select(), link)
 
-    async def put(self, raw: bytes, body: bytes) -> None:
+    async def put_as_due(self, address: str, raw: bytes, body: bytes) -> str:
+        """Put it where it was due; returns why it cannot be. Raises as `put`."""
+        why = self._nowhere.get(address)
+        if why is None and (why := await self._why_not(address)):
+            self._nowhere[address] = why
+        if why:
+            return why
+        is_topic = address.startswith(TOPIC_PREFIX)
+        try:
+            await self.put(address if is_topic else "", "" if is_topic else address, raw, body)
+        except _NoQueue as fault:
+            self._nowhere[address] = str(fault)
+            return str(fault)
+        self._nowhere[address] = ""
+        return ""
+
+    async def _why_not(self, address: str) -> str:
+        """A publish to an exchange that is not there would end the link."""
+        if address.startswith(QUEUE_PREFIXES):
+            return ""
+        if not address.startswith(TOPIC_PREFIX):
+            return f"{address!r} is no destination"
+        looking = self._link.try_call("exchange_declare", exchange=address, passive=True)
+        try:
+            await _within(looking, self._link)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return f"{address} is not there"
+        return ""
+
+    async def put(self, exchange: str, key: str, raw: bytes, body: bytes) -> None:
         """Raises TopologyError when the queue is gone or full, LinkError."""
+        frames = self._frames.get((exchange, key))
+        if frames is None:
+            frames = self._frames[exchange, key] = self._link.pipe.frames(exchange, key)
         broker = self._link.address.name
         if not self._link.is_open:
             raise LinkLost(broker, "the connection ended")
         self._answer, self._is_returned = asyncio.get_running_loop().create_future(), False
-        self._frames.add(self._link.pipe.out, raw, body)
+        frames.add(self._link.pipe.out, raw, body)
         self._link.pipe.flush()
         try:
             async with asyncio.timeout(PUT_TIMEOUT_S):
@@ -339,9 +409,10 @@ class _Putting:
             late = f"no confirm within {PUT_TIMEOUT_S:g} s: one message may come twice"
             raise LinkLost(broker, late) from None
         if self._is_returned:
-            raise TopologyError(f"{self._queue} is not there any more: deleted?")
+            gone = f"{exchange} has no subscription" if exchange else f"{key} is not there any more"
+            raise _NoQueue(f"{gone}: deleted?")
         if not stored:
-            raise TopologyError(f"{self._queue} takes no more: full?")
+            raise TopologyError(f"{exchange or key} takes no more: full?")
 
     def _answered(self, _tag: int, _multiple: bool, ok: bool) -> None:
         if self._answer is not None and not self._answer.done():
@@ -355,7 +426,7 @@ class _Putting:
             self._answer.set_exception(why)
 
 
-def _facts(raw: bytes, source: Source) -> Facts:
+def _facts(raw: bytes, source: Parked) -> Facts:
     return read_facts(
         read_headers(raw),
         message_id=read_message_id(raw),
@@ -388,11 +459,11 @@ async def _within(call: Any, link: Link) -> Any:
         raise LinkLost(link.address.name, f"no answer within {CALL_TIMEOUT_S:g} s") from None
 
 
-async def _to_its_end(work: Any) -> None:
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """Also when whoever waits is cancelled: a message is not left between its two queues."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task], timeout=CALL_TIMEOUT_S)
         if task.done() and not task.cancelled():

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 from urllib.parse import urljoin
 
 import httpx
@@ -21,12 +23,14 @@ from messagebus._io.link import Credentials, Link, dial
 from messagebus._io.wire import Registration, Topology
 from messagebus.config import BusConfig
 from messagebus.core.backoff import backoff_ms
-from messagebus.destination import Delay, Destination, Subscription, Topic
+from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Subscription, Topic
 from messagebus.errors import (
     CertificateRefused,
     ChannelRefused,
+    LinkError,
     LinkLost,
     LoginRefused,
+    MessageBusError,
     NameInvalid,
     RegistrationIncomplete,
     TopologyError,
@@ -35,10 +39,12 @@ from messagebus.errors import (
 from messagebus.outcome import Durability
 from messagebus.tls import certificate_fault
 from messagebus.topology import (
+    DUE,
+    LADDER,
+    OUT,
     Binding,
     Declarations,
     Exchange,
-    ExchangeBinding,
     QueueSpec,
     Wanted,
     declarations,
@@ -58,6 +64,14 @@ STRANGERS_MAX = 4
 # RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/ARCHITECTURE.md.
 SETTLE_MS = 4_000
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
+# Looks at destinations of one link that are under way together: thousands fit into a dial's time.
+CALLS_AT_ONCE = 256
+OLD = (
+    "32 messages that find no queue stop a step of it; when every client has been started with this version,"
+    f" delete the exchange {DUE} and start one again"
+)
+
+T = TypeVar("T")
 
 
 def topology_for(bus: BusConfig) -> Topology:
@@ -131,9 +145,13 @@ class Agents:
             case _:
                 raise LinkLost(url, f"HTTP {answer.status_code} {answer.text.strip()[:200]}")
 
-    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
-        for destination in destinations:
+    async def verify(
+        self, link: Link, destinations: Iterable[Destination | Delay]
+    ) -> dict[Destination | Delay, MessageBusError]:
+        async def look(destination: Destination | Delay) -> None:
             await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
+
+        return await _side_by_side(look, destinations)
 
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
         fault: Exception | None = None
@@ -184,6 +202,7 @@ class Alone:
 
     def __init__(self, bus: BusConfig) -> None:
         self._bus = bus
+        self._told_old = False
 
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
@@ -209,14 +228,19 @@ class Alone:
         try:
             for each in wanted:
                 await _claim_level(link, each)
-            await self._declare_settled(link, [declarations(each) for each in wanted])
+            await self._declare_settled(link, wanted)
         except ChannelRefused as fault:
             if fault.code == PRECONDITION_FAILED:
                 told = f"on {self._bus.broker}: {mismatch_text(fault.reason)}"
                 raise TopologyMismatch(told) from fault
             raise
 
-    async def _declare_settled(self, link: Link, parts: Sequence[Declarations]) -> None:
+    async def _declare_settled(self, link: Link, wanted: Sequence[Wanted]) -> None:
+        is_led_out = await self._declare_ladder(link)
+        parts = [declarations(each) for each in wanted]
+        # Nobody else need wait until the queue of the undelivered is settled; then all bind it.
+        if any(isinstance(each, Delay) for each in wanted) or await _is_settled(link, _LAST):
+            parts.append(_LAST)
         for part in parts:
             await _declare(link, part)
         unsettled = [p for p in parts if p.needs_settling and not await _is_settled(link, p)]
@@ -228,12 +252,37 @@ class Alone:
             await asyncio.sleep(SETTLE_MS / 1000)
         for part in parts:
             await _bind(link, part.bindings)
-            await _bind_exchanges(link, part.exchange_bindings)
+            if not is_led_out:
+                past = [
+                    replace(each, exchange=DUE) for each in part.bindings if each.exchange == OUT
+                ]
+                await _bind(link, past)
         for part in unsettled:
             await _mark_settled(link, part)
 
-    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
-        for destination in destinations:
+    async def _declare_ladder(self, link: Link) -> bool:
+        """Where delayed messages come out. False: in the form of an earlier version, which stays.
+
+        Clients of that version may have bound queues to it that nobody here knows of.
+        """
+        for exchange in LADDER.exchanges:
+            try:
+                await _declare_exchange(link, exchange)
+            except ChannelRefused as fault:
+                if fault.code != PRECONDITION_FAILED or exchange.name != DUE:
+                    raise
+                if not self._told_old:
+                    log.warning(
+                        "delay ladder of an earlier version broker=%s: %s", self._bus.broker, OLD
+                    )
+                self._told_old = True
+                return False
+        return True
+
+    async def verify(
+        self, link: Link, destinations: Iterable[Destination | Delay]
+    ) -> dict[Destination | Delay, MessageBusError]:
+        async def look(destination: Destination | Delay) -> None:
             try:
                 await self._bring_about(link, [destination])
             except ChannelRefused as fault:
@@ -242,12 +291,45 @@ class Alone:
                     raise
                 await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
 
+        destinations = list(destinations)
+        try:
+            await self._bring_about(link, destinations)
+        except (ChannelRefused, TopologyMismatch):
+            return await _side_by_side(look, destinations)
+        return {}
+
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
         link = await dial(self._bus.address, credentials(self._bus), timeout_ms=timeout_ms)
         try:
             await link.try_call("queue_delete", queue=source.amqp_queue)
         finally:
             await link.close()
+
+
+# Bound behind all else, so that nothing is taken for undelivered whose queue is just being bound.
+_LAST = Declarations(queues=LADDER.queues, bindings=LADDER.bindings)
+
+
+async def _side_by_side(
+    look: Callable[[T], Awaitable[None]], every: Iterable[T]
+) -> dict[T, MessageBusError]:
+    """Each of these, CALLS_AT_ONCE at the same time: which failed, and why. Raises LinkLost."""
+    free, faults = asyncio.Semaphore(CALLS_AT_ONCE), dict[T, MessageBusError]()
+
+    async def one(each: T) -> None:
+        async with free:
+            try:
+                await look(each)
+            except (ChannelRefused, TopologyError) as fault:
+                faults[each] = fault
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in every:
+                group.create_task(one(each))
+    except* LinkError as lost:
+        raise lost.exceptions[0] from None
+    return faults
 
 
 async def _claim_level(link: Link, wanted: Wanted) -> None:
@@ -276,7 +358,14 @@ async def _declare(link: Link, part: Declarations) -> None:
     for exchange in part.exchanges:
         await _declare_exchange(link, exchange)
     for queue in part.queues:
-        await _declare_queue(link, queue)
+        ready = await _declare_queue(link, queue)
+        if ready and queue.name == UNDELIVERED_QUEUE:
+            log.warning(
+                "delayed messages found no queue broker=%s messages=%d"
+                " (messagebus parked list undelivered)",
+                link.address.name,
+                ready,
+            )
 
 
 async def _declare_exchange(link: Link, exchange: Exchange) -> None:
@@ -285,13 +374,16 @@ async def _declare_exchange(link: Link, exchange: Exchange) -> None:
         exchange=exchange.name,
         exchange_type=exchange.type,
         durable=exchange.durable,
+        arguments=exchange.arguments,
     )
 
 
-async def _declare_queue(link: Link, queue: QueueSpec) -> None:
-    await link.try_call(
+async def _declare_queue(link: Link, queue: QueueSpec) -> int:
+    """How many messages are ready in it."""
+    answer = await link.try_call(
         "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
     )
+    return int(answer.message_count)
 
 
 async def _bind(link: Link, bindings: Iterable[Binding]) -> None:
@@ -300,16 +392,6 @@ async def _bind(link: Link, bindings: Iterable[Binding]) -> None:
             "queue_bind",
             queue=binding.queue,
             exchange=binding.exchange,
-            routing_key=binding.routing_key,
-        )
-
-
-async def _bind_exchanges(link: Link, bindings: Iterable[ExchangeBinding]) -> None:
-    for binding in bindings:
-        await link.try_call(
-            "exchange_bind",
-            destination=binding.exchange,
-            source=binding.source,
             routing_key=binding.routing_key,
         )
 

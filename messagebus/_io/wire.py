@@ -14,6 +14,7 @@ from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.listkeeper import ListKeeper
 from messagebus.destination import Delay, Destination, Subscription
+from messagebus.errors import MessageBusError
 from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
@@ -50,8 +51,13 @@ class Topology(Protocol):
         LoginRefused or NameInvalid.
         """
 
-    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
-        """Make sure that these can be published to on this link. Raises LinkError, TopologyMismatch."""
+    async def verify(
+        self, link: Link, destinations: Iterable[Destination | Delay]
+    ) -> Mapping[Destination | Delay, MessageBusError]:
+        """Make sure that these can be published to on this link; returns those that cannot, and why.
+
+        Raises LinkLost.
+        """
 
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
         """Delete on every broker what would expire there: asked once, not until it is done.

@@ -80,9 +80,7 @@ def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarati
             return any(exchange.name == name for exchange in wanted.exchanges)
         case _:
             source = headers.get("source_name", "")
-            bound = [(b.queue, b.exchange) for b in wanted.bindings]
-            bound += [(b.exchange, b.source) for b in wanted.exchange_bindings]
-            return (name, source) in bound
+            return (name, source) in [(b.queue, b.exchange) for b in wanted.bindings]
 
 
 class AuditRounds:

@@ -340,6 +340,7 @@ class Service:
                 "task_faults", "Exceptions that ended a task of the agent.", self.task_faults, True
             ),
             Figure("lost", "Queues, bindings, exchanges that vanished.", upkeep.losses.total, True),
+            *_known("undelivered", "Due, and without a queue.", upkeep.ladder.undelivered),
             Figure("dials", "AMQP links dialled.", upkeep.dials, True),
             Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
             Figure("settles_slow", "Settled by waiting.", upkeep.settles_slow, True),
@@ -359,6 +360,12 @@ class Service:
         if self._tls and (end_s := self._tls.good_until_s()):
             text = "Until the certificate, or the authority that it trusts, has ended."
             yield Figure("certificate_seconds_left", text, round(end_s - time.time()))
+
+
+def _known(name: str, text: str, value: int | None) -> Iterator[Figure]:
+    """Nothing while it is not known."""
+    if value is not None:
+        yield Figure(name, text, value)
 
 
 # The access log would be a line per client and minute; h11 alone keeps the agent small.

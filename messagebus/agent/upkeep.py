@@ -25,6 +25,7 @@ from messagebus._io.link import Credentials
 from messagebus._io.settle import SLOW_S, Settler
 from messagebus.agent.config import AgentConfig
 from messagebus.agent.deletions import AuditRounds, Deletions
+from messagebus.agent.ladder import Ladder
 from messagebus.agent.losses import Losses
 from messagebus.agent.management import Management, ManagementUnavailable
 from messagebus.agent.mismatch import mismatch_on
@@ -42,6 +43,7 @@ from messagebus.agent.recovery import Recovery
 from messagebus.agent.refusals import Refusals
 from messagebus.core.gate import Condition, may_open
 from messagebus.core.register import Entry, Register
+from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
 from messagebus.topology import Wanted, declarations
 
@@ -120,6 +122,7 @@ class Upkeep:
         self.refusals = Refusals()
         self.held: dict[str, int] = {}
         self.losses = Losses(config.broker, on_report)
+        self.ladder = Ladder(config.broker)
         self.recovery = Recovery(config.broker, settler)
         self.settles_fast = 0
         self.settles_slow = 0
@@ -152,8 +155,9 @@ class Upkeep:
 
     def settled_queues(self) -> dict[str, bool]:
         """AMQP name of every wanted queue -> whether it is there and settled."""
-        return {
-            queue.name: self._linked.is_set() and self._brought.get(name) == entry
+        linked = self._linked.is_set()
+        return {UNDELIVERED_QUEUE: linked and self.ladder.leads_out} | {
+            queue.name: linked and self._brought.get(name) == entry
             for name, entry in self._register.entries.items()
             if entry.alive
             for queue in wanted_of(entry).queues
@@ -289,6 +293,7 @@ class Upkeep:
         try:
             await self._look(control)
             await self.recovery.revive()
+            await self.ladder.begin(control)
             births = await self._list_queues()
             async with self._lock:
                 self._control, self._births = control, births
@@ -366,6 +371,7 @@ class Upkeep:
             if time.monotonic() >= audit_at_s:
                 await self._audit_gate(control)
                 await self._audit(control, self._next_audit())
+                await self._look_at_ladder(control)
                 audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
         raise LinkLost(self._config.broker, "link lost")
 
@@ -403,6 +409,8 @@ class Upkeep:
                 await self._bring_about(control)
             if self._vanished:
                 raise NotBroughtAbout("queues vanish as fast as they are made")
+            if self._register.informed:
+                await self.ladder.lead_out(control)
             if may_open(self.condition):
                 if not await self.recovery.has_leaders():
                     raise StillReading("queues are read from disk: they have no leader yet")
@@ -439,7 +447,7 @@ class Upkeep:
             if isinstance(step, Declare) and step.entry.wanted in tried
         ]
         # Definitions of classic queues are on disk when they are answered.
-        if any(each.needs_settling for each in declared):
+        if any(each.needs_settling for each in declared) or not self.ladder.leads_out:
             await self._settle(control)
         # Only now: a confirm promises that the message survives, so no unsettled queue may give one.
         for each in declared:
@@ -448,6 +456,8 @@ class Upkeep:
         self._brought = {name: e for name, e in tried.items() if name not in self._vanished}
         if self._vanished:
             return
+        if self._register.informed:  # or there may be queues that are not bound
+            await self.ladder.lead_out(control)
         self.refusals.keep(entries)
         for name in entries.keys() - tried.keys():
             if not await self._takes_messages(control, entries[name]):
@@ -566,6 +576,14 @@ class Upkeep:
                 if missing:
                     self._note_loss(entry, "queue", missing, "audit")
                     return
+
+    async def _look_at_ladder(self, control: Control) -> None:
+        async with self._lock:
+            led_out = self.ladder.leads_out
+            await self.ladder.look(control)
+            if led_out and not self.ladder.leads_out:
+                self._brought_version = 0  # it is settled and bound with the rest
+                self.wake()
 
     def _event(self, key: str, headers: Mapping[str, Any]) -> None:
         name = str(headers.get("name") or headers.get("destination_name") or "")

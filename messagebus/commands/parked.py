@@ -104,7 +104,9 @@ _limit_option = click.option("--limit", type=click.IntRange(min=1), help="So man
 @_filters
 @_as_json_option
 def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> int:
-    """Print how many messages of NAMES (TOPIC/SUBSCRIPTION or queue:NAME; default: all) are parked.
+    """Print how many messages of NAMES (default: all) are parked.
+
+    NAMES: TOPIC/SUBSCRIPTION, queue:NAME, or undelivered for what was delayed and found no queue.
 
     One line for each parking queue that has some: how many, how long ago the oldest was parked ("?": it
     does not say), and the most frequent reasons. Exit code 1 when a broker does not answer.

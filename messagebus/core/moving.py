@@ -49,6 +49,7 @@ def parked_marks(facts: Facts) -> dict[str, Any]:
         "mb-park-attempts": facts.attempts,
         "mb-park-first-ms": facts.first_ms,
         "mb-park-ms": facts.parked_ms,
+        "mb-park-address": facts.address or None,
     }
     if facts.reason != UNKNOWN_REASON:
         marks["mb-park-reason"] = facts.reason

@@ -206,6 +206,10 @@ class Outbox:
     def lane_is_open(self, lane: str) -> bool:
         return lane in self._lanes and self._lanes[lane].is_open
 
+    def holds(self, lane: str) -> bool:
+        """Whether something waits for this lane to be opened."""
+        return lane in self._lanes and bool(self._lanes[lane].held or self._lanes[lane].filling)
+
     def open_lane(self, lane: str) -> None:
         """The destination may be published to from now on."""
         state = self._lanes[lane]

@@ -11,23 +11,47 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
+
+from messagebus.destination import UNDELIVERED_QUEUE, Source
 
 __all__ = [
     "DELIVERY_LIMIT",
     "REDRIVEN",
+    "UNDELIVERED",
     "UNKNOWN_REASON",
     "Choice",
     "Facts",
+    "Parked",
+    "Undelivered",
     "escaped",
     "is_dropped_by_redrive",
     "read_facts",
 ]
 
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """What was delayed and found no queue when it was due, as one more thing that has a parking queue."""
+
+    parking_queue: ClassVar[str] = UNDELIVERED_QUEUE
+    delivery_limit: ClassVar[int] = 0
+
+    def __str__(self) -> str:
+        return "undelivered"
+
+
+UNDELIVERED = Undelivered()
+Parked = Source | Undelivered
+"""Whose parking queue it is."""
+
 DELIVERY_LIMIT, UNKNOWN_REASON = "delivery limit", "unknown"
 REDRIVEN = "mb-redriven"
 """Header: how often it was put back from a parking queue."""
 PARKED_PREFIX = "mb-park-"
+STEP_PREFIX = "mb.delay/"
+# What others write beyond these says nothing: it could not be written again.
+MS_MAX, COUNT_MAX = 1 << 50, 1_000_000
 # What a redriven message begins anew without: its attempts, and the broker's own book-keeping.
 NOT_REDRIVEN = frozenset(
     {
@@ -55,7 +79,8 @@ class Facts:
     """What is known of one parked message; None or "" for what is not.
 
     attempts: runs of the handler, or deliveries that nobody answered. first_ms: when it was first
-    published, parked_ms: when it was parked, ms since 1970.
+    published, parked_ms: when it was parked, ms since 1970. address: of what came out of the delay
+    ladder, whose it was: a queue, or a topic's exchange.
     """
 
     message_id: str = ""
@@ -66,6 +91,7 @@ class Facts:
     first_ms: int | None = None
     parked_ms: int | None = None
     redriven: int = 0
+    address: str = ""
     headers: Mapping[str, Any] = field(default_factory=dict)
     """The application's own."""
 
@@ -79,12 +105,13 @@ def read_facts(
 ) -> Facts:
     """headers: all of them, as they arrived. stamp_ms: the timestamp. delivery_limit: of its queue."""
     death = _last_death(headers)
-    parked_ms = _number(headers.get("mb-park-ms"))
+    address = _text(headers.get("mb-park-address")) or _due_for(death)
+    parked_ms = _ms(headers.get("mb-park-ms"))
     if parked_ms is None and death:
         parked_ms = _epoch_ms(death.get("time"))
-    first_ms = _number(headers.get("mb-park-first-ms"))
+    first_ms = _ms(headers.get("mb-park-first-ms"))
     if first_ms is None:
-        first_ms = _number(headers.get("mb-first-ms"))
+        first_ms = _ms(headers.get("mb-first-ms"))
     if first_ms is None:
         first_ms = stamp_ms
     own = {n: v for n, v in headers.items() if not n.startswith("mb-") and n not in NOT_REDRIVEN}
@@ -96,7 +123,8 @@ def read_facts(
         attempts=_attempts(headers, death, delivery_limit),
         first_ms=first_ms,
         parked_ms=parked_ms,
-        redriven=_number(headers.get(REDRIVEN)) or 0,
+        redriven=_count(headers.get(REDRIVEN)) or 0,
+        address=address,
         headers=own,
     )
 
@@ -114,6 +142,8 @@ def _last_death(headers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _reason(headers: Mapping[str, Any], death: Mapping[str, Any]) -> str:
     told = _text(headers.get("mb-park-reason")) or _text(death.get("reason"))
+    if address := _due_for(death):
+        return f"no queue: {address}"
     return DELIVERY_LIMIT if told == "delivery_limit" else told or UNKNOWN_REASON
 
 
@@ -121,10 +151,10 @@ def _attempts(
     headers: Mapping[str, Any], death: Mapping[str, Any], delivery_limit: int
 ) -> int | None:
     """The broker does not tell how often it delivered: once more than it may take a message back."""
-    told = _number(headers.get("mb-park-attempts"))
+    told = _count(headers.get("mb-park-attempts"))
     if told is not None or "mb-park-reason" in headers:
         return told
-    run = _number(headers.get("mb-attempt")) or 1
+    run = _count(headers.get("mb-attempt")) or 1
     match _text(death.get("reason")):
         case "delivery_limit":
             return run + delivery_limit if delivery_limit else None
@@ -134,8 +164,20 @@ def _attempts(
             return None
 
 
-def _number(value: object) -> int | None:
-    return value if type(value) is int else None
+def _due_for(death: Mapping[str, Any]) -> str:
+    """Under which key it came out of a delay step last, "" for what came from elsewhere."""
+    keys = death.get("routing-keys")
+    if not _text(death.get("queue")).startswith(STEP_PREFIX) or not isinstance(keys, list):
+        return ""
+    return _text(keys[0]) if keys else ""
+
+
+def _ms(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MS_MAX else None
+
+
+def _count(value: object) -> int | None:
+    return min(value, COUNT_MAX) if type(value) is int and value >= 0 else None
 
 
 def _text(value: object) -> str:

@@ -11,17 +11,25 @@ import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from messagebus._io.properties import read_message_id
 from messagebus._io.rewriting import dead_lettered
-from messagebus.destination import Destination, Source
+from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
 from messagebus.testing.journal import Journal, copy_of, messages_of
 from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, Stored, Taker
-from messagebus.topology import Options, Wanted, declarations, differences, options_of
+from messagebus.topology import (
+    LADDER,
+    Declarations,
+    Options,
+    Wanted,
+    declarations,
+    differences,
+    options_of,
+)
 
 __all__ = ["MemoryBroker", "MemoryBrokers", "Route", "Site"]
 
@@ -55,21 +63,19 @@ class Route:
 
 
 class _Exchange:
-    def __init__(self, kind: str) -> None:
-        self.is_fanout = kind == "fanout"
-        self.bindings: list[tuple[str, MemoryQueue | _Exchange]] = []
+    """alternate: the name of the exchange that takes what finds no queue here."""
 
-    def bind(self, key: str, target: MemoryQueue | _Exchange) -> None:
+    def __init__(self, kind: str, alternate: str) -> None:
+        self.is_fanout, self.alternate = kind == "fanout", alternate
+        self.bindings: list[tuple[str, MemoryQueue]] = []
+
+    def bind(self, key: str, target: MemoryQueue) -> None:
         if (key, target) not in self.bindings:
             self.bindings.append((key, target))
 
-    def queues(self, key: str) -> Iterable[MemoryQueue]:
-        for bound, target in self.bindings:
-            if self.is_fanout or bound == key:
-                if isinstance(target, _Exchange):
-                    yield from target.queues(key)
-                else:
-                    yield target
+    def queues(self, key: str) -> list[MemoryQueue]:
+        found = [queue for bound, queue in self.bindings if self.is_fanout or bound == key]
+        return list(dict.fromkeys(found))
 
 
 class MemoryBroker:
@@ -81,12 +87,16 @@ class MemoryBroker:
         self._exchanges: dict[str, _Exchange] = {}
         self._version = 0
         self.sites: set[Site] = set()
+        self._declare(LADDER)
 
     # ------------------------------------------------------------------ what exists
     def declare(self, wanted: Wanted) -> None:
-        parts = declarations(wanted)
+        self._declare(declarations(wanted))
+
+    def _declare(self, parts: Declarations) -> None:
         for exchange in parts.exchanges:
-            self._exchanges.setdefault(exchange.name, _Exchange(exchange.type))
+            made = _Exchange(exchange.type, exchange.alternate)
+            self._exchanges.setdefault(exchange.name, made)
         for spec in parts.queues:
             if spec.name not in self.queues:
                 self.queues[spec.name] = MemoryQueue(
@@ -98,8 +108,6 @@ class MemoryBroker:
                 )
         for binding in parts.bindings:
             self._exchanges[binding.exchange].bind(binding.routing_key, self.queues[binding.queue])
-        for each in parts.exchange_bindings:
-            self._exchanges[each.source].bind(each.routing_key, self._exchanges[each.exchange])
         self._version += 1
 
     def delete(self, queue: MemoryQueue) -> None:
@@ -118,8 +126,10 @@ class MemoryBroker:
             route.queues = [] if queue is None else [queue]
         else:
             exchange = self._exchanges.get(route.exchange)
-            found = exchange.queues(route.key) if exchange is not None else ()
-            route.queues = list(dict.fromkeys(found))
+            route.queues = []
+            while exchange is not None and not route.queues:
+                route.queues = exchange.queues(route.key)
+                exchange = self._exchanges.get(exchange.alternate)
         return route.queues
 
     # ------------------------------------------------------------------ traffic
@@ -240,10 +250,10 @@ class MemoryBrokers:
         self.changed = threading.Condition(self.lock)
         self.journal = Journal()
         self.places = itertools.count()
-        self.all = {name: MemoryBroker(name, self) for name in names}
         self._wanted: dict[str, Wanted] = {}
         self._turns = itertools.cycle(self.names)
         self._now_ms = 0
+        self.all = {name: MemoryBroker(name, self) for name in names}
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.slow_ms = 0
@@ -391,6 +401,16 @@ class MemoryBrokers:
                 for broker in self.all.values()
                 if (queue := broker.queues.get(source.parking_queue)) is not None
                 for stored in [*queue.ready, *(s for t in queue.takers for s in t.unacked.values())]
+            ]
+
+    def undelivered(self) -> list[Message]:
+        """What was due and found no queue."""
+        with self.lock:
+            return [
+                message
+                for queue in self._queues(UNDELIVERED_QUEUE)
+                for stored in queue.ready
+                for message in messages_of(stored.raw, stored.body)
             ]
 
     def _queues(self, name: str) -> list[MemoryQueue]:

@@ -179,6 +179,10 @@ class MemoryBus:
         """What lies in the parking queue, over all brokers."""
         return self._brokers.parked_messages(_source(destination, subscription))
 
+    def undelivered(self) -> list[Message]:
+        """What was delayed and found no queue when it was due, over all brokers."""
+        return self._brokers.undelivered()
+
     # ------------------------------------------------------------------ waiting
     def wait_handled(self, within_s: float = WITHIN_S) -> None:
         """Wait until every message that somebody consumes has its answer. Raises AssertionError."""

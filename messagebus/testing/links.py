@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.listkeeper import ListKeeper
 from messagebus.destination import Delay, Destination, Subscription
-from messagebus.errors import ChannelRefused, LinkError, LinkLost
+from messagebus.errors import ChannelRefused, LinkError, LinkLost, MessageBusError
 from messagebus.testing.brokers import MemoryBroker, MemoryBrokers, Route
 from messagebus.testing.queues import Arrived, Taker
 from messagebus.topology import Wanted
@@ -80,8 +80,10 @@ class _MemoryTopology:
         options = {str(each): self._brokers.declare(each) for each in wanted}
         return Registration(True, held=self._brokers.names, options=options)
 
-    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
-        pass
+    async def verify(
+        self, link: Link, destinations: Iterable[Destination | Delay]
+    ) -> Mapping[Destination | Delay, MessageBusError]:
+        return {}
 
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
         self._brokers.delete(source)

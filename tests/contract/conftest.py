@@ -23,10 +23,12 @@ from messagebus import (
     Consumer,
     ConsumerConfig,
     Hooks,
+    ParkedFilter,
     Publisher,
     PublisherConfig,
     Subscription,
     Topic,
+    count_parked,
 )
 from messagebus import brokers as list_of_brokers
 from messagebus._io.link import Link, dial
@@ -177,6 +179,14 @@ class Bus:
         answer = await link.call("queue_declare", queue=source.parking_queue, passive=True)
         await link.close()
         return int(answer.message_count)
+
+    async def undelivered(self) -> int:
+        """How many messages of this topic were due and found no queue, over all brokers."""
+        if self._config is None:
+            return len(self._memory.undelivered())
+        where = ParkedFilter(reason=f"mb.topic/{self.topic}")
+        found = await asyncio.to_thread(count_parked, self._config, ["undelivered"], where=where)
+        return sum(each.count for each in found.counts)
 
     async def take_parked(self, subscription: str) -> list[dict[str, Any]]:
         """Empty the parking queues of all brokers: the library's own headers of what lay there."""

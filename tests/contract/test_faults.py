@@ -173,6 +173,22 @@ async def test_a_delay_is_rounded_up_to_the_next_step(bus: Bus) -> None:
     assert not delivery.redelivered
 
 
+async def test_what_is_due_and_has_no_queue_is_kept_and_holds_up_nobody(bus: Bus) -> None:
+    publisher = await bus.publisher()
+    consumer = await bus.consumer("", destination=f"queue:{bus.topic}")
+    for _ in range(40):  # RabbitMQ lets 32 wait that it cannot hand on, and then no more
+        await publisher.call("submit", bus.topic, b"unread", deliver_after_s=1)
+    await publisher.call("send_safe", f"queue:{bus.topic}", b"read", deliver_after_s=1)
+    await publisher.call("flush", WITHIN_S)
+    bus.pass_time(1)
+    (delivery,) = await receive(consumer, 1)
+    assert delivery.body == b"read"
+    await consumer.call("ack", delivery)
+    until = time.monotonic() + WITHIN_S
+    while await bus.undelivered() < 40:
+        assert time.monotonic() < until
+
+
 async def test_what_nobody_reads_in_its_time_is_parked(bus: Bus) -> None:
     consumer = await bus.consumer(prefetch=1, handed_out_max=1)
     publisher = await bus.publisher()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pika
 
 from messagebus._io.codec import Arrived
 from messagebus._io.link import Credentials, Link, dial
@@ -11,7 +15,7 @@ from messagebus.broker import Broker
 from messagebus.errors import MessageBusError
 from messagebus.secret import Secret
 
-__all__ = ["count_messages", "declare_queue", "publish_to_young_queue"]
+__all__ = ["count_messages", "declare_queue", "publish_raw", "publish_to_young_queue"]
 
 log = logging.getLogger(__name__)
 
@@ -45,25 +49,50 @@ async def _publish(broker: Broker, credentials: Credentials, queue: str, count: 
     link = await dial(broker, credentials, timeout_ms=DIAL_TIMEOUT_MS)
     try:
         await link.call("queue_declare", queue=queue, durable=True, arguments=QUORUM)
-        return await asyncio.wait_for(_confirmed(link, queue, count), CONFIRMED_WITHIN_S)
+        waiting = _confirmed(link, [Raw("", queue)] * count)
+        return await asyncio.wait_for(waiting, CONFIRMED_WITHIN_S)
     finally:
         link.abort()
 
 
-async def _confirmed(link: Link, queue: str, count: int) -> int:
+@dataclass(frozen=True)
+class Raw:
+    """A publish of a client that is none of ours."""
+
+    exchange: str
+    key: str
+    properties: pika.BasicProperties | None = None
+    body: bytes = b"young"
+
+
+def publish_raw(broker: str, user: str, password: Secret, messages: Sequence[Raw]) -> None:
+    """Publish these to this broker. Raises AssertionError unless all are confirmed."""
+
+    async def publish() -> int:
+        credentials = Credentials(user=user, password=password, client_id="raw")
+        link = await dial(Broker.parse(broker), credentials, timeout_ms=DIAL_TIMEOUT_MS)
+        try:
+            return await asyncio.wait_for(_confirmed(link, messages), CONFIRMED_WITHIN_S)
+        finally:
+            await link.close()
+
+    assert asyncio.run(publish()) == len(messages)
+
+
+async def _confirmed(link: Link, messages: Sequence[Raw]) -> int:
     confirmed = 0
     all_answered = asyncio.Event()
 
     def answered(tag: int, multiple: bool, ok: bool) -> None:
         nonlocal confirmed
         confirmed = tag if multiple else confirmed + 1
-        if not ok or confirmed >= count:
+        if not ok or confirmed >= len(messages):
             all_answered.set()
 
     link.pipe.on_confirm = answered
     await link.confirm_select()
-    for _ in range(count):
-        link.channel.basic_publish("", queue, b"young")
+    for each in messages:
+        link.channel.basic_publish(each.exchange, each.key, each.body, each.properties)
     await all_answered.wait()
     return confirmed
 

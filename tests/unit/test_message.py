@@ -6,13 +6,16 @@ import dataclasses
 import json
 from typing import Any
 
+import pika.data
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.core.receipts import Receipt
+from messagebus._io.properties import ALONE
+from messagebus.core.receipts import Ledger, Receipt
 from messagebus.destination import Queue
 from messagebus.errors import MessageInvalid, WrongPayload
+from messagebus.handling import retry_headers
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 
 json_values = st.recursive(
@@ -168,3 +171,18 @@ def test_a_delivery_says_where_it_is_from() -> None:
     assert (delivery.broker, delivery.message_id, delivery.body) == ("mb1:5672", "id", b"x")
     assert delivery.receipt == Receipt("mb1:5672", 3, 7)
     assert "id" in repr(delivery)
+
+
+@pytest.mark.parametrize(
+    ("forged", "attempt"),
+    [((1 << 63) - 1, 1_000_000), (-(1 << 63), 1), (0, 1), (True, 1), ("7", 1), (7, 7)],
+)
+def test_forged_marks_give_numbers_that_can_be_written_again(forged: object, attempt: int) -> None:
+    table: list[bytes] = []
+    pika.data.encode_table(table, {"mb-attempt": forged, "mb-first-ms": forged})
+    raw = (1 << 13).to_bytes(2) + b"".join(table)
+    ledger = Ledger("mb1:5672", 1)
+    delivery = Delivery.arrived(ledger, 1, 0, Queue("jobs"), False, 0, raw, b"", ALONE)
+    assert delivery.attempt == attempt
+    assert 0 < delivery.first_ms < 1 << 51
+    pika.data.encode_table([], retry_headers(delivery, delivery.attempt + 1, "why"))

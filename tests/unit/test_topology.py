@@ -11,9 +11,9 @@ from messagebus.errors import NameInvalid
 from messagebus.outcome import Durability
 from messagebus.topology import (
     BORN,
+    LADDER,
     Binding,
     Exchange,
-    ExchangeBinding,
     Options,
     Wanted,
     declarations,
@@ -35,24 +35,19 @@ BAD_DELAYS = [
     "delay:" + "9" * 40,
 ]
 WEAK = [Durability.PAGE_CACHE, Durability.NONE]
-DUE = Exchange(name="mb.due", type="direct", durable=True)
-DUE_TO_ORDERS = ExchangeBinding(
-    source="mb.due", exchange="mb.topic/orders", routing_key="mb.topic/orders"
-)
 
 
-def test_a_topic_is_an_exchange_where_delayed_messages_come_out_too() -> None:
+def test_a_topic_is_an_exchange() -> None:
     wanted = declarations(Topic("orders"), born=3)
     own = Exchange(name="mb.topic/orders", type="fanout", durable=True)
-    assert wanted.exchanges == (DUE, own)
+    assert wanted.exchanges == (own,)
     assert (wanted.queues, wanted.bindings) == ((), ())
-    assert wanted.exchange_bindings == (DUE_TO_ORDERS,)
     assert not wanted.needs_settling
 
 
 def test_a_subscription_is_a_bound_queue_with_its_parking() -> None:
     wanted = declarations(BILLING, born=3)
-    assert [exchange.name for exchange in wanted.exchanges] == ["mb.due", "mb.topic/orders"]
+    assert [exchange.name for exchange in wanted.exchanges] == ["mb.topic/orders"]
     assert [queue.name for queue in wanted.queues] == [
         "mb.park/orders/billing",
         "mb.sub/orders/billing",
@@ -60,17 +55,35 @@ def test_a_subscription_is_a_bound_queue_with_its_parking() -> None:
     queue = "mb.sub/orders/billing"
     assert wanted.bindings == (
         Binding(exchange="mb.topic/orders", queue=queue),
-        Binding(exchange="mb.due", queue=queue, routing_key=queue),
+        Binding(exchange="mb.out", queue=queue, routing_key="mb.topic/orders"),
+        Binding(exchange="mb.out", queue=queue, routing_key=queue),
     )
-    assert wanted.exchange_bindings == (DUE_TO_ORDERS,)
     assert wanted.needs_settling
 
 
 def test_a_queue_is_bound_to_an_exchange_of_its_own() -> None:
-    wanted = declarations(Queue("jobs"))
-    assert wanted.bindings == (Binding(exchange="mb.queue/jobs", queue="mb.queue/jobs"),)
-    assert [exchange.name for exchange in wanted.exchanges] == ["mb.due", "mb.queue/jobs"]
-    assert [each.routing_key for each in wanted.exchange_bindings] == ["mb.queue/jobs"]
+    wanted, name = declarations(Queue("jobs")), "mb.queue/jobs"
+    assert wanted.bindings == (
+        Binding(exchange=name, queue=name),
+        Binding(exchange="mb.out", queue=name, routing_key=name),
+    )
+    assert wanted.exchanges == (Exchange(name=name),)
+
+
+def test_what_is_due_goes_to_queues_alone_and_whatever_has_none_is_kept() -> None:
+    due = {exchange.name: exchange for exchange in LADDER.exchanges}
+    assert due["mb.due"].arguments == {"alternate-exchange": "mb.out"}
+    assert due["mb.out"].arguments == {"alternate-exchange": "mb.undelivered"}
+    assert LADDER.bindings == (Binding(exchange="mb.undelivered", queue="mb.park/mb.due"),)
+    (queue,) = LADDER.queues
+    # A bound would stop the steps again.
+    assert queue.arguments == {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000}
+
+
+def test_the_way_of_the_undelivered_goes_with_the_life_of_the_broker() -> None:
+    """So what is due while the broker still reads its bindings waits in its step."""
+    lasting = {exchange.name: exchange.durable for exchange in LADDER.exchanges}
+    assert lasting == {"mb.due": True, "mb.out": True, "mb.undelivered": False}
 
 
 @pytest.mark.parametrize("wanted", [BILLING, Queue("jobs")])
@@ -126,7 +139,7 @@ def test_an_expiring_subscription_leaves_nothing_behind(durability: Durability) 
 def test_a_delay_is_a_queue_that_lets_go_of_everything_in_time_and_by_name() -> None:
     wanted = declarations(Delay(60_000), born=3)
     (queue,) = wanted.queues
-    assert wanted.exchanges == (DUE, Exchange(name="mb.delay/60000"))
+    assert wanted.exchanges == (Exchange(name="mb.delay/60000"),)
     assert wanted.bindings == (Binding(exchange="mb.delay/60000", queue="mb.delay/60000"),)
     assert queue.name == "mb.delay/60000"
     assert queue.arguments == {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import pytest
 
@@ -20,6 +21,7 @@ from messagebus.errors import (
     LoginRefused,
     MessageBusError,
     RegistrationIncomplete,
+    TopologyMismatch,
 )
 from messagebus.topology import Wanted
 from tests.support.eventually import eventually_async
@@ -33,6 +35,8 @@ class FakeTopology:
     def __init__(self, *faults: MessageBusError | None) -> None:
         self.faults = list(faults)
         self.asked = 0
+        self.missing: dict[Destination | Delay, MessageBusError] = {}
+        self.verified: list[list[Destination | Delay]] = []
 
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
@@ -43,8 +47,11 @@ class FakeTopology:
             raise fault
         return Registration(True)
 
-    async def verify(self, link: Link, destinations: Iterable[Destination | Delay]) -> None:
-        raise AssertionError("no link here")
+    async def verify(
+        self, link: Link, destinations: Iterable[Destination | Delay]
+    ) -> Mapping[Destination | Delay, MessageBusError]:
+        self.verified.append(list(destinations))
+        return {each: fault for each, fault in self.missing.items() if each in self.verified[-1]}
 
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
         raise AssertionError("a publisher deletes nothing")
@@ -153,6 +160,55 @@ async def test_a_destination_that_may_not_even_be_looked_at_is_refused_and_costs
     assert bench.settled[0].end is not None
     assert bench.settled[0].end.reason == text
     assert (bench.left, bench.topology.asked) == (0, 1)
+
+
+async def test_a_destination_that_was_deleted_costs_the_others_nothing_and_is_not_revived() -> None:
+    bench, link = Bench(FakeTopology()), cast(Link, None)
+    for topic in (ORDERS, SECRETS):
+        bench.publish(topic)
+        await bench.opened(topic)
+    bench.outbox.link_opened(1, after=())
+    bench.outbox.take(0)
+    bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
+    await bench.lanes.verify(link)
+    assert bench.topology.verified == [[ORDERS, SECRETS]]
+    assert bench.outbox.lane_is_open(ORDERS.exchange)
+    assert not bench.outbox.lane_is_open(SECRETS.exchange)
+    assert (bench.settled, bench.topology.asked) == ([], 2)
+    bench.topology.missing = {}
+    await bench.lanes.verify(link)
+    assert bench.topology.verified[-1] == [ORDERS]
+    bench.publish(SECRETS)
+    await bench.opened(SECRETS)
+    assert bench.topology.asked == 3
+
+
+async def test_what_waits_for_a_destination_that_was_deleted_has_it_registered_again() -> None:
+    bench, link = Bench(FakeTopology()), cast(Link, None)
+    bench.publish(SECRETS)
+    await bench.opened(SECRETS)
+    bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
+    await bench.lanes.verify(link)  # its publish is still in the backlog
+    await bench.opened(SECRETS)
+    bench.outbox.link_opened(1, after=())
+    bench.outbox.take(0)
+    await bench.lanes.verify(link)
+    assert bench.topology.asked == 2
+    bench.outbox.link_lost(1, 0)  # and comes back with the link that it went out on
+    bench.lanes.link_lost(LinkLost("mb1:5672", "ended"))
+    await bench.opened(SECRETS)
+    assert (bench.topology.asked, bench.settled) == (3, [])
+
+
+async def test_what_exists_otherwise_on_a_new_link_is_refused_and_no_other() -> None:
+    bench = Bench(FakeTopology())
+    for topic in (ORDERS, SECRETS):
+        bench.publish(topic)
+        await bench.opened(topic)
+    bench.topology.missing = {SECRETS: TopologyMismatch("durability is wanted ...")}
+    await bench.lanes.verify(cast(Link, None))
+    assert [each.lane for each in bench.settled] == [SECRETS.exchange]
+    assert bench.outbox.lane_is_open(ORDERS.exchange)
 
 
 @pytest.mark.parametrize(

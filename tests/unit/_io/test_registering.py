@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 from messagebus import (
     BusConfig,
     CertificateRefused,
+    ChannelRefused,
     Durability,
+    LinkError,
+    LinkLost,
     LoginRefused,
     NameInvalid,
     Queue,
@@ -249,3 +253,36 @@ async def test_many_strange_certificates_in_a_row_are_told_at_once() -> None:
     with pytest.raises(CertificateRefused, match="its certificate is not good: no"):
         await register(asked)
     assert len(asked.requests) == registering.STRANGERS_MAX
+
+
+class SlowLink:
+    """A broker far away: each request takes some turns of the loop; `refused` by exchange."""
+
+    def __init__(self) -> None:
+        self.address = Broker.parse("mb1:5672")
+        self.refused: dict[str, LinkError] = {}
+        self.under_way = self.most = self.asked = 0
+
+    async def try_call(self, _method: str, *, exchange: str, passive: bool) -> None:
+        self.asked, self.under_way = self.asked + 1, self.under_way + 1
+        self.most = max(self.most, self.under_way)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        if exchange in self.refused:
+            raise self.refused[exchange]
+
+
+async def test_thousands_of_destinations_are_looked_for_side_by_side_and_bounded() -> None:
+    link, topics = SlowLink(), [Topic(f"t{n}") for n in range(3_000)]
+    link.refused = {topics[7].exchange: ChannelRefused("mb1:5672", 404, "no exchange")}
+    faults = await agents(Asked(told(COMPLETE))).verify(link, topics)  # type: ignore[arg-type]
+    assert {topic: fault.code for topic, fault in faults.items()} == {topics[7]: 404}  # type: ignore[attr-defined]
+    assert (link.asked, link.most) == (3_000, registering.CALLS_AT_ONCE)
+
+
+async def test_a_link_that_ends_meanwhile_is_told_as_that() -> None:
+    link, topics = SlowLink(), [Topic(f"t{n}") for n in range(9)]
+    link.refused = {topic.exchange: LinkLost("mb1:5672", "ended") for topic in topics}
+    with pytest.raises(LinkLost, match="ended"):
+        await agents(Asked(told(COMPLETE))).verify(link, topics)  # type: ignore[arg-type]

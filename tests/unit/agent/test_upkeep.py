@@ -21,7 +21,7 @@ from messagebus.agent.upkeep import Upkeep
 from messagebus.broker import Broker
 from messagebus.core.register import Entry, Register, Snapshot
 from messagebus.core.registration import Answer
-from messagebus.destination import Queue
+from messagebus.destination import UNDELIVERED_QUEUE, Queue
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
 from messagebus.outcome import Durability
 from messagebus.topology import Declarations, parse_wanted
@@ -105,8 +105,8 @@ class FakeControl:
             raise ChannelRefused(ME, 406, self.broker.refusal)
         self.broker.exchanges |= {exchange.name for exchange in wanted.exchanges}
         for queue in wanted.queues:
-            born = queue.arguments["mb-born"]
-            assert isinstance(born, int)
+            born = queue.arguments.get("mb-born")
+            assert isinstance(born, int | None)
             self.broker.queues.setdefault(queue.name, born)
         self.broker.on_declare()
 
@@ -314,7 +314,8 @@ async def test_the_gate_opens_when_all_is_there_and_settled(rig: Rig) -> None:
     await rig.until(lambda: rig.broker.gate)
     assert set(rig.broker.queues) >= {SUBSCRIPTION, "mb.park/orders/a"}
     assert rig.settler.calls >= 1
-    assert rig.upkeep.settled_queues() == {SUBSCRIPTION: True, "mb.park/orders/a": True}
+    settled = {SUBSCRIPTION: True, "mb.park/orders/a": True, UNDELIVERED_QUEUE: True}
+    assert rig.upkeep.settled_queues() == settled
 
 
 async def test_without_a_majority_the_gate_stays_shut(rig: Rig) -> None:
@@ -388,10 +389,54 @@ async def test_queues_that_could_not_be_synced_are_not_settled(rig: Rig) -> None
 
 async def test_a_new_queue_is_bound_only_when_it_is_settled(rig: Rig) -> None:
     await rig.settled()
-    assert rig.settler.calls == 0
+    before = rig.settler.calls
     rig.want(entry("orders/a"))
     await rig.settled()
-    assert set(rig.broker.bound) == {(SUBSCRIPTION, 1)}
+    assert {each for each in rig.broker.bound if each[0] == SUBSCRIPTION} == {
+        (SUBSCRIPTION, before + 1)
+    }
+
+
+async def test_the_undelivered_are_let_go_when_all_is_bound_and_settled(rig: Rig) -> None:
+    """Or what is due for a queue that is still to be bound would be taken for undelivered."""
+    rig.broker.kill()
+    rig.broker.bound.clear()
+    before = rig.settler.calls
+    rig.want(entry("orders/a"), entry("queue:jobs"))
+    rig.broker.is_up = True
+    await rig.settled()
+    assert rig.broker.bound[-1] == (UNDELIVERED_QUEUE, before + 1)
+    assert {queue for queue, _ in rig.broker.bound[:-1]} == {SUBSCRIPTION, "mb.queue/jobs"}
+
+
+async def test_an_agent_that_does_not_know_all_queues_lets_no_undelivered_go(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.broker.bound.clear()
+    rig.register.listed([ME, "b:5672", "c:5672"])
+    rig.want(entry("orders/a"))
+    rig.broker.is_up = True
+    await rig.settled()
+    await rig.upkeep.bring_about()
+    assert UNDELIVERED_QUEUE not in {queue for queue, _ in rig.broker.bound}
+    rig.register.listed([ME])
+    await rig.upkeep.bring_about()
+    assert rig.broker.bound[-1][0] == UNDELIVERED_QUEUE
+
+
+async def test_one_refused_entry_keeps_no_undelivered_in_their_steps(rig: Rig) -> None:
+    rig.broker.kill()
+    rig.broker.refuses = "mb.queue/jobs"
+    rig.want(entry("orders/a"), entry("queue:jobs"))
+    rig.broker.is_up = True
+    await rig.until(lambda: UNDELIVERED_QUEUE in {queue for queue, _ in rig.broker.bound})
+
+
+async def test_a_deleted_queue_of_the_undelivered_is_made_again(rig: Rig) -> None:
+    await rig.settled()
+    rig.broker.lose(UNDELIVERED_QUEUE)
+    rig.broker.bound.clear()
+    await rig.until(lambda: UNDELIVERED_QUEUE in {queue for queue, _ in rig.broker.bound})
+    await rig.until(lambda: rig.upkeep.settled_queues()[UNDELIVERED_QUEUE])
 
 
 async def test_a_queue_that_vanished_is_bound_at_once(rig: Rig) -> None:
@@ -657,10 +702,11 @@ async def test_use_is_the_number_of_consumers(rig: Rig) -> None:
 
 async def test_classic_queues_need_no_settling(rig: Rig) -> None:
     await rig.settled()
+    before = rig.settler.calls
     rig.want(replace(entry("queue:jobs"), options=(("durability", "page-cache"),)))
     await rig.settled()
     assert "mb.queue/jobs" in rig.broker.queues
-    assert rig.settler.calls == 0
+    assert rig.settler.calls == before
 
 
 async def test_a_second_refusal_costs_no_link_and_hinders_no_registration(

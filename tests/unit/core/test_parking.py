@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messagebus.core.moving import parked_marks
 from messagebus.core.parking import Choice, Facts, escaped, is_dropped_by_redrive, read_facts
 
 DIED_S = 1_700_000_000
@@ -62,6 +63,43 @@ def test_runs_before_the_last_copy_count_too() -> None:
     headers = by_broker("delivery_limit", **{"mb-attempt": 3, "mb-first-ms": 5})
     facts = read_facts(headers, stamp_ms=7_000, delivery_limit=3)
     assert (facts.attempts, facts.first_ms) == (6, 5)
+
+
+def test_what_was_due_and_found_no_queue_says_whose_it_was() -> None:
+    headers = by_broker("expired")
+    headers["x-death"][0] |= {"queue": "mb.delay/1000", "routing-keys": ["mb.sub/orders/a", "cc"]}
+    facts = read_facts(headers)
+    assert (facts.reason, facts.address) == ("no queue: mb.sub/orders/a", "mb.sub/orders/a")
+    # The same when it was moved to another broker, which keeps no x-death of others.
+    moved = parked_marks(facts)
+    assert read_facts(moved).address == "mb.sub/orders/a"
+    assert read_facts(moved).reason == facts.reason
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        {"queue": "mb.delay/1000"},
+        {"queue": "mb.delay/1000", "routing-keys": []},
+        {"queue": "mb.delay/1000", "routing-keys": [7]},
+        {"queue": "mb.delay/1000", "routing-keys": "mb.sub/orders/a"},
+        {"queue": 3, "routing-keys": ["mb.sub/orders/a"]},
+        {"queue": "mb.sub/orders/b", "routing-keys": ["mb.sub/orders/a"]},
+    ],
+)
+def test_what_did_not_come_out_of_a_step_was_due_nowhere(death: dict[str, Any]) -> None:
+    facts = read_facts({"x-death": [{"reason": "expired", **death}]})
+    assert (facts.reason, facts.address) == ("expired", "")
+
+
+@pytest.mark.parametrize("number", [-(1 << 63), -1, 1 << 62, (1 << 63) - 1, True, "9", 1.5])
+def test_times_and_counters_that_others_forged_say_nothing_or_are_cut(number: object) -> None:
+    """Or putting it back would raise, and hold back all that lies behind it."""
+    names = ("mb-first-ms", "mb-park-first-ms", "mb-park-ms", "mb-park-attempts", "mb-redriven")
+    facts = read_facts(dict.fromkeys(names, number))
+    assert (facts.first_ms, facts.parked_ms) == (None, None)
+    assert facts.attempts in (None, 1_000_000)
+    assert facts.redriven in (0, 1_000_000)
 
 
 @pytest.mark.parametrize(
