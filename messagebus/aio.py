@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -101,6 +102,8 @@ class AsyncPublisher:
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a publisher starts once; this one is {self._status.value}")
         self._loop = asyncio.get_running_loop()
+        if self._hooks is not None:
+            self._hooks.begin()
         self._driver = driver = self._make_driver()
         driver.start()
         self._status = RUNNING
@@ -277,19 +280,25 @@ class AsyncPublisher:
         until_ms = now_ms() + timeout_ms
         room: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(room)
+        is_admitted = False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
                     await room
                     if self._running().outbox.has_room(size, count):
+                        is_admitted = True
                         return max(1, until_ms - now_ms())
                     room = self._loop.create_future()
                     self._waiting.appendleft(room)
         except TimeoutError:
             raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms") from None
         finally:
-            if not room.done():  # timed out or cancelled: its turn is the next one's
-                self._waiting.remove(room)
+            if (
+                not is_admitted
+            ):  # timed out or cancelled: its turn, if it was woken, is the next one's
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(room)
+                self._on_room()
 
     def _on_room(self) -> None:
         """Wakes as many as there is room for, once half the backlog is free: few wake-ups, many sends."""

@@ -162,6 +162,8 @@ class Publisher:
         if require not in (None, "one"):
             raise ValueError(f"require={require!r}: None or 'one'")
         self._pid = os.getpid()  # made before a fork and started after it is well
+        if self._hooks is not None:
+            self._hooks.begin()
         self._thread = LoopThread("messagebus-publisher")
         self._driver = self._thread.run(self._make_driver())
         self._status = RUNNING
@@ -366,6 +368,7 @@ class Publisher:
                 return
             self._queue.remove(waiting)
             self._check_running()
+        self._running()[0].call_soon(self._take_inbox)  # there may be room for who waits behind it
         size = len(waiting.submitted.body)
         raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms")
 

@@ -64,9 +64,13 @@ class HookChain:
         self._hooks = tuple(hooks)
         self._handling = [hook.handling for hook in hooks]
         self._handling_many = [hook.handling_many for hook in hooks]
+        self._failures = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Give ids that no other process gives: its client starts, perhaps in a fork of where it was made."""
         self._prefix = secrets.token_hex(10)
         self._numbers = itertools.count()  # next() of it is one step for all threads
-        self._failures = 0
 
     # ------------------------------------------------------------------ publishing
     def publishing(

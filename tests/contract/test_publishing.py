@@ -18,10 +18,12 @@ from messagebus import (
     NameInvalid,
     Outcome,
     Publisher,
+    PublisherConfig,
     Refused,
     Stopped,
     Unroutable,
 )
+from messagebus.testing import MemoryBus
 from tests.contract.conftest import Bus, Client, end_of
 
 WITHIN_S = 10
@@ -230,6 +232,32 @@ async def test_a_publish_ends_by_its_deadline(bus: Bus) -> None:
     assert 0.2 < time.monotonic() - begin < 3
     assert await publisher.call("flush", timeout_s=5) == 0
     assert time.monotonic() - begin < 4
+
+
+async def test_a_turn_for_room_is_the_next_ones_when_its_waiter_is_cancelled_just_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    woken = AsyncPublisher._on_room
+    first: list[asyncio.Task[Any]] = []
+
+    def wake_and_cancel(publisher: AsyncPublisher) -> None:
+        turns = list(publisher._waiting)
+        woken(publisher)
+        if first and turns and turns[0].done():
+            first.pop().cancel()
+
+    monkeypatch.setattr(AsyncPublisher, "_on_room", wake_and_cancel)
+    memory = MemoryBus()
+    async with memory.async_publisher(PublisherConfig(backlog_messages_max=1, window=1)) as made:
+        await made.send_safe("queue:jobs", b"opens the lane")
+        memory.freeze()  # so that no confirm ever makes room
+        await made.submit("queue:jobs", b"in flight")
+        await asyncio.sleep(0)
+        await made.submit("queue:jobs", b"expires", timeout_s=0.1)
+        first.append(asyncio.create_task(made.submit("queue:jobs", b"cancelled")))
+        second = asyncio.create_task(made.submit("queue:jobs", b"next"))
+        await asyncio.wait_for(second, WITHIN_S)
+        memory.thaw()
 
 
 async def test_flush_says_how_many_are_open(bus: Bus) -> None:

@@ -30,6 +30,7 @@ from messagebus import (
     Secret,
 )
 from messagebus._io.link import Credentials, Link, dial
+from messagebus._io.properties import read_message_id
 from messagebus.broker import Broker
 from ops.local.certificates import issue_missing
 from tests.support.eventually import FACTOR, eventually
@@ -135,6 +136,31 @@ assert os.waitstatus_to_exitcode(status) == 13, f"told {{os.waitstatus_to_exitco
 """,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_publishers_made_before_a_fork_and_started_in_its_children_give_ids_of_their_own(
+    rabbit: FakeRabbit,
+) -> None:
+    done = script(
+        rabbit,
+        f"""
+publishers = [Publisher(bus), Publisher(bus, hooks=[Hooks()])]
+children = [os.fork() for _ in range(1)]
+children += [os.fork()] if all(children) else []
+for publisher in publishers:
+    with publisher:
+        publisher.send_many("{TOPIC}", [b"1", b"2"])
+if all(children):
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+else:
+    os._exit(0)
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    ids = [read_message_id(each.properties) for each in rabbit.queues[QUEUE].messages]
+    assert len(ids) == 3 * 2 * 2
+    assert len(set(ids)) == len(ids)
 
 
 def test_a_forked_child_that_exits_by_itself_says_nothing(rabbit: FakeRabbit) -> None:
