@@ -158,7 +158,7 @@ async def test_a_destination_that_may_not_even_be_looked_at_is_refused_and_costs
     bench.publish(SECRETS)
     await eventually_async(lambda: bench.settled, within_s=5)
     assert bench.settled[0].end is not None
-    assert bench.settled[0].end.reason == text
+    assert bench.settled[0].end.reason.endswith(text)
     assert (bench.left, bench.topology.asked) == (0, 1)
 
 
