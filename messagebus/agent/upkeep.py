@@ -456,12 +456,13 @@ class Upkeep:
         self._brought = {name: e for name, e in tried.items() if name not in self._vanished}
         if self._vanished:
             return
+        self.refusals.keep(entries)
+        refused = entries.keys() - tried.keys()
+        takes_all = all([await self._takes_messages(control, entries[name]) for name in refused])
         if self._register.informed:  # or there may be queues that are not bound
             await self.ladder.lead_out(control)
-        self.refusals.keep(entries)
-        for name in entries.keys() - tried.keys():
-            if not await self._takes_messages(control, entries[name]):
-                raise NotBroughtAbout("; ".join(self.refusals.reasons(entries)))
+        if not takes_all:
+            raise NotBroughtAbout("; ".join(self.refusals.reasons(entries)))
         self._brought_version = version
         self._behind_since_ms = None if version == self._register.version else monotonic_ms()
         self.losses.repaired(_now_ms())

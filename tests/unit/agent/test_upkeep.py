@@ -565,7 +565,7 @@ async def test_a_queue_that_exists_otherwise_keeps_no_gate_shut_and_drains_nobod
         return
     await rig.until(lambda: rig.broker.gate)
     assert rig.upkeep.condition.behind_since_ms is None
-    assert ("mb.queue/bad", 1) in rig.broker.bound or ("mb.queue/bad", 0) in rig.broker.bound
+    assert "mb.queue/bad" in {queue for queue, _ in rig.broker.bound}
     assert not rig.upkeep.is_settled
     await rig.until(lambda: "x-queue-type is wanted" in rig.upkeep.fault)
     answer = await rig.answering.answer(["queue:bad"])
