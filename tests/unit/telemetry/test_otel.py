@@ -12,7 +12,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    ParentBased,
+    ParentBasedTraceIdRatio,
+    Sampler,
+)
 from opentelemetry.trace import SpanKind, StatusCode
 
 from messagebus._io.hooked import HookChain, Watched
@@ -37,7 +44,9 @@ class Bench:
 
     def __init__(self, **options: Any) -> None:
         self._exporter = InMemorySpanExporter()
-        self.tracers = TracerProvider(sampler=options.pop("sampler", None))
+        self.tracers = TracerProvider(
+            sampler=options.pop("sampler", None), id_generator=options.pop("ids", None)
+        )
         self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
         self._reader = InMemoryMetricReader()
         meters = MeterProvider([self._reader])
@@ -544,3 +553,82 @@ def test_runs_without_an_answer_are_bounded(bench: Bench, monkeypatch: pytest.Mo
         with bench.chain.handling(delivery()):
             pass
     assert len(bench.telemetry._runs) <= 2
+
+
+UNSAMPLED = f"{PARENT[:-2]}00"
+
+
+class NoIds(RandomIdGenerator):
+    """Of an application whose spans are all counted: none may be made."""
+
+    def generate_span_id(self) -> int:
+        raise AssertionError("a span was made, only to be dropped")
+
+
+@pytest.mark.parametrize("sampler", [None, ParentBasedTraceIdRatio(1.0)])
+def test_what_its_publisher_did_not_sample_is_counted_and_costs_no_span(sampler: Any) -> None:
+    bench = Bench(sampler=sampler, ids=NoIds())
+    with bench.handling(delivery(traceparent=UNSAMPLED)):
+        here = trace.get_current_span().get_span_context()
+        assert (here.trace_id, here.span_id, here.trace_flags.sampled) == (*PARENT_IDS, False)
+    assert bench.spans == []
+    (point,) = bench.points("messaging.client.consumed.messages")
+    assert point.value == 1
+    (duration,) = bench.points("messaging.process.duration")
+    assert duration.count == 1
+
+
+def test_what_fails_is_not_sampled_either() -> None:
+    bench = Bench()
+    with bench.handling(delivery(traceparent=UNSAMPLED), "retry"):
+        fail(ValueError("no"))
+    assert bench.spans == []
+    (duration,) = bench.points("messaging.process.duration")
+    assert duration.attributes["error.type"] == "ValueError"
+
+
+def test_what_is_published_while_one_is_handled_that_is_not_sampled_is_not_sampled() -> None:
+    bench = Bench()
+    with bench.handling(delivery(traceparent=UNSAMPLED)):
+        message = bench.publish()
+    assert str(message.headers["traceparent"]).startswith(PARENT[:35])
+    assert str(message.headers["traceparent"]).endswith(("-00", "-02"))
+    assert bench.spans == []
+
+
+class Own(Sampler):
+    """One that samples whatever it is asked about."""
+
+    def should_sample(self, *args: Any, **named: Any) -> Any:
+        return ALWAYS_ON.should_sample(*args, **named)
+
+    def get_description(self) -> str:
+        return Bench().tracers.sampler.get_description()
+
+
+class OwnChild(ParentBased):
+    def should_sample(self, *args: Any, **named: Any) -> Any:
+        return ALWAYS_ON.should_sample(*args, **named)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        ALWAYS_ON,
+        Own(),
+        OwnChild(ALWAYS_ON),
+        ParentBased(ALWAYS_ON, remote_parent_not_sampled=ALWAYS_ON),
+    ],
+)
+def test_whoever_samples_otherwise_is_asked(sampler: Sampler) -> None:
+    bench = Bench(sampler=sampler)
+    with bench.handling(delivery(traceparent=UNSAMPLED)):
+        pass
+    assert bench.one("process orders/billing").kind is SpanKind.CONSUMER
+
+
+def test_a_trace_of_its_own_for_each_handling_does_not_go_by_the_publisher() -> None:
+    bench = Bench(link_only=True)
+    with bench.handling(delivery(traceparent=UNSAMPLED)):
+        pass
+    assert parent_of(bench.one("process orders/billing")) is None
