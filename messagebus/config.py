@@ -118,8 +118,22 @@ class BusConfig(_Settings):
     tls_server_name: str = ""
 
     def __post_init__(self) -> None:
+        faults = []
+        password: object = self.password
+        if isinstance(password, str):  # a type checker says no, and no repr may show it
+            object.__setattr__(self, "password", Secret(password))
+        elif not isinstance(password, Secret):
+            object.__setattr__(self, "password", Secret(""))
+            faults.append(f"password: a text wanted, not {type(password).__name__}")
+        urls: object = self.list_urls
+        if isinstance(urls, str):
+            object.__setattr__(self, "list_urls", ())
+            faults.append(
+                f"list_urls {_without_login(urls)!r}: several addresses wanted, as (url,)"
+            )
         _raise_all(
             [
+                *faults,
                 *_ranges(
                     self,
                     heartbeat_s=(0, 3600),

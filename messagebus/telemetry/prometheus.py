@@ -12,6 +12,7 @@ ids or keys. Each has a largest number of values; what comes later is counted as
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import weakref
@@ -126,8 +127,16 @@ _CONSUMER = (
 )
 
 
+# As `Subscription.ephemeral` names them.
+_EPHEMERAL = re.compile(r"(?<=/)ephemeral-[0-9a-f]{32}\Z")
+
+
 class _Bounded:
-    """The values of one label: the first so-many, and "other". Any thread may ask."""
+    """The values of one label: the first so-many, and "other". Any thread may ask.
+
+    All ephemeral subscriptions of a topic are one: their names never come again, and would leave no room
+    for those that last.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -137,7 +146,10 @@ class _Bounded:
     def value(self, text: str) -> str:
         if text in self._known:
             return text
+        text = _EPHEMERAL.sub("(ephemeral)", text)
         with self._lock:
+            if text in self._known:
+                return text
             if len(self._known) >= self._most:
                 return OTHER
             self._known.add(text)
@@ -445,7 +457,7 @@ class PrometheusHooks(Hooks):
             is_publish = metric in (self._publish_s, self._published_bytes)
             label = (self._destinations if is_publish else self._subscriptions).value(name)
             found = metric.labels(label, word) if word else metric.labels(label)
-            if label != OTHER:  # what is not told apart is not remembered either
+            if label == name:  # what is not told apart is not remembered either
                 self._known[metric, name, word] = found
         return found
 

@@ -344,3 +344,18 @@ def test_settings_of_tls_belong_together(settings: dict[str, Any], told: str) ->
 
 def test_with_tls_and_nothing_else_the_systems_authorities_count() -> None:
     assert BusConfig(tls=True, list_urls=("https://b/x",)).tls_files.faults() == []
+
+
+def test_a_password_is_hidden_however_it_was_given() -> None:
+    bus = BusConfig(password="sesame")  # type: ignore[arg-type]
+    assert bus.password == Secret("sesame")
+    assert "sesame" not in repr(bus)
+
+
+def test_what_is_no_password_and_one_address_for_several_are_told_once_each() -> None:
+    with pytest.raises(ConfigError) as caught:
+        BusConfig(password=b"sesame", list_urls="http://u:sesame@x/")  # type: ignore[arg-type]
+    told = str(caught.value)
+    assert "password: a text wanted, not bytes" in told
+    assert told.count("list_urls") == 1
+    assert "sesame" not in told

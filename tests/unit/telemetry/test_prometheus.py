@@ -250,6 +250,17 @@ def test_destinations_are_bounded(page: Page) -> None:
     assert len(hooks._known) == 4
 
 
+def test_ephemeral_subscriptions_leave_room_for_those_that_last(page: Page) -> None:
+    hooks = PrometheusHooks(page.registry, destinations_max=2)
+    for _ in range(5):
+        handle(hooks, "ack", Subscription.ephemeral("orders"), None)
+    handle(hooks, "ack", Subscription(Topic("orders"), "billing"), None)
+    name = "messagebus_handled_messages_total"
+    found = {s.labels["subscription"]: s.value for s in page.samples() if s.name == name}
+    assert found == {"orders/(ephemeral)": 5, "orders/billing": 1}
+    assert not [key for key in hooks._known if "ephemeral" in key[1]]
+
+
 def test_one_object_that_is_published_twice_at_once_leaves_nothing_behind(page: Page) -> None:
     hooks = PrometheusHooks(page.registry)
     message = Message(body=b"x", message_id="1")
