@@ -17,8 +17,9 @@ demo: install ## the whole way on real parts: publish, add, remove and kill brok
 
 test: lint types ## everything that CI runs
 	@ops/local/install.sh --also maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
+	@ops/local/install.sh --also mmdebstrap || echo "without mmdebstrap other versions of brokers are not tested"
 	@$(PYTHON) -m bench demo --small
-	@$(PYTHON) tests/run.py
+	@$(PYTHON) -m tests.run
 
 up: install ## start a local cluster, or what is missing of it
 	@$(PYTHON) -m ops local up

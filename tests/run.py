@@ -1,20 +1,27 @@
 """Runs the whole suite, in parts beside each other: most of its time is waiting for brokers.
 
-Each part is a pytest of its own, with clusters of its own. What fails is run once more, by itself, when
-all are done: brokers that are killed on a shared machine are not always in time. All runs are told.
+Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, goes what
+`tests.versions` says of other versions. What fails is run once more, by itself, when all are done: brokers
+that are killed on a shared machine are not always in time. All runs are told.
 
-    python tests/run.py
+    python -m tests.run
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from messagebus.errors import MessageBusError
+from tests import versions
 
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
@@ -33,21 +40,32 @@ PARTS = {
 }
 SOME_FAILED = 1  # pytest's exit code
 
+Command = Callable[[Sequence[str]], tuple[list[str], dict[str, str]]]
+
+
+def _here(pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    return [sys.executable, *pytest], dict(os.environ)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """command: makes the argv and the environment of a pytest; may take a minute."""
+
     name: str
     paths: tuple[str, ...]
     scratch: Path
+    command: Command = _here
 
     def start(self, *options: str, to_file: bool) -> subprocess.Popen[bytes]:
         """In a session of its own, so that Ctrl-C reaches it once, through us."""
         cache = f"cache_dir={CHECKOUT}/.pytest_cache/{self.name}"
-        argv = [sys.executable, "-m", "pytest", *options, *self.paths, "-o", cache]
-        argv.append(f"--junitxml={self._report}")
+        pytest = ["-m", "pytest", *options, *self.paths, "-o", cache]
+        argv, environ = self.command([*pytest, f"--junitxml={self._report}"])
         self._report.unlink(missing_ok=True)
         out = self.output.open("wb") if to_file else None
-        return subprocess.Popen(argv, cwd=CHECKOUT, stdout=out, start_new_session=True)
+        return subprocess.Popen(
+            argv, cwd=CHECKOUT, env=environ, stdout=out, stderr=out, start_new_session=True
+        )
 
     @property
     def output(self) -> Path:
@@ -67,39 +85,72 @@ class Part:
         return run - skipped - failed, failed
 
 
-def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="messagebus-tests-") as scratch:
-        parts = [Part(name, paths, Path(scratch)) for name, paths in _paths().items()]
-        running = [part.start(to_file=number > 0) for number, part in enumerate(parts)]
-        codes = _wait(running)
-        for part in parts[1:]:
-            sys.stdout.write(part.output.read_text(errors="replace"))
-        counts = [part.counts() for part in parts]
-        for number, part in enumerate(parts):
-            if codes[number] == SOME_FAILED:
-                print(f"what failed of the part {part.name}, once more:", flush=True)
-                only_failed = ("--last-failed", "--last-failed-no-failures=none")
-                codes[number : number + 1] = _wait([part.start(*only_failed, to_file=False)])
-                mended, _ = part.counts()
-                passed, failed = counts[number]
-                counts[number] = (passed + mended, failed - mended)
-    print(
-        f"{sum(passed for passed, _ in counts)} passed, {sum(failed for _, failed in counts)} failed"
-    )
-    return max(map(abs, codes))  # ended by a signal: its number, below zero
+@dataclass(slots=True)
+class Running:
+    """Processes of parts. Told to end, they stop what they started first, and no other is started."""
 
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    ending: bool = False
 
-def _wait(running: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Exit codes. Told to end, they stop what they started first."""
+    def wait(self, *started: subprocess.Popen[bytes]) -> list[int]:
+        """Exit codes."""
+        self.processes += started
+        if self.ending:
+            self.end()
+        return [process.wait() for process in started]
 
-    def end(_number: int, _frame: object) -> None:
-        for process in running:
+    def end(self, *_signal: object) -> None:
+        self.ending = True
+        for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
 
-    signal.signal(signal.SIGINT, end)
-    signal.signal(signal.SIGTERM, end)
-    return [process.wait() for process in running]
+    def one_by_one(self, parts: list[Part], codes: dict[str, int]) -> None:
+        """A release that cannot be had is a failure in CI, and told elsewhere."""
+        for part in parts:
+            if self.ending:
+                return
+            try:
+                codes[part.name] = self.wait(part.start(to_file=True))[0]
+            except (MessageBusError, OSError, subprocess.SubprocessError) as fault:
+                part.output.write_text(f"NOT RUN: {part.name}: {fault}\n")
+                codes[part.name] = 2 if os.environ.get("CI") == "true" else 0
+
+
+def main() -> int:
+    running, codes = Running(), dict[str, int]()
+    signal.signal(signal.SIGINT, running.end)
+    signal.signal(signal.SIGTERM, running.end)
+    cache = CHECKOUT / ".cache"
+    cache.mkdir(exist_ok=True)
+    # Inside of the checkout: what runs in a root folder sees nothing else.
+    with tempfile.TemporaryDirectory(prefix="tests-", dir=cache) as folder:
+        scratch = Path(folder)
+        parts = [Part(name, paths, scratch) for name, paths in _paths().items()]
+        after = [Part(s.name, s.paths, scratch, s.command) for s in versions.shares()]
+        for part in after:
+            print(f"{part.name}: {' '.join(part.paths)}", flush=True)
+        chain = threading.Thread(target=running.one_by_one, args=(after, codes))
+        chain.start()
+        started = [part.start(to_file=number > 0) for number, part in enumerate(parts)]
+        codes |= zip([part.name for part in parts], running.wait(*started), strict=True)
+        chain.join()
+        parts += after
+        for part in parts[1:]:
+            if part.output.exists():
+                sys.stdout.write(f"\n{part.name}:\n{part.output.read_text(errors='replace')}")
+        counts = {part.name: part.counts() for part in parts}
+        for part in parts:
+            if codes.get(part.name) == SOME_FAILED and not running.ending:
+                print(f"what failed of the part {part.name}, once more:", flush=True)
+                only_failed = ("--last-failed", "--last-failed-no-failures=none")
+                codes[part.name] = running.wait(part.start(*only_failed, to_file=False))[0]
+                mended, _ = part.counts()
+                passed, failed = counts[part.name]
+                counts[part.name] = (passed + mended, failed - mended)
+    passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
+    print(f"{passed} passed, {failed} failed")
+    return max(map(abs, codes.values()))  # ended by a signal: its number, below zero
 
 
 def _paths() -> dict[str, tuple[str, ...]]:

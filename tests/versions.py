@@ -1,0 +1,152 @@
+"""What of the suite runs on other versions of the servers and of Python than this system's, and how.
+
+All come from root folders of other Debian releases (`ops.local.roots`): RabbitMQ and HAProxy for tests with
+brokers, Python for the unit tests of what runs inside applications. The newest brokers are tested every time,
+one of the others in turn; and of the tests that a version changes least, one share in turn: after some days
+all of contract and fault tests have run on each version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.local import roots
+
+__all__ = ["Release", "Share", "shares"]
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+SITE_PACKAGES = CHECKOUT / ".venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+NEWEST, OTHERS = "sid", ("trixie",)
+UNIT = tuple(f"tests/unit/{name}" for name in ("core", "_io", "agent", "testing", "worker"))
+# What a version of RabbitMQ changes first: rights, the gate, settling, delivery counts, kinds of queues.
+ALWAYS = (
+    "tests/contract/test_faults.py",
+    "tests/fault/test_confirmed_survives_a_kill.py",
+    "tests/fault/test_durability_levels.py",
+    "tests/fault/test_rights_and_names.py",
+    "tests/fault/test_topics_reach_every_subscription.py::"
+    "test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate",
+)
+# About two minutes each.
+SHARES = (
+    ALWAYS,
+    (
+        "tests/contract/test_app.py",
+        "tests/contract/test_consuming.py",
+        "tests/contract/test_handling.py",
+        "tests/contract/test_hooks.py",
+        "tests/contract/test_publishing.py",
+        "tests/contract/test_tracing.py",
+    ),
+    (
+        "tests/fault/test_topics_reach_every_subscription.py",
+        "tests/fault/test_consumers_follow_the_brokers.py",
+    ),
+    (
+        "tests/fault/test_handlers.py",
+        "tests/fault/test_messages_of_foreign_clients.py",
+        "tests/fault/test_distinct_brokers.py",
+        "tests/fault/test_brokers_that_misbehave.py",
+    ),
+    (
+        "tests/fault/test_publishers_settle_everything.py",
+        "tests/integration/test_balancer_haproxy.py",
+    ),
+    (
+        "tests/fault/test_balancer_and_agents.py",
+        "tests/fault/test_processes_and_clocks.py",
+        "tests/fault/test_soak.py",
+    ),
+)
+# Blocking and asyncio clients are one driver below; the bus in memory has no version.
+ON_BROKERS = ("-k", "not memory and not blocking-rabbitmq")
+# Compiled for one version of Python each; all else in .venv is good for any.
+COMPILED = "cffi|hdrhistogram|hypothesis|markupsafe|pydantic-core|uvloop|wrapt"
+PIP_WITHIN_S = 240
+S_PER_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A Debian release, whose root folder is made at the first use."""
+
+    name: str
+
+    @property
+    def root(self) -> Path:
+        return roots.make(self.name, say=lambda line: print(line, flush=True))
+
+    def on_its_brokers(self, pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Command and environment of a pytest with this release's RabbitMQ and HAProxy."""
+        root = self.root
+        print(f"RabbitMQ of Debian's {self.name} is {roots.version(root)}", flush=True)
+        return [sys.executable, *pytest], {**os.environ, roots.ENV_ROOT: str(root)}
+
+    def on_its_python(self, pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """... with this release's Python, and packages from .venv where they are not compiled."""
+        packages = self._packages()
+        path = ":".join(map(str, (packages, CHECKOUT, SITE_PACKAGES)))
+        environ = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        return roots.entered(self.root, CHECKOUT, ["/usr/bin/python3", *pytest]), environ
+
+    def _packages(self) -> Path:
+        """Folder of the compiled packages of requirements.lock for its Python."""
+        (python,) = (self.root / "usr/lib").glob("python3.*")
+        entries = re.split(r"\n(?=\S)", (CHECKOUT / "requirements.lock").read_text())
+        pinned = "\n".join(each for each in entries if re.match(rf"({COMPILED})==", each))
+        digest = hashlib.sha256(pinned.encode()).hexdigest()[:12]
+        folder = CHECKOUT / ".cache" / "python" / f"{python.name}-{digest}"
+        if not (folder / "complete").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = folder / "compiled.lock"
+            lock.write_text(pinned)
+            pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "install", "--upgrade"]
+            what = ["--no-deps", "--only-binary=:all:", "--require-hashes", "-r", str(lock)]
+            where = [
+                "--python-version",
+                python.name.removeprefix("python"),
+                "--target",
+                str(folder),
+            ]
+            subprocess.run([*pip, *what, *where], check=True, timeout=PIP_WITHIN_S)
+            (folder / "complete").touch()
+        return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What runs on a release, on its Python or else on its brokers."""
+
+    release: Release
+    paths: tuple[str, ...]
+    python: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.release.name}-{'python' if self.python else 'brokers'}"
+
+    def command(self, pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Raises OpsError, OSError or SubprocessError where the release cannot be had."""
+        if self.python:
+            return self.release.on_its_python(pytest)
+        return self.release.on_its_brokers([*pytest, *ON_BROKERS])
+
+
+def shares(day: int = 0) -> list[Share]:
+    """Of one day, counted from 1970; 0 for today."""
+    day = day or int(time.time() // S_PER_DAY)
+    turn, other = SHARES[day % len(SHARES)], OTHERS[day // len(SHARES) % len(OTHERS)]
+    always = tuple(path for path in ALWAYS if path.partition("::")[0] not in turn)
+    return [
+        Share(Release(NEWEST), tuple(dict.fromkeys((*always, *turn)))),
+        Share(Release(other), turn),
+        *(Share(Release(name), UNIT, python=True) for name in (NEWEST, *OTHERS)),
+    ]
