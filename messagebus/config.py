@@ -30,7 +30,9 @@ __all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig"]
 
 ENV_PREFIX = "MESSAGEBUS_"
 # Variables of that prefix that belong to the operators' kits, the tests and the hot path's switch.
-NOT_SETTINGS = frozenset({"inventory", "local_dir", "test_time_factor", "hot_path", "token_file"})
+NOT_SETTINGS = frozenset(
+    {"inventory", "local_dir", "local_root", "test_time_factor", "hot_path", "token_file"}
+)
 DEFAULT_BROKER = "127.0.0.10:5672"
 DEFAULT_USER = "guest"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -39,7 +39,8 @@ def test_an_empty_environment_is_the_defaults() -> None:
 
 
 def test_what_operators_and_tests_set_is_no_setting() -> None:
-    others = ["MESSAGEBUS_INVENTORY", "MESSAGEBUS_LOCAL_DIR", "MESSAGEBUS_TEST_TIME_FACTOR"]
+    others = ["MESSAGEBUS_INVENTORY", "MESSAGEBUS_LOCAL_DIR", "MESSAGEBUS_LOCAL_ROOT"]
+    others += ["MESSAGEBUS_TEST_TIME_FACTOR"]
     assert BusConfig.from_env(dict.fromkeys(others, "x")) == BusConfig()
 
 
