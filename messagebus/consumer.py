@@ -199,7 +199,8 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop(None if kind is None else 0)
+        """Wait for open answers as `stop` does, unless nobody is left who could give one."""
+        self.stop(0 if kind is not None or _is_alone() else None)
 
     # ------------------------------------------------------------------ receiving
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
@@ -517,3 +518,14 @@ def with_handling(stats: ConsumerStats, handlings: Sequence[Handling]) -> Consum
     summed = {key: sum(one[key] for one in each) for key in each[0] if key != "oldest_run_s"}
     oldest_s = max(one["oldest_run_s"] for one in each)
     return dataclasses.replace(stats, **summed, oldest_run_s=oldest_s)
+
+
+def _is_alone() -> bool:
+    """Whether no thread runs but this one and the library's own that never answer."""
+    here = threading.current_thread()
+    return all(each is here or each.name in _SILENT for each in threading.enumerate())
+
+
+_SILENT = frozenset(
+    f"messagebus-{part}" for part in ("consumer", "publisher", "recorder", "loopwatch")
+)

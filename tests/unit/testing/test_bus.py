@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -21,12 +24,14 @@ from messagebus import (
     PublisherConfig,
     Refused,
     RetryPolicy,
+    Status,
     Subscription,
     Topic,
     Unroutable,
 )
 from messagebus._io import copies
 from messagebus.testing import MemoryBus
+from tests.support.eventually import eventually
 
 WITHIN_S = 5
 
@@ -503,3 +508,45 @@ def test_names_are_checked() -> None:
             bus.answers(wrong)
     with pytest.raises(NameInvalid):
         bus.refuse_next("a b")
+
+
+LEAVES = """
+from messagebus.testing import MemoryBus
+
+bus = MemoryBus()
+bus.declare("orders/billing")
+with bus.publisher() as publisher:
+    publisher.send_safe("orders", b"x")
+consumer = bus.consumer("orders", subscription="billing")
+consumer._grace_s = 3600
+with consumer:
+    assert consumer.receive(timeout_s=5) is not None
+print(bus.waiting("orders", "billing"))
+"""
+
+
+def test_who_leaves_a_consumer_and_is_alone_waits_for_no_answer() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "1\n"
+
+
+def test_who_leaves_a_consumer_waits_for_the_answers_of_other_threads() -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    with bus.publisher() as publisher:
+        publisher.send_safe("orders", b"x")
+    consumer = bus.consumer("orders", subscription="billing")
+    with consumer:
+        delivery = consumer.receive(timeout_s=WITHIN_S)
+        assert delivery is not None
+
+        def answer() -> None:
+            eventually(lambda: consumer.status is Status.STOPPED, within_s=WITHIN_S)
+            consumer.ack(delivery)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+    answering.join(WITHIN_S)
+    assert [answer for _, answer in bus.answers("orders", "billing")] == ["ack"]
