@@ -343,9 +343,10 @@ class ConsumeDriver:
             for broker in list(self._members.draining):
                 if not self._is_open_to(broker):
                     self._perform(self._members.drained(broker, now_ms()))
-        for broker in list(self._leaving):
-            if not self._inbox.holds(broker):
-                self._let_go(broker)
+        if self._leaving:
+            for broker in list(self._leaving):
+                if not self._inbox.holds(broker):
+                    self._let_go(broker)
 
     def _is_open_to(self, broker: str) -> bool:
         """Whether a draining broker still waits for something of ours."""

@@ -21,13 +21,16 @@ from messagebus import (
     Secret,
     Subscription,
     Topic,
+    redrive_parked,
 )
+from messagebus._io.parking import _Taking
 from messagebus._io.pipe import HOT_PATH
 from tests.support.eventually import eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit, fake_rabbits
 from tests.support.fake_list import FakeList, serve_list
 
 WITHIN_S = 10
+COUNT = 20
 QUEUE = "mb.sub/orders/billing"
 
 
@@ -183,9 +186,42 @@ def test_a_link_that_ends_politely_cancels_no_consumer(
     monkeypatch.setenv(HOT_PATH, hot_path)
     source = Subscription(Topic("orders"), "billing", single_active=True)
     bus = BusConfig(broker=rabbit.name)
+    rabbit.hold("orders/billing")
+    rabbit.queues[QUEUE].arguments["x-single-active-consumer"] = True
     with Publisher(bus) as publisher, Consumer(bus, source) as consumer:
         publisher.send_safe("orders", b"held")
         assert consumer.receive(WITHIN_S) is not None
         assert consumer.stop(0) == 1
     eventually(lambda: rabbit.queues[QUEUE].messages, within_s=WITHIN_S)
     assert rabbit.cancelled == 0
+
+
+def test_a_redrive_counts_a_message_when_the_broker_has_read_its_answer(
+    rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a redrive that ends there, its connection too, leaves at most one message twice."""
+    rabbit.hold("orders/billing")
+    parking = rabbit.queues["mb.park/orders/billing"]
+    for number in range(COUNT):
+        rabbit.put(parking.name, b"%d" % number)
+    steps: list[str] = []
+    ack, settle = _Taking.ack, _Taking.settle
+
+    def noted_ack(taking: _Taking, tag: int) -> None:
+        steps.append("ack")
+        ack(taking, tag)
+
+    async def noted_settle(taking: _Taking) -> None:
+        await settle(taking)
+        steps.append("round trip")
+
+    monkeypatch.setattr(_Taking, "ack", noted_ack)
+    monkeypatch.setattr(_Taking, "settle", noted_settle)
+    redrive_parked(
+        BusConfig(broker=rabbit.name),
+        ["orders/billing"],
+        on_progress=lambda _told: steps.append("told"),
+    )
+    first, each = steps.index("ack"), ["ack", "round trip", "told"]
+    assert steps[first : first + COUNT * len(each)] == each * COUNT
+    assert not parking.messages
