@@ -18,6 +18,7 @@ from messagebus.broker import BrokerList
 from ops.errors import LocalFault
 from ops.local import process
 from ops.local.cluster import LocalCluster
+from ops.local.layout import Layout
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually
 
@@ -96,6 +97,13 @@ def test_a_cluster_that_was_stopped_comes_back_with_its_data_and_leaves_nothing_
     with cluster.management("mb1") as management:
         assert management.get("/api/queues/%2F/kept").status_code == 200
     cluster.down()
+
+
+def test_a_cluster_keeps_the_programs_that_it_was_made_with(tmp_path: Path) -> None:
+    made = Layout(dir=tmp_path, numbers=(1,), root=Path("/roots/sid"))
+    (tmp_path / "cluster.json").write_text(made.to_json())
+    with pytest.raises(LocalFault, match="are those in /roots/sid; take another folder"):
+        LocalCluster(tmp_path, root=Path("/")).up()
 
 
 def test_a_taken_port_moves_all_ports_together_and_it_is_said(tmp_path: Path) -> None:
