@@ -112,17 +112,21 @@ class Queue:
     """One set of competing consumers.
 
     name: as of a `Topic`. durability: what a confirmed message survives. delivery_limit: as of a
-    `Subscription`. Two queues are equal when their names are.
+    `Subscription`. create: a publish to it makes it exist; else it must have been declared, or consumed
+    from, or the publish is unroutable. Two queues are equal when their names are.
     """
 
     name: str
     durability: Durability = field(default=Durability.FSYNC, compare=False)
     delivery_limit: int = field(default=0, compare=False)
+    create: bool = field(default=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_name("queue", self.name)
         _check_durability(self.durability)
         _check_delivery_limit(self.delivery_limit, self.durability)
+        if type(self.create) is not bool:
+            raise NameInvalid(f"create {self.create!r}: True or False")
 
     @property
     def exchange(self) -> str:

@@ -2,7 +2,9 @@
 
 Runs on one asyncio loop. A lane opens when the destination is registered and the current link was
 seen to have it. A broker that forbids an exchange closes the whole link for it; so a forbidden
-destination is refused for REFUSED_S, or each publish to it would cost all the others their link.
+destination is refused for REFUSED_S, or each publish to it would cost all the others their link. A queue that
+nobody has declared is not made by publishing to it, unless that is asked for: a mistyped name would keep
+messages that nobody ever reads. Its publishes are unroutable, and it is looked for again after ABSENT_S.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Address
 from messagebus._io.wire import Topology
 from messagebus.core.outbox import Item, Outbox
+from messagebus.destination import Queue
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 
 __all__ = ["Lanes"]
@@ -27,6 +30,7 @@ log = logging.getLogger("messagebus.publisher")
 REGISTER_TIMEOUT_MS = 30_000
 RETRY_S = 0.1
 REFUSED_S = 5.0
+ABSENT_S = 1.0
 ACCESS_REFUSED, NOT_FOUND = 403, 404
 
 
@@ -34,6 +38,10 @@ ACCESS_REFUSED, NOT_FOUND = 403, 404
 class _Refusal:
     reason: str
     until_s: float
+    unroutable: bool
+
+    def holds_for(self, address: Address) -> bool:
+        return time.monotonic() < self.until_s and not (self.unroutable and _creates(address))
 
 
 class Lanes:
@@ -70,8 +78,8 @@ class Lanes:
         if lane in self.known:
             return
         refusal = self._refusals.get(lane)
-        if refusal is not None and time.monotonic() < refusal.until_s:
-            self._loop.call_soon(self._refuse_again, lane, refusal.reason)
+        if refusal is not None and refusal.holds_for(address):
+            self._loop.call_soon(self._refuse_again, lane, refusal)
             return
         self.known[lane] = address
         self._gone.pop(lane, None)
@@ -80,9 +88,10 @@ class Lanes:
             return
         self._tasks.spawn(self._open(address))
 
-    def _refuse_again(self, lane: str, reason: str) -> None:
+    def _refuse_again(self, lane: str, refusal: _Refusal) -> None:
         if lane not in self.known:
-            self._settle(self._outbox.refuse_lane(lane, reason))
+            items = self._outbox.refuse_lane(lane, refusal.reason, unroutable=refusal.unroutable)
+            self._settle(items)
 
     @property
     def opening(self) -> int:
@@ -130,6 +139,11 @@ class Lanes:
 
     async def _open(self, address: Address) -> None:
         try:
+            for each in address.wanted:
+                if isinstance(each, Queue) and not each.create and not await self._exists(each):
+                    told = f"{each} was never declared; `declare` it, or publish to Queue(..., create=True)"
+                    self._refuse(address, told, unroutable=True)
+                    return
             await self._topology.register(
                 address.wanted, timeout_ms=REGISTER_TIMEOUT_MS, enough=True
             )
@@ -157,10 +171,18 @@ class Lanes:
         await asyncio.sleep(RETRY_S)
         await self._open(address)
 
-    def _refuse(self, address: Address, reason: str) -> None:
+    async def _exists(self, queue: Queue) -> bool:
+        return await self._topology.exists(queue, timeout_ms=REGISTER_TIMEOUT_MS)
+
+    def _refuse(self, address: Address, reason: str, *, unroutable: bool = False) -> None:
         log.warning("destination refused destination=%s reason=%r", address.name, reason)
         lane = address.lane
         self.known.pop(lane, None)
-        self._refusals[lane] = _Refusal(reason, time.monotonic() + REFUSED_S)
+        until_s = time.monotonic() + (ABSENT_S if unroutable else REFUSED_S)
+        self._refusals[lane] = _Refusal(reason, until_s, unroutable)
         self._outbox.close_lane(lane)
-        self._settle(self._outbox.refuse_lane(lane, reason))
+        self._settle(self._outbox.refuse_lane(lane, reason, unroutable=unroutable))
+
+
+def _creates(address: Address) -> bool:
+    return any(isinstance(each, Queue) and each.create for each in address.wanted)

@@ -23,7 +23,7 @@ from messagebus._io.link import Credentials, Link, dial
 from messagebus._io.wire import Registration, Topology
 from messagebus.config import BusConfig
 from messagebus.core.backoff import backoff_ms
-from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Subscription, Topic
+from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
     CertificateRefused,
     ChannelRefused,
@@ -58,6 +58,9 @@ log = logging.getLogger("messagebus.topology")
 # An agent asks all others before it answers; each of those has a deadline of its own below this.
 ANSWER_TIMEOUT_S = 10.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
+# An agent that has just started knows nothing yet, and behind one address there may be any of them. Each that
+# takes publishes knows what was declared.
+ABSENT_SURE = 3
 # One agent with a strange certificate is no reason to give up: the next try may be another one's. So
 # many in a row (within half a second) are: then it is our own authority that is wrong.
 STRANGERS_MAX = 4
@@ -145,6 +148,42 @@ class Agents:
             case _:
                 raise LinkLost(url, f"HTTP {answer.status_code} {answer.text.strip()[:200]}")
 
+    async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
+        until_ms, failures, absent = now_ms() + timeout_ms, 0, 0
+        async with http_client(
+            self._bus, timeout=ANSWER_TIMEOUT_S, transport=self._transport
+        ) as http:
+            while True:
+                url = self._bus.list_urls[failures % len(self._bus.list_urls)]
+                try:
+                    if str(queue) in await self._alive(http, urljoin(url, "topology")):
+                        return True
+                    absent += 1
+                    if absent == ABSENT_SURE:
+                        return False
+                    missing = {url: "does not know it"}
+                except (httpx.HTTPError, LinkLost) as fault:
+                    missing = {url: str(fault) or type(fault).__name__}
+                failures += 1
+                wait_ms = backoff_ms(
+                    failures, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS, share=random.random()
+                )
+                if now_ms() + wait_ms >= until_ms:
+                    raise RegistrationIncomplete(str(queue), missing)
+                await asyncio.sleep(wait_ms / 1000)
+
+    async def _alive(self, http: httpx.AsyncClient, url: str) -> set[str]:
+        """The names that an agent's map has."""
+        who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
+        answer = await http.get(url, auth=who)
+        if answer.status_code in (401, 403):
+            raise LoginRefused(url, "user or password refused by the agent")
+        try:
+            told = answer.raise_for_status().json()
+            return {each["wanted"] for each in told["entries"] if each["alive"]}
+        except (ValueError, TypeError, KeyError) as fault:
+            raise LinkLost(url, "not an agent's answer") from fault
+
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> dict[Destination | Delay, MessageBusError]:
@@ -223,6 +262,21 @@ class Alone:
         finally:
             await link.close()
         return Registration(True, held=(link.broker or link.address.name,))
+
+    async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
+        link = await dial(
+            self._bus.address,
+            credentials(self._bus),
+            timeout_ms=min(timeout_ms, self._bus.dial_timeout_max_ms),
+        )
+        try:
+            await link.try_call("queue_declare", queue=queue.amqp_queue, passive=True)
+        except ChannelRefused as fault:
+            # Who may not look finds out when he publishes.
+            return fault.code != NOT_FOUND
+        finally:
+            await link.close()
+        return True
 
     async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from messagebus.core.outbox import CONFIRMED, Item
-from messagebus.destination import Delay, Destination, parse_destination
+from messagebus.destination import Delay, Destination, Queue, parse_destination
 from messagebus.message import BINARY
 from messagebus.outcome import Durability, Outcome, Published
 
@@ -92,7 +92,7 @@ class Shapes:
     """What was asked for, as shapes. Any thread may ask."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Durability, Delay | None, str], Shape] = {}
+        self._known: dict[tuple[str, Durability, bool, Delay | None, str], Shape] = {}
         self._plain: dict[str, Shape] = {}
 
     def plain(self, destination: str) -> Shape:
@@ -105,7 +105,8 @@ class Shapes:
         return shape
 
     def of(self, destination: Destination, content_type: str, delay: Delay | None = None) -> Shape:
-        key = (str(destination), destination.durability, delay, content_type)
+        creates = isinstance(destination, Queue) and destination.create
+        key = (str(destination), destination.durability, creates, delay, content_type)
         shape = self._known.get(key)
         if shape is None:
             if len(self._known) >= SHAPES_MAX:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.listkeeper import ListKeeper
-from messagebus.destination import Delay, Destination, Subscription
+from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import MessageBusError
 from messagebus.topology import Options, Wanted
 
@@ -50,6 +50,9 @@ class Topology(Protocol):
         enough: one broker that holds it will do. Raises RegistrationIncomplete, TopologyMismatch,
         LoginRefused or NameInvalid.
         """
+
+    async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
+        """Whether somebody has made it exist. Raises RegistrationIncomplete, LoginRefused or LinkError."""
 
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]

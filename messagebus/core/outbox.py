@@ -224,15 +224,18 @@ class Outbox:
         state.held.extend(entry for entry in self._backlog if entry.lane == lane)
         self._backlog = deque(entry for entry in self._backlog if entry.lane != lane)
 
-    def refuse_lane(self, lane: str, reason: str) -> list[Item]:
-        """The destination cannot be published to: settle what waits for it."""
+    def refuse_lane(self, lane: str, reason: str, *, unroutable: bool = False) -> list[Item]:
+        """The destination cannot be published to: settle what waits for it.
+
+        unroutable: because nobody has made it exist.
+        """
         state = self._lanes[lane]
         self._close_batch(state)
         items = [item for entry in state.held for item in _items(entry)]
         state.held.clear()
         for item in items:
             self._waits_no_more(item)
-        return self._give_up(items, reason)
+        return self._give_up(items, reason, UNROUTABLE if unroutable else REFUSED)
 
     # ------------------------------------------------------------------ links
     def link_opened(self, link: int, *, after: Iterable[int]) -> None:
@@ -439,8 +442,8 @@ class Outbox:
         self.waiting -= item.count
         self.waiting_bytes -= item.size
 
-    def _give_up(self, items: list[Item], reason: str) -> list[Item]:
-        refused, unknown = End(REFUSED, reason), End(UNKNOWN, reason)
+    def _give_up(self, items: list[Item], reason: str, outcome: str = REFUSED) -> list[Item]:
+        refused, unknown = End(outcome, reason), End(UNKNOWN, reason)
         for item in items:
             self._settle([item], unknown if item.attempts else refused)
         return items

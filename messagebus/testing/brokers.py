@@ -279,6 +279,10 @@ class MemoryBrokers:
                 broker.declare(wanted)
             return options_of(found)
 
+    def is_declared(self, source: Source) -> bool:
+        with self.lock:
+            return str(source) in self._wanted
+
     def delete(self, source: Source) -> None:
         """Forget it on every broker, with all that waits there."""
         with self.lock:

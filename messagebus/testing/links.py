@@ -17,7 +17,7 @@ from messagebus._io.link import Link
 from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.listkeeper import ListKeeper
-from messagebus.destination import Delay, Destination, Subscription
+from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import ChannelRefused, LinkError, LinkLost, MessageBusError
 from messagebus.testing.brokers import MemoryBroker, MemoryBrokers, Route
 from messagebus.testing.queues import Arrived, Taker
@@ -79,6 +79,9 @@ class _MemoryTopology:
     ) -> Registration:
         options = {str(each): self._brokers.declare(each) for each in wanted}
         return Registration(True, held=self._brokers.names, options=options)
+
+    async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
+        return self._brokers.is_declared(queue)
 
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]

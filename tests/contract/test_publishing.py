@@ -19,6 +19,7 @@ from messagebus import (
     Outcome,
     Publisher,
     PublisherConfig,
+    Queue,
     Refused,
     Stopped,
     Unroutable,
@@ -173,12 +174,31 @@ async def test_a_renewed_connection_goes_on_in_good_order(bus: Bus) -> None:
 
 async def test_a_publish_may_wait_for_a_queue_of_its_own(bus: Bus) -> None:
     publisher = await bus.publisher()
-    to = f"queue:{bus.topic}"
-    published = await publisher.call("send_safe", to, b"job", timeout_s=30)
+    queue = Queue(bus.topic, create=True)
+    published = await publisher.call("send_safe", queue, b"job", timeout_s=30)
     assert published.outcome is Outcome.CONFIRMED
-    consumer = await bus.consumer("", destination=to)
+    consumer = await bus.consumer("", destination=str(queue))
     (delivery,) = await receive(consumer, 1)
-    assert (delivery.body, str(delivery.source)) == (b"job", to)
+    assert (delivery.body, delivery.source) == (b"job", queue)
+
+
+async def test_a_queue_that_nobody_declared_swallows_nothing(bus: Bus) -> None:
+    """A mistyped name is told, at once and after a delay, and other publishes go on."""
+    publisher, typo = await bus.publisher(), f"queue:{bus.topic}-typo"
+    for options in ({}, {"deliver_after_s": 1}):
+        with pytest.raises(Unroutable, match=f"{typo} was never declared"):
+            await publisher.call("send_safe", typo, b"x", timeout_s=WITHIN_S, **options)
+    ended = [await publisher.call("submit", typo, b"x") for _ in range(3)]
+    assert {(await end_of(each)).outcome for each in ended} == {Outcome.UNROUTABLE}
+    assert (await publisher.call("stats")).links_lost == 0
+    # Who declares it, or asks for it to be made, may publish to it.
+    made = Queue(f"{bus.topic}-typo", create=True)
+    published = await publisher.call("send_safe", made, b"x", timeout_s=WITHIN_S)
+    assert published.outcome is Outcome.CONFIRMED
+    published = await publisher.call("send_safe", typo, b"y", timeout_s=WITHIN_S)
+    assert published.outcome is Outcome.CONFIRMED
+    consumer = await bus.consumer("", destination=typo)
+    assert sorted(each.body for each in await receive(consumer, 2)) == [b"x", b"y"]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "amq.topic", "mb.x", "x" * 121, "a/b", "ü"])

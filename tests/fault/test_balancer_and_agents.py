@@ -22,6 +22,7 @@ from messagebus import (
     Outcome,
     Publisher,
     PublisherConfig,
+    Queue,
 )
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
@@ -151,7 +152,7 @@ def test_a_consumer_starts_from_the_cached_list_while_the_balancer_is_away(
 ) -> None:
     bus = replace(bus, list_cache=str(tmp_path / "list"))
     with Publisher(bus) as publisher:
-        sent = publisher.send_safe(f"queue:{topic}", b"x")
+        sent = publisher.send_safe(Queue(topic, create=True), b"x")
     eventually(lambda: (tmp_path / "list").exists(), within_s=SEEN_WITHIN_S)
     broken.stop("haproxy")
     consumer = Consumer(bus, f"queue:{topic}", config=ConsumerConfig())

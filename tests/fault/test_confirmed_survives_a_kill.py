@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
-from messagebus import Consumer, Durability, Outcome, Published, Publisher
+from messagebus import Consumer, Durability, Outcome, Published, Publisher, Queue
 from ops.local.cluster import LocalCluster
 from ops.local.process import KILL_WITHIN_S, send, wait_gone
 from tests.support.eventually import eventually
@@ -40,7 +40,7 @@ def test_a_queue_declared_a_moment_before_the_kill_keeps_every_confirmed_message
     with Publisher(direct(broken, "mb1")) as publisher:
         assert register(broken, f"queue:{topic}")["complete"]
         declared = time.monotonic()
-        published = publisher.send_many(f"queue:{topic}", [b"young"] * MESSAGES)
+        published = publisher.send_many(Queue(topic, create=True), [b"young"] * MESSAGES)
         broken.kill("mb1")
         log.info("killed %.3f s after the declaration", time.monotonic() - declared)
     promised = _promised_by(published, broken.node("mb1").broker)
@@ -54,7 +54,7 @@ def test_the_first_send_safe_to_a_new_queue_survives_a_kill_at_its_return(
     broken: LocalCluster, topic: str
 ) -> None:
     with Publisher(direct(broken, "mb1")) as publisher:
-        published = publisher.send_safe(f"queue:{topic}", b"first")
+        published = publisher.send_safe(Queue(topic, create=True), b"first")
         broken.kill("mb1")
     promised = _promised_by([published], broken.node("mb1").broker)
     assert len(promised) == 1

@@ -12,7 +12,7 @@ from messagebus import BusConfig, Consumer, ConsumerConfig, Delivery, Outcome, P
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import close_connections, direct, register, write_list
-from tests.support.load import consuming, drain, publishing
+from tests.support.load import consuming, created, drain, publishing
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def _period() -> tuple[int, int]:
 
 def _publish(cluster: LocalCluster, destination: str, name: str, count: int) -> set[str]:
     with Publisher(direct(cluster, name)) as publisher:
-        done = publisher.send_many(destination, [b"x"] * count)
+        done = publisher.send_many(created(destination), [b"x"] * count)
     assert {each.broker for each in done} == {cluster.node(name).broker}
     return {each.message_id for each in done}
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from messagebus import BusConfig, LinkLost, Outcome, Publisher, PublisherConfig
+from messagebus import BusConfig, LinkLost, Outcome, Publisher, PublisherConfig, Queue
 from messagebus._io.dialer import Target, dial_distinct
 from messagebus._io.link import Credentials
 from messagebus.broker import Broker
@@ -81,11 +81,13 @@ def test_a_publisher_that_starts_while_a_broker_is_frozen_is_served_by_another(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
     with Publisher(bus) as publisher:
-        publisher.send_safe(f"queue:{topic}", b"before")
+        publisher.send_safe(Queue(topic, create=True), b"before")
     broken.freeze("mb3")
     for _ in range(STARTS):
         with Publisher(bus) as publisher:
-            published = publisher.send_safe(f"queue:{topic}", b"x", timeout_s=ANSWERED_WITHIN_S)
+            published = publisher.send_safe(
+                Queue(topic, create=True), b"x", timeout_s=ANSWERED_WITHIN_S
+            )
         assert published.broker != broken.node("mb3").broker
 
 

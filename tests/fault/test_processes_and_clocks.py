@@ -27,6 +27,7 @@ from messagebus import (
     NotReady,
     Outcome,
     Publisher,
+    Queue,
     Secret,
 )
 from messagebus._io.link import Credentials, Link, dial
@@ -384,7 +385,7 @@ def test_a_wall_clock_that_jumps_disturbs_nobody(
         accepted, real = rabbit.accepted, time.time
         monkeypatch.setattr(time, "time", lambda: real() + jump_s)
         _send_and_receive(publisher, consumer)
-        late = publisher.submit("queue:nowhere", b"", timeout_s=0.2)
+        late = publisher.submit(Queue("nowhere", create=True), b"", timeout_s=0.2)
         assert late.result(WITHIN_S * FACTOR).outcome is not Outcome.CONFIRMED
         assert consumer.receive(0.2) is None
         monkeypatch.setattr(time, "time", real)

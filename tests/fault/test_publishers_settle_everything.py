@@ -16,11 +16,12 @@ from messagebus import (
     Published,
     Publisher,
     PublisherConfig,
+    Queue,
 )
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import alarm, direct, metric, register
-from tests.support.load import consuming, drain, publishing
+from tests.support.load import consuming, created, drain, publishing
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def test_what_a_lost_link_leaves_open_is_sent_again_to_another_broker_under_the_
 ) -> None:
     config = PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS)
     with Publisher(bus, config) as publisher:
-        publisher.send_safe(f"queue:{topic}", b"x")
+        publisher.send_safe(Queue(topic, create=True), b"x")
         frozen = publisher.stats().broker
         name = next(n for n in broken.names if broken.node(n).broker == frozen)
         futures = _leave_open(broken, publisher, f"queue:{topic}", name=name)
@@ -145,7 +146,7 @@ def _leave_open(
     cluster: LocalCluster, publisher: Publisher, destination: str, *, name: str = "mb1"
 ) -> list[Future[Published]]:
     """Freeze the broker and publish OPEN messages that it does not answer."""
-    publisher.send_safe(destination, b"x")
+    publisher.send_safe(created(destination), b"x")
     cluster.freeze(name)
     futures = [publisher.submit(destination, b"x") for _ in range(OPEN)]
     eventually(lambda: publisher.stats().window == OPEN, within_s=READY_WITHIN_S)

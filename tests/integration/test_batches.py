@@ -23,6 +23,7 @@ from messagebus._io.copies import PARK_REASON
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually_async
 from tests.support.faults import direct
+from tests.support.load import created
 from tests.support.queues import take_raw
 
 WITHIN_S = 20.0 * FACTOR
@@ -41,7 +42,7 @@ async def publish(bus: BusConfig, queue: str) -> list[str]:
     """One batch; returns the ids."""
     config = PublisherConfig(batch={queue: Batching(count_max=COUNT, linger_ms=50)})
     async with AsyncPublisher(bus, config) as publisher:
-        published = await publisher.send_many(queue, [b"%d" % n for n in range(COUNT)])
+        published = await publisher.send_many(created(queue), [b"%d" % n for n in range(COUNT)])
         assert {each.outcome for each in published} == {Outcome.CONFIRMED}
         return [each.message_id for each in published]
 
@@ -95,7 +96,7 @@ async def test_what_send_many_is_given_together_travels_together(
     given: list[Payload] = [b"%d" % n for n in range(5 * COUNT)]
     given += [too_large, "text", b"last"]
     async with AsyncPublisher(direct(cluster, "mb1"), config) as publisher:
-        published = await publisher.send_many(queue, given)
+        published = await publisher.send_many(created(queue), given)
         assert publisher.stats().confirmed == len(given)
     assert {each.outcome for each in published} == {Outcome.CONFIRMED}
     consumer = await attached(bus, queue)
@@ -180,7 +181,7 @@ async def test_messages_larger_than_a_batch_and_with_a_priority_go_alone_in_orde
     config = PublisherConfig(batch={queue: Batching(count_max=10, bytes_max=100)})
     sent = [b"a", b"x" * 200, b"b", b"c"]
     async with AsyncPublisher(direct(cluster, "mb1"), config) as publisher:
-        await publisher.send_safe(queue, b"first")
+        await publisher.send_safe(created(queue), b"first")
         futures = [await publisher.submit(queue, body) for body in sent]
         futures.append(await publisher.submit(queue, b"p", priority=3))
         assert {each.outcome for each in await asyncio.gather(*futures)} == {Outcome.CONFIRMED}

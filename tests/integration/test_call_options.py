@@ -95,11 +95,11 @@ def test_64_threads_get_even_shares_of_a_full_backlog(cluster: LocalCluster, top
 
     def run(number: int) -> None:
         while not enough.is_set():
-            publisher.submit(f"queue:{topic}", b"x")
+            publisher.submit(Queue(topic, create=True), b"x")
             sent[number] += 1
 
     with Publisher(bus, PublisherConfig(backlog_messages_max=THREADS // 2)) as publisher:
-        publisher.send_safe(f"queue:{topic}", b"first")
+        publisher.send_safe(Queue(topic, create=True), b"first")
         threads = [threading.Thread(target=run, args=(n,)) for n in range(THREADS)]
         for thread in threads:
             thread.start()

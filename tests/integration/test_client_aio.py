@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Outcome
+from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Outcome, Queue
 from tests.support.eventually import FACTOR
 
 READY_WITHIN_S = 20.0
@@ -13,7 +13,7 @@ async def test_what_asyncio_publishes_asyncio_consumes_by_ids(bus: BusConfig, to
     consumer = AsyncConsumer(bus, f"queue:{topic}")
     await consumer.start(require="all", timeout_s=READY_WITHIN_S * FACTOR)
     async with AsyncPublisher(bus) as publisher:
-        done = await publisher.send_many(f"queue:{topic}", [b"x"] * MANY)
+        done = await publisher.send_many(Queue(topic, create=True), [b"x"] * MANY)
     assert {each.outcome for each in done} == {Outcome.CONFIRMED}
     expected = {each.message_id for each in done}
     got: list[str] = []
@@ -30,7 +30,7 @@ async def test_an_async_consumer_that_stops_gives_back_what_it_did_not_answer(
     bus: BusConfig, topic: str
 ) -> None:
     async with AsyncPublisher(bus) as publisher:
-        sent = await publisher.send_safe(f"queue:{topic}", b"x")
+        sent = await publisher.send_safe(Queue(topic, create=True), b"x")
     consumer = AsyncConsumer(bus, f"queue:{topic}")
     await consumer.start(require="all", timeout_s=READY_WITHIN_S * FACTOR)
     first = await consumer.receive(READY_WITHIN_S)

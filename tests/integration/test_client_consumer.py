@@ -22,7 +22,7 @@ from messagebus import (
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import close_connections, direct
-from tests.support.load import consuming, drain
+from tests.support.load import consuming, created, drain
 
 READY_WITHIN_S = 20.0
 NOTHING_WITHIN_S = 1.0
@@ -255,7 +255,7 @@ def _publish(
     ids = []
     for name in names:
         with Publisher(direct(cluster, name)) as publisher:
-            done = publisher.send_many(destination, [b"x"] * count)
+            done = publisher.send_many(created(destination), [b"x"] * count)
         assert {each.broker for each in done} == {cluster.node(name).broker}
         ids += [each.message_id for each in done]
     return ids

@@ -25,6 +25,7 @@ from messagebus import (
     Published,
     Publisher,
     PublisherConfig,
+    Queue,
     Secret,
     Stopped,
     Unroutable,
@@ -50,7 +51,7 @@ def test_send_safe_returns_a_confirm_with_broker_and_durability(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
     with Publisher(bus) as publisher:
-        published = publisher.send_safe(f"queue:{topic}", b"x")
+        published = publisher.send_safe(Queue(topic, create=True), b"x")
     assert published.outcome is Outcome.CONFIRMED
     assert published.durability is Durability.FSYNC
     assert published.broker in {cluster.node(name).broker for name in cluster.names}
@@ -83,7 +84,7 @@ def test_the_callers_message_and_headers_are_never_changed(bus: BusConfig, topic
     message = Message.json({"a": 1}, headers=headers, key="k", priority=3)
     before, headers_before = copy.deepcopy(message), copy.deepcopy(headers)
     with Publisher(bus) as publisher:
-        first, second = publisher.send_many(f"queue:{topic}", [message, message])
+        first, second = publisher.send_many(Queue(topic, create=True), [message, message])
     assert message == before
     assert headers == headers_before
     assert message.message_id == ""
@@ -107,7 +108,7 @@ def test_every_publish_of_many_threads_reaches_exactly_one_outcome(
 
         def work() -> None:
             for _ in range(MANY // THREADS):
-                future = publisher.submit(f"queue:{topic}", b"x")
+                future = publisher.submit(Queue(topic, create=True), b"x")
                 future.add_done_callback(lambda done: ends.update([done.result().message_id]))
                 futures.append(future)
 
@@ -130,17 +131,17 @@ def test_every_publish_of_many_threads_reaches_exactly_one_outcome(
 def test_stop_settles_what_is_in_flight(bus: BusConfig, topic: str) -> None:
     publisher = Publisher(bus)
     publisher.start(require="one", timeout_s=READY_WITHIN_S)
-    futures = [publisher.submit(f"queue:{topic}", b"x") for _ in range(MANY)]
+    futures = [publisher.submit(Queue(topic, create=True), b"x") for _ in range(MANY)]
     assert publisher.stop(timeout_s=READY_WITHIN_S) == 0
     assert {future.result(timeout=0).outcome for future in futures} == {Outcome.CONFIRMED}
     with pytest.raises(Stopped):
-        publisher.submit(f"queue:{topic}", b"too late")
+        publisher.submit(Queue(topic, create=True), b"too late")
 
 
 def test_stop_says_how_much_it_could_not_settle(topic: str) -> None:
     publisher = Publisher(BusConfig(broker=REFUSED_PORT))
     publisher.start()
-    futures = [publisher.submit(f"queue:{topic}", b"x") for _ in range(10)]
+    futures = [publisher.submit(Queue(topic, create=True), b"x") for _ in range(10)]
     assert publisher.stop(timeout_s=0.2) == 10
     assert {future.result(timeout=0).outcome for future in futures} == {Outcome.REFUSED}
 

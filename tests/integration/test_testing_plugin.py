@@ -123,7 +123,7 @@ from messagebus import BusConfig, Publisher
 def test_it(messagebus_cluster):
     bus = BusConfig.from_env(messagebus_cluster.client_env())
     with Publisher(bus) as publisher:
-        assert publisher.send_safe("queue:jobs", b"one", timeout_s=60).broker
+        assert publisher.send_safe(Queue("jobs", create=True), b"one", timeout_s=60).broker
     assert len(messagebus_cluster.names) == 1
 """
     told = run(tmp_path, text)

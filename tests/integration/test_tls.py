@@ -25,6 +25,7 @@ from messagebus import (
     NotReady,
     Publisher,
     PublisherConfig,
+    Queue,
     brokers,
     declare,
 )
@@ -114,7 +115,7 @@ def see(cluster: LocalCluster, seen: dict[str, dict[str, Any]]) -> dict[str, dic
 
 async def test_the_asyncio_client_speaks_tls_too(bus: BusConfig) -> None:
     async with AsyncPublisher(bus) as publisher:
-        assert (await publisher.send_safe("queue:jobs", b"x")).broker
+        assert (await publisher.send_safe(Queue("jobs", create=True), b"x")).broker
 
 
 def test_registering_and_the_list_go_over_https(secured: LocalCluster, bus: BusConfig) -> None:
@@ -291,7 +292,9 @@ def test_haproxy_can_route_by_the_server_name(secured: LocalCluster, bus: BusCon
             list_urls=(f"https://{node.agent}/consumer-list",),
         )
         with Publisher(named) as publisher:
-            published = publisher.send_safe("queue:jobs", b"x", timeout_s=READY_WITHIN_S)
+            published = publisher.send_safe(
+                Queue("jobs", create=True), b"x", timeout_s=READY_WITHIN_S
+            )
         assert published.broker == node.broker
 
 
@@ -321,7 +324,9 @@ def test_a_broker_with_a_strange_certificate_gets_no_publishes(
         eventually(lambda: balancer_state(secured, "mb1") == "UP", within_s=CHECKED_WITHIN_S)
         assert balancer_state(secured, "mb2") == "DOWN"
         with Publisher(bus) as publisher:
-            published = publisher.send_safe("queue:jobs", b"x", timeout_s=READY_WITHIN_S)
+            published = publisher.send_safe(
+                Queue("jobs", create=True), b"x", timeout_s=READY_WITHIN_S
+            )
         assert published.broker == secured.node("mb1").broker
     finally:
         secured.stop("mb2")

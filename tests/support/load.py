@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from messagebus import (
     BusConfig,
@@ -30,6 +30,7 @@ from messagebus import (
     PublisherConfig,
     PublisherStats,
 )
+from messagebus.destination import Destination, Queue, parse_destination
 from tests.support.eventually import FACTOR
 
 __all__ = ["Arrival", "Consuming", "Load", "Sent", "consuming", "drain", "publishing"]
@@ -64,6 +65,12 @@ class Arrival:
     received_ns: int
 
 
+def created(text: str) -> Destination:
+    """The same, and a queue is made by the first publish to it."""
+    found = parse_destination(text)
+    return replace(found, create=True) if isinstance(found, Queue) else found
+
+
 class Load:
     """Some publishers, each in a thread of its own, until `stop`."""
 
@@ -77,7 +84,7 @@ class Load:
         config: PublisherConfig,
         body_bytes: int,
     ) -> None:
-        self._destination, self._interval_s = destination, 1 / rate_per_s
+        self._destination, self._interval_s = created(destination), 1 / rate_per_s
         self._body = b"x" * body_bytes
         self.publishers = [Publisher(bus, config) for _ in range(publishers)]
         self._threads = [threading.Thread(target=self._run, args=(p,)) for p in self.publishers]

@@ -168,3 +168,11 @@ def test_more_than_the_last_step_is_too_much() -> None:
 def test_only_steps_of_the_ladder_exist() -> None:
     with pytest.raises(NameInvalid):
         Delay(1_500)
+
+
+def test_a_queue_is_made_by_a_publish_only_where_that_is_asked_for() -> None:
+    assert not Queue("jobs").create
+    assert Queue("jobs", create=True) == Queue("jobs")
+    assert parse_destination("queue:jobs") == Queue("jobs")
+    with pytest.raises(NameInvalid, match="create 'yes': True or False"):
+        Queue("jobs", create="yes")  # type: ignore[arg-type]

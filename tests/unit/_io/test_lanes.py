@@ -14,7 +14,7 @@ from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Address
 from messagebus._io.wire import Registration
 from messagebus.core.outbox import Item, Outbox
-from messagebus.destination import Delay, Destination, Subscription, Topic
+from messagebus.destination import Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
     ChannelRefused,
     LinkLost,
@@ -37,6 +37,10 @@ class FakeTopology:
         self.asked = 0
         self.missing: dict[Destination | Delay, MessageBusError] = {}
         self.verified: list[list[Destination | Delay]] = []
+        self.queues: set[Queue] = set()
+
+    async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
+        return queue in self.queues
 
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
@@ -88,11 +92,11 @@ class Bench:
     def _leave(self) -> None:
         self.left += 1
 
-    def publish(self, destination: Topic) -> None:
+    def publish(self, destination: Destination) -> None:
         self.lanes.use(Address.of(destination))
         self.outbox.accept(Item("id", destination.exchange, 1, 10_000))
 
-    async def opened(self, destination: Topic) -> None:
+    async def opened(self, destination: Destination) -> None:
         await eventually_async(lambda: self.outbox.lane_is_open(destination.exchange), within_s=5)
 
 
@@ -220,3 +224,26 @@ async def test_other_ends_of_a_link_refuse_nothing(why: LinkLost | ChannelRefuse
     await bench.opened(ORDERS)
     bench.lanes.link_lost(why)
     assert bench.settled == []
+
+
+async def test_a_queue_that_nobody_declared_is_unroutable_and_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, queue = Bench(FakeTopology()), Queue("remniders")
+    for count in (1, 2):
+        bench.publish(queue)
+        await eventually_async(lambda: len(bench.settled) == count, within_s=5)
+    ends = [item.end for item in bench.settled]
+    assert [end.outcome for end in ends if end] == ["unroutable", "unroutable"]
+    assert "queue:remniders was never declared" in ends[0].reason  # type: ignore[union-attr]
+    assert bench.topology.asked == 0
+    # Once it is asked for by name, or somebody has declared it, it is open.
+    bench.publish(Queue("remniders", create=True))
+    await bench.opened(queue)
+    monkeypatch.setattr(module, "ABSENT_S", 0.0)
+    other = Queue("reminders")
+    bench.publish(other)
+    await eventually_async(lambda: len(bench.settled) == 3, within_s=5)
+    bench.topology.queues.add(other)
+    bench.publish(other)
+    await bench.opened(other)

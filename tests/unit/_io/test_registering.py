@@ -286,3 +286,33 @@ async def test_a_link_that_ends_meanwhile_is_told_as_that() -> None:
     link.refused = {topic.exchange: LinkLost("mb1:5672", "ended") for topic in topics}
     with pytest.raises(LinkLost, match="ended"):
         await agents(Asked(told(COMPLETE))).verify(link, topics)  # type: ignore[arg-type]
+
+
+def known(*names: str) -> httpx.Response:
+    return told({"entries": [{"wanted": name, "alive": name != "queue:gone"} for name in names]})
+
+
+async def exists(asked: Asked) -> bool:
+    return await agents(asked).exists(Queue("jobs"), timeout_ms=5_000)
+
+
+async def test_a_queue_exists_when_one_agent_knows_it() -> None:
+    assert await exists(Asked(known("orders", "queue:jobs")))
+    # The first has just started, the second does not answer.
+    assert await exists(Asked(known(), httpx.ConnectError("refused"), known("queue:jobs")))
+
+
+async def test_a_queue_is_absent_when_agents_say_so_again_and_again() -> None:
+    asked = Asked(known("queue:gone", "jobs", "orders/jobs"))
+    assert not await exists(asked)
+    assert len(asked.requests) == registering.ABSENT_SURE
+    assert not await agents(Asked(known("queue:gone"))).exists(Queue("gone"), timeout_ms=5_000)
+
+
+async def test_whether_a_queue_exists_is_never_guessed() -> None:
+    with pytest.raises(RegistrationIncomplete, match="queue:jobs"):
+        await agents(Asked(said("busy", 503))).exists(Queue("jobs"), timeout_ms=20)
+    with pytest.raises(RegistrationIncomplete):
+        await agents(Asked(said("<html>", 200))).exists(Queue("jobs"), timeout_ms=20)
+    with pytest.raises(LoginRefused):
+        await exists(Asked(said("", 401)))
