@@ -10,7 +10,7 @@ KITS := lb consumer_lists ops bench spark
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
 
-.PHONY: demo test up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak docs lock install help
+.PHONY: demo test up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak docs dist lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
@@ -93,6 +93,9 @@ soak: install ## 15 minutes of random faults under load: nothing may be lost
 
 docs: install ## the API reference, into out/docs
 	@$(PYTHON) -m docs.reference
+
+dist: install ## the wheel and the source archive, into dist/: the same bytes from the same commit
+	@$(PYTHON) -m ops.dist
 
 lock: ## write requirements.lock anew from requirements.in; needs uv
 	@uv pip compile --quiet --no-header --generate-hashes --python-version 3.11 \

@@ -4,6 +4,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from messagebus.aio import AsyncConsumer, AsyncPublisher
     from messagebus.app import App

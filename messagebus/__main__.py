@@ -2,7 +2,8 @@
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
 MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/howto/settings.md). Errors are one line on
-standard error. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+standard error. Exit codes: 0 done, 1 failed, 2 wrong use, 3 some done and some not, 4 no such topic, queue or
+subscription, 5 login refused, 6 nobody answered in time, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,13 +23,24 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from messagebus import directory
+from messagebus import __version__, directory
+from messagebus._namesake import namesake
 from messagebus.commands import parked
 from messagebus.commands.worker import worker
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.destination import Destination, Queue, Subscription, parse_destination
-from messagebus.errors import ConfigError, MessageBusError, MessageInvalid, NameInvalid
+from messagebus.errors import (
+    ConfigError,
+    LinkLost,
+    ListUnavailable,
+    LoginRefused,
+    MessageBusError,
+    MessageInvalid,
+    NameInvalid,
+    NotReady,
+    RegistrationIncomplete,
+)
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.publisher import Publisher
@@ -37,7 +49,8 @@ from messagebus.topology import Wanted, with_options
 
 __all__ = ["main"]
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTLY, EXIT_ABSENT, EXIT_LOGIN, EXIT_SILENT = 1, 2, 3, 4, 5, 6
+EXIT_INTERRUPTED = 130
 PUBLISH_STOP_S = 30.0
 # How often a consumer that waits looks whether it is to stop.
 RECEIVE_STEP_S = 0.2
@@ -47,6 +60,8 @@ BROKER_SETTING = "MESSAGEBUS_BROKER"
 
 def main() -> NoReturn:
     """Entry point; turns every expected error into one line and an exit code."""
+    if told := namesake():
+        print(f"messagebus: {told}", file=sys.stderr)
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as fault:
@@ -55,7 +70,7 @@ def main() -> NoReturn:
         _fail(str(fault), EXIT_USAGE)
     except MessageBusError as fault:
         hint = "" if BROKER_SETTING in os.environ else f" ({BROKER_SETTING} is not set)"
-        _fail(f"{fault}{hint}", EXIT_FAILED)
+        _fail(f"{fault}{hint}", _code_of(fault))
     except BrokenPipeError:
         # Whoever read our output has gone, as in `messagebus consume ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,6 +78,13 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _code_of(fault: MessageBusError) -> int:
+    if isinstance(fault, LoginRefused):
+        return EXIT_LOGIN
+    is_silence = isinstance(fault, NotReady | ListUnavailable | LinkLost | RegistrationIncomplete)
+    return EXIT_SILENT if is_silence else EXIT_FAILED
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -75,9 +97,13 @@ def _bus() -> BusConfig:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="messagebus")
 @click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists.")
 def cli(verbose: bool) -> None:
     """Publish to any RabbitMQ broker, consume from all of them.
+
+    Exit codes: 0 done, 1 failed, 2 wrong use, 3 some done and some not, 4 no such topic, queue or
+    subscription, 5 login refused, 6 nobody answered in time, 130 interrupted.
 
     \b
     Example:
@@ -141,7 +167,9 @@ def publish(topic: str, file: Path, form: str | None, key: str, durability: str)
             )
 
     destination = _destination(topic, durability)
-    publisher = Publisher(_bus(), PublisherConfig.from_env(os.environ))
+    bus, config = _bus(), PublisherConfig.from_env(os.environ)
+    directory.reach(bus, publishing=True)
+    publisher = Publisher(bus, config)
     publisher.start(require="one")
     try:
         with click.open_file(str(file), "rb") as source:
@@ -153,7 +181,11 @@ def publish(topic: str, file: Path, form: str | None, key: str, durability: str)
         publisher.stop(PUBLISH_STOP_S)
     told = ", ".join(f"{outcome.value} {count}" for outcome, count in sorted(ends.items(), key=str))
     click.echo(f"published {ends.total()}: {told or 'nothing to publish'}", err=True)
-    return 0 if ends.total() == ends[Outcome.CONFIRMED] else EXIT_FAILED
+    if ends.total() == ends[Outcome.CONFIRMED]:
+        return 0
+    if ends[Outcome.CONFIRMED]:
+        return EXIT_PARTLY
+    return EXIT_ABSENT if ends.total() == ends[Outcome.UNROUTABLE] else EXIT_FAILED
 
 
 def _messages(source: IO[bytes], form: str | None, key: str) -> Iterator[Message]:
@@ -192,10 +224,11 @@ def consume(
     ndjson: bool,
     durability: str,
 ) -> int:
-    r"""Print the messages of TOPIC, one a line, from all brokers; acked once they are printed.
+    r"""Print the messages of TOPIC ("queue:NAME" for a queue), one a line, from all brokers.
 
-    A line end within a message is printed as \n; --ndjson keeps every byte. Runs until it is stopped,
-    unless --count or --idle-exit-s say otherwise.
+    They are acked once they are printed. A line end within a message is printed as \n; --ndjson keeps
+    every byte. Ends with code 6 when no broker can be reached; else runs until it is stopped, unless
+    --count or --idle-exit-s say otherwise.
 
     \b
     Example:
@@ -205,8 +238,10 @@ def consume(
     signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
     config = ConsumerConfig.from_env(os.environ)
     source = _destination(topic, durability)
-    consumer = Consumer(_bus(), source, subscription=subscription, config=config)
-    consumer.start()
+    bus = _bus()
+    consumer = Consumer(bus, source, subscription=subscription, config=config)
+    directory.reach(bus)
+    consumer.start(require="one")
     try:
         _print_all(consumer, _as_json if ndjson else _as_line, count, idle_exit_s, stop)
     finally:
@@ -309,6 +344,7 @@ def brokers(as_json: bool) -> int:
       messagebus brokers --json
     """
     bus = _bus()
+    directory.reach(bus)
     found = directory.brokers(bus)
     if as_json:
         begin = "https://" if bus.tls else "http://"
@@ -479,7 +515,7 @@ def agent(config: Path) -> int:
         from messagebus.agent import run
     except ImportError as fault:
         raise click.UsageError(
-            f"the agent needs more packages ({fault.name}): pip install messagebus[agent]"
+            f"the agent needs more packages ({fault.name}): pip install messagebus-rabbitmq[agent]"
         ) from fault
     return run(config)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from messagebus._io import subscriptions
 from messagebus._io.blocking import run_blocking
@@ -14,7 +17,7 @@ from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Subscription
-from messagebus.errors import ConfigError, ListError, ListUnavailable, NameInvalid
+from messagebus.errors import ConfigError, ListError, ListUnavailable, NameInvalid, NotReady
 from messagebus.secret import Secret
 from messagebus.topology import Wanted, parse_wanted
 
@@ -30,7 +33,12 @@ __all__ = [
     "purge_subscriptions",
 ]
 
+PORTS = {"http": 80, "https": 443}
+
 DECLARE_TIMEOUT_S = 30.0
+# A command that nobody answers says so within that time.
+REACH_S = 3.0
+REACH_AGAIN_S = 0.2
 
 
 def declare(
@@ -43,6 +51,31 @@ def declare(
     """
     parsed = [parse_wanted(each) if isinstance(each, str) else each for each in wanted]
     return run_blocking(topology_for(bus).register(parsed, timeout_ms=int(timeout_s * 1000)))
+
+
+def reach(bus: BusConfig, *, publishing: bool = False, within_s: float = REACH_S) -> None:
+    """Wait until somebody listens where this bus is entered. Raises NotReady, with every address.
+
+    publishing: at the balancer; else where the list is, if there is such an address.
+    """
+    places = [(bus.address.host, bus.address.port)]
+    if bus.list_urls and not publishing:
+        parts = [urlsplit(url) for url in bus.list_urls]
+        places = [(each.hostname or "", each.port or PORTS[each.scheme]) for each in parts]
+    until_s, faults = time.monotonic() + within_s, dict[str, str]()
+    while True:
+        for host, port in places:
+            left_s = max(REACH_AGAIN_S, until_s - time.monotonic())
+            try:
+                socket.create_connection((host, port), timeout=left_s).close()
+            except OSError as fault:
+                faults[f"{host}:{port}"] = fault.strerror or str(fault) or type(fault).__name__
+            else:
+                return
+        if time.monotonic() + REACH_AGAIN_S >= until_s:
+            told = ", ".join(f"{place} ({why})" for place, why in faults.items())
+            raise NotReady(f"nobody answers at {told}")
+        time.sleep(REACH_AGAIN_S)
 
 
 def brokers(bus: BusConfig) -> BrokerList:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from messagebus._io.following import ListFollower
 from messagebus._io.link import Link, dial
 from messagebus._io.registering import credentials, topology_for
 from messagebus._io.wire import Topology
+from messagebus._namesake import namesake
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 
 __all__ = ["AmqpWire"]
+
+log = logging.getLogger("messagebus")
 
 
 class AmqpWire:
@@ -21,6 +25,8 @@ class AmqpWire:
 
     def __init__(self, bus: BusConfig) -> None:
         self._bus = bus
+        if told := namesake():
+            log.warning("wrong environment reason=%r", told)
 
     def topology(self) -> Topology:
         return topology_for(self._bus)

@@ -120,7 +120,7 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
         _print_json({"parked": [_count_row(each) for each in found.counts]}, found.faults)
     elif found.counts:
         _print_counts(found)
-    else:
+    elif not found.faults:
         click.echo("nothing is parked", err=True)
     return _tell(found.faults)
 

@@ -4,8 +4,8 @@ Each module is one way to look, and is imported by its own name; those that need
 extra brings it.
 
     tracecontext  W3C trace context from delivery to publish, without any package
-    otel          OpenTelemetry: spans, links, metrics             messagebus[opentelemetry]
-    prometheus    Prometheus: statistics and histograms            messagebus[prometheus]
+    otel          OpenTelemetry: spans, links, metrics             messagebus-rabbitmq[opentelemetry]
+    prometheus    Prometheus: statistics and histograms            messagebus-rabbitmq[prometheus]
     recorder      rows for the reports of ``spark/``
     queuesampler  how much waits in the brokers, beside them
     jsonlog       logs as JSON, one line each

@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans, links and metrics of messages. Needs `messagebus[opentelemetry]`.
+"""OpenTelemetry: spans, links and metrics of messages. Needs `messagebus-rabbitmq[opentelemetry]`.
 
     hooks = [OpenTelemetry()]                       # of the providers that the application has set up
     publisher = Publisher(bus, hooks=hooks)

@@ -1,4 +1,4 @@
-"""Prometheus: the statistics of clients, and histograms of messages. Needs `messagebus[prometheus]`.
+"""Prometheus: the statistics of clients, and histograms of messages. Needs `messagebus-rabbitmq[prometheus]`.
 
     clients = ClientMetrics()                       # registers itself
     clients.watch(publisher, "orders-api")          # anything with stats(): publishers, consumers, apps

@@ -89,9 +89,10 @@ def test_a_line_that_is_not_json_stops_with_its_number(shell: Shell) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_an_unroutable_message_is_told_and_fails(shell: Shell) -> None:
-    done = shell.run("publish", "nobody-listens", "-", given=b"x")
-    assert done.returncode == 1
+@pytest.mark.parametrize("nowhere", ["nobody-listens", "queue:remniders"])
+def test_an_unroutable_message_is_told_and_fails(shell: Shell, nowhere: str) -> None:
+    done = shell.run("publish", nowhere, "-", given=b"x")
+    assert done.returncode == 4
     assert b"unroutable" in done.stderr
 
 
@@ -99,6 +100,9 @@ def test_brokers_prints_the_list(shell: Shell, cluster: LocalCluster) -> None:
     told = json.loads(shell.run("brokers", "--json").stdout)
     assert len(told["brokers"]) == len(cluster.names)
     assert told["generation"] >= 1
+
+
+NOBODY = {"MESSAGEBUS_LIST_URL": "http://127.0.0.1:9/consumer-list"}
 
 
 @pytest.mark.parametrize(
@@ -109,8 +113,13 @@ def test_brokers_prints_the_list(shell: Shell, cluster: LocalCluster) -> None:
         (["publish", "orders", "/no/such/file"], {}, 2),
         (["nonsense"], {}, 2),
         (["brokers"], {"MESSAGEBUS_USR": "x"}, 2),
-        (["brokers"], {"MESSAGEBUS_LIST_URL": "http://127.0.0.1:9/consumer-list"}, 1),
-        (["publish", "orders", "-"], {"MESSAGEBUS_BROKER": "127.0.0.1:9"}, 1),
+        (["brokers"], NOBODY, 6),
+        (["publish", "orders", "-"], {"MESSAGEBUS_BROKER": "127.0.0.1:9"}, 6),
+        (["consume", "orders", "-s", "x"], NOBODY, 6),
+        (["consume", "orders", "-s", "x", "--idle-exit-s", "1"], NOBODY, 6),
+        (["declare", "orders", "--timeout-s", "1"], NOBODY, 6),
+        (["subscriptions", "list"], NOBODY, 6),
+        (["parked", "list"], NOBODY, 6),
         (["declare", "orders"], {"MESSAGEBUS_PASSWORD_FILE": "/no/such/file"}, 2),
         (["agent", "--config", "/no/such/file"], {}, 2),
     ],
@@ -127,7 +136,7 @@ def test_a_wrong_password_is_told_at_once(shell: Shell, tmp_path: Path) -> None:
     env = {"MESSAGEBUS_PASSWORD_FILE": str(tmp_path / "password")}
     for words in (["publish", "orders", "-"], ["consume", "orders", "-s", "x", "--count", "1"]):
         done = shell.run(*words, env=env)
-        assert (done.returncode, one_line(done.stderr)) == (1, True), done.stderr
+        assert (done.returncode, one_line(done.stderr)) == (5, True), done.stderr
         assert b"refused" in done.stderr
         assert b"wrong-password" not in done.stderr
 

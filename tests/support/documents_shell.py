@@ -120,7 +120,9 @@ def _unknown_target(targets: list[str]) -> str:
 def _unknown_extra(wanted: list[str]) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for each in wanted:
-        extras = re.fullmatch(r"messagebus\[([a-z,]+)\]", each)
+        if re.fullmatch(r"messagebus(\[.*\])?", each):
+            return f"{each} is another project's distribution"
+        extras = re.fullmatch(r"messagebus-rabbitmq\[([a-z,]+)\]", each)
         for extra in extras[1].split(",") if extras else ():
             if extra not in project["optional-dependencies"]:
                 return f"no extra {extra}"

@@ -1,0 +1,91 @@
+"""The wheel and the source archive of messagebus: the same bytes from the same commit, whoever builds them.
+
+``python -m ops.dist [FOLDER]``, or ``make dist``. Times in both are that of the commit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from ops.commands.paths import CHECKOUT
+from ops.errors import OpsError
+
+__all__ = ["build", "main"]
+
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+PACKAGE = "messagebus"
+# Of a checkout without its history: the first that a wheel, which is a ZIP file, can have.
+NO_COMMIT_S = 315_532_800
+BUILD_WITHIN_S = 300
+
+
+def build(out: Path, source: Path = CHECKOUT) -> list[Path]:
+    """Returns the wheel and the archive. Raises OpsError with what the builder said last."""
+    at_s = _commit_s(source)
+    with tempfile.TemporaryDirectory(prefix="messagebus-dist-") as place:
+        copy = Path(place, "source")
+        shutil.copytree(
+            source / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for name in FILES:
+            shutil.copyfile(source / name, copy / name)
+        for path in copy.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        done = subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", "--outdir", place, str(copy)],
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(at_s)},
+            capture_output=True,
+            text=True,
+            timeout=BUILD_WITHIN_S,
+            check=False,
+        )
+        if done.returncode:
+            raise OpsError(" ".join((done.stdout + done.stderr).split())[-300:])
+        (wheel,), (archive,) = Path(place).glob("*.whl"), Path(place).glob("*.tar.gz")
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(wheel, out / wheel.name)
+        (out / archive.name).write_bytes(_plain(archive, at_s))
+    return [out / wheel.name, out / archive.name]
+
+
+def _commit_s(source: Path) -> int:
+    argv = ["git", "-C", str(source), "log", "-1", "--format=%ct"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else NO_COMMIT_S
+
+
+def _plain(archive: Path, at_s: int) -> bytes:
+    """The same files in the order of their names, of nobody and of one time."""
+    packed = io.BytesIO()
+    with (
+        tarfile.open(archive) as old,
+        gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=at_s) as squeezed,
+        tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for member in sorted(old.getmembers(), key=lambda each: each.name):
+            info = tarfile.TarInfo(member.name)
+            info.type, info.size, info.mtime = member.type, member.size, at_s
+            info.mode = 0o755 if member.isdir() else 0o644
+            new.addfile(info, old.extractfile(member) if member.isfile() else None)
+    return packed.getvalue()
+
+
+def main() -> None:
+    """One line for each file."""
+    try:
+        for path in build(Path(sys.argv[1] if len(sys.argv) > 1 else CHECKOUT / "dist")):
+            print(path)
+    except OpsError as fault:
+        sys.exit(f"dist: {fault}")
+
+
+if __name__ == "__main__":
+    main()
