@@ -72,7 +72,7 @@ SHARES = (
     ),
 )
 # Blocking and asyncio clients are one driver below; the bus in memory has no version.
-ON_BROKERS = ("-k", "not memory and not blocking-rabbitmq")
+ON_BROKERS = ("-k", "not (contract and (memory or blocking-rabbitmq))")
 # Compiled for one version of Python each; all else in .venv is good for any.
 COMPILED = "cffi|hdrhistogram|hypothesis|markupsafe|pydantic-core|uvloop|wrapt"
 PIP_WITHIN_S = 240
