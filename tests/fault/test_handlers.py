@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
+import pika
 import pytest
 
 from messagebus import (
@@ -26,10 +28,12 @@ from messagebus import (
     RetryLater,
     declare,
 )
+from messagebus._io.batch import BATCH_TYPE, encode_entry
 from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, direct
+from tests.support.queues import take_raw
 
 WITHIN_S = 60.0
 CALL_TIMEOUT_S = 10.0
@@ -118,6 +122,74 @@ def test_a_broker_lost_in_the_middle_of_copies_loses_nothing_and_ids_are_kept(
     assert copied < len(ids), "the kill came too late to show anything"
     assert set(run.seen) == set(ids)
     assert {attempt for seen in run.seen.values() for attempt in seen} == {1, 2}
+
+
+COPIES = """
+import os, sys
+from messagebus import BusConfig, Consumer, RetryLater
+
+def handle(delivery):
+    if delivery.attempt > 1:
+        os.write(1, b"copied\\n")
+        return None
+    os.write(1, delivery.message_id.encode() + b"\\n")
+    return RetryLater(after_s=0)
+
+consumer = Consumer(BusConfig.from_env(os.environ), sys.argv[1], subscription="all")
+consumer.start(require="one")
+consumer.run(handle, workers=4)
+"""
+
+
+def test_a_consumer_killed_in_the_middle_of_copies_loses_nothing(
+    broken: LocalCluster, topic: str
+) -> None:
+    """Its copies go to mb1, which stops to take them; what it was sent came from mb2."""
+    bus = direct(broken, "mb2")
+    (first,) = publish(bus, topic, 1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", COPIES, topic],
+        env={**os.environ, **broken.client_env(), "MESSAGEBUS_BROKER": broken.node("mb1").broker},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline().strip() for _ in range(2)] == [first, "copied"]
+    broken.freeze("mb1")
+    with Publisher(bus) as publisher:
+        ids = [each.message_id for each in publisher.send_many(topic, [b"x"] * 50)]
+    seen = {process.stdout.readline().strip() for _ in ids}
+    process.kill()
+    process.communicate(timeout=WITHIN_S)
+    assert seen == set(ids)
+    broken.kill("mb1")  # with whatever was on its way
+    broken.start("mb1")
+    with running(bus, topic, lambda _delivery: None) as run:
+        eventually(lambda: set(run.seen) >= seen, within_s=WITHIN_S)
+
+
+def test_a_batch_with_a_part_that_has_no_copy_is_parked_whole(
+    broken: LocalCluster, topic: str
+) -> None:
+    """Another client's batch: the headers of one entry fill more than a frame."""
+    bus, parts = direct(broken, "mb1"), list[bytes]()
+    declare(bus, [f"{topic}/all"])
+    for message_id, headers in (("done", {}), ("large", {"a": "x" * 125_000}), ("parked", {})):
+        properties = pika.BasicProperties(message_id=message_id, headers=headers)
+        encode_entry(parts, b"".join(properties.encode()), message_id.encode())
+    batch = Message(body=b"".join(parts), content_type=BATCH_TYPE)
+    with Publisher(bus) as publisher:
+        publisher.send_safe(topic, batch)
+
+    def end(delivery: Delivery) -> object:
+        return None if delivery.message_id == "done" else Park("why")
+
+    with running(bus, topic, end) as run:
+        eventually(lambda: run.consumer.stats().parked == 2, within_s=WITHIN_S)
+        assert run.consumer.stats().acked == 1
+    parking = f"mb.park/{topic}/all"
+    found = [asyncio.run(take_raw(broken, parking, within_s=WITHIN_S)) for _ in range(2)]
+    assert sorted(each.body for each in found) == sorted([b"parked", batch.body])
 
 
 @contextmanager
