@@ -18,7 +18,7 @@ from rich.table import Table
 from consumer_lists import edit, history, listfile, nodes, show
 from consumer_lists import push as pushing
 from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, Node, load
-from consumer_lists.errors import ListsError
+from consumer_lists.errors import AlreadySo, ListsError
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.errors import ConfigError, ListInvalid
 from ops import shell
@@ -120,6 +120,11 @@ def show_command(source: Source, as_json: bool) -> None:
         click.echo(f"clients of {name} are not known: {fault}", err=True)
 
 
+_if_needed = click.option(
+    "--if-needed", is_flag=True, help="Where it is so already, that is well, too."
+)
+
+
 @cli.command("check")
 @click.pass_obj
 @_one_line_errors
@@ -151,38 +156,41 @@ def add_command(source: Source, broker: Broker, agent_port: int) -> None:
 
 @cli.command("drain")
 @click.argument("broker", type=BrokerType())
+@_if_needed
 @click.pass_obj
 @_one_line_errors
-def drain_command(source: Source, broker: Broker) -> None:
+def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Mark a broker as leaving: publishers move away, consumers stay.
 
     Example: python -m consumer_lists drain mb2.example:5672
     """
-    _edit(source, lambda text: edit.drain(text, broker))
+    _edit(source, lambda text: edit.drain(text, broker), if_needed=if_needed)
 
 
 @cli.command("ready")
 @click.argument("broker", type=BrokerType())
+@_if_needed
 @click.pass_obj
 @_one_line_errors
-def ready_command(source: Source, broker: Broker) -> None:
+def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Take back drain.
 
     Example: python -m consumer_lists ready mb2.example:5672
     """
-    _edit(source, lambda text: edit.ready(text, broker))
+    _edit(source, lambda text: edit.ready(text, broker), if_needed=if_needed)
 
 
 @cli.command("remove")
 @click.argument("broker", type=BrokerType())
+@_if_needed
 @click.pass_obj
 @_one_line_errors
-def remove_command(source: Source, broker: Broker) -> None:
+def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Let consumers go from a broker. The last one stays.
 
     Example: python -m consumer_lists remove mb2.example:5672
     """
-    _edit(source, lambda text: edit.remove(text, broker))
+    _edit(source, lambda text: edit.remove(text, broker), if_needed=if_needed)
 
 
 @cli.command("push")
@@ -196,9 +204,15 @@ def remove_command(source: Source, broker: Broker) -> None:
     show_default=True,
     help="Seconds until every node must serve it.",
 )
+@click.option(
+    "--without",
+    metavar="NODE",
+    multiple=True,
+    help="Its agent is dead: it is written to where that goes, and not waited for. Several.",
+)
 @click.pass_obj
 @_one_line_errors
-def push_command(source: Source, recover: bool, within_s: float) -> None:
+def push_command(source: Source, recover: bool, within_s: float, without: tuple[str, ...]) -> None:
     """Write the list to every node and wait until each serves it. Exit code 1 when one does not.
 
     Example: python -m consumer_lists push
@@ -207,7 +221,7 @@ def push_command(source: Source, recover: bool, within_s: float) -> None:
         raise click.UsageError("push takes the list of the inventory, not --file")
     cluster = source.cluster()
     act = pushing.recover if recover else pushing.push
-    pushed = act(cluster, write=_write, within_s=within_s)
+    pushed = act(cluster, write=_write, within_s=within_s, without=without)
     for name, fault in pushed.silent.items():
         click.echo(f"{name} may know a newer generation and was not asked: {fault}", err=True)
     for name, fault in pushed.differing.items():
@@ -249,9 +263,15 @@ def diff_command(source: Source) -> None:
     click.echo(f"all have generation {ours.generation}: {len(serving)} nodes, {len(known)} clients")
 
 
-def _edit(source: Source, change: edit.Edit) -> None:
+def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None:
     path = source.list_file()
-    listed = listfile.change(path, change)
+    try:
+        listed = listfile.change(path, change)
+    except AlreadySo as fault:
+        if not if_needed:
+            raise
+        click.echo(f"nothing to do: {fault}")
+        return
     click.echo(f"generation {listed.generation}, {len(listed.listed)} brokers; not pushed yet")
     _say_what_to_commit(path, listed.cluster, listed.generation)
 

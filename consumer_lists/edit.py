@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from consumer_lists.errors import EditRefused
+from consumer_lists.errors import AlreadySo, EditRefused
 from messagebus.broker import AGENT_PORT, Broker, BrokerList, ListedBroker
 
 __all__ = ["GENERATION_MAX", "Edit", "add", "drain", "ready", "remove", "with_generation"]
@@ -48,7 +48,8 @@ def ready(text: str, broker: Broker) -> str:
 def remove(text: str, broker: Broker) -> str:
     """Let consumers go from a broker. The last one stays."""
     listed = BrokerList.parse(text)
-    _find(listed, broker)
+    if not listed.find(broker.name):
+        raise AlreadySo(_not_there(listed, broker))
     if len(listed.listed) == 1:
         raise EditRefused(f"{broker} is the last broker on the list")
     return _next(listed, [line for line in text.splitlines() if _broker_of(line) != broker])
@@ -71,7 +72,7 @@ def _set_draining(text: str, broker: Broker, *, draining: bool) -> str:
     listed = BrokerList.parse(text)
     known = _find(listed, broker)
     if known.draining == draining:
-        raise EditRefused(f"{broker} is {'draining already' if draining else 'not draining'}")
+        raise AlreadySo(f"{broker} is {'draining already' if draining else 'not draining'}")
     changed = ListedBroker(broker=broker, agent_port=known.agent_port, draining=draining).render()
     return _next(
         listed,
@@ -85,7 +86,11 @@ def _set_draining(text: str, broker: Broker, *, draining: bool) -> str:
 def _find(listed: BrokerList, broker: Broker) -> ListedBroker:
     if known := listed.find(broker.name):
         return known
-    raise EditRefused(f"{broker} is not on the list: {', '.join(sorted(listed.names))}")
+    raise EditRefused(_not_there(listed, broker))
+
+
+def _not_there(listed: BrokerList, broker: Broker) -> str:
+    return f"{broker} is not on the list: {', '.join(sorted(listed.names))}"
 
 
 def _next(listed: BrokerList, lines: list[str]) -> str:

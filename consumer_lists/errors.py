@@ -2,13 +2,14 @@
 
 ListsError
     EditRefused   the list stays as it is
+        AlreadySo     because there is nothing to change
     Locked        somebody else is editing it
     PushRefused   nothing was written: the nodes have a list that this one would contradict
 """
 
 from __future__ import annotations
 
-__all__ = ["EditRefused", "ListsError", "Locked", "PushRefused"]
+__all__ = ["AlreadySo", "EditRefused", "ListsError", "Locked", "PushRefused"]
 
 
 class ListsError(Exception):
@@ -25,3 +26,7 @@ class Locked(ListsError):
 
 class PushRefused(ListsError):
     """Raised when nodes serve a list that this one would contradict; see `push --recover`."""
+
+
+class AlreadySo(EditRefused):
+    """Raised when an edit would change nothing; there is nothing to do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -45,9 +45,11 @@ def push(
     *,
     write: Write | None = None,
     within_s: float = SERVED_WITHIN_S,
+    without: Collection[str] = (),
 ) -> Pushed:
     """Write the operators' list to every node and wait until each agent serves it.
 
+    without: nodes whose agents are dead, so that they are not waited for.
     Raises PushRefused, with nothing written, when a node serves the list of another cluster, a newer
     one or another one of the same generation, or a client has applied a newer one; Locked;
     ListInvalid. A node that is down is written to all the same, and told in `differing`.
@@ -57,7 +59,7 @@ def push(
         ours, serving = BrokerList.parse(text), nodes.served(cluster.nodes)
         _refuse_strangers(cluster, ours, serving)
         _refuse_contradictions(ours, serving, nodes.clients(cluster.nodes)[0])
-        return _distribute(cluster, text, write or write_local, within_s)
+        return _distribute(cluster, text, write or write_local, within_s, without)
 
 
 def recover(
@@ -65,6 +67,7 @@ def recover(
     *,
     write: Write | None = None,
     within_s: float = SERVED_WITHIN_S,
+    without: Collection[str] = (),
 ) -> Pushed:
     """The same after a disaster: the list gets a generation above all that anybody has seen.
 
@@ -84,7 +87,7 @@ def recover(
         )
         text = edit.with_generation(text, newest + 1)
         listfile.replace(cluster.list_file, text)
-        pushed = _distribute(cluster, text, write or write_local, within_s)
+        pushed = _distribute(cluster, text, write or write_local, within_s, without)
         return replace(pushed, silent=silent)
 
 
@@ -128,11 +131,15 @@ def _refuse_contradictions(
             )
 
 
-def _distribute(cluster: Cluster, text: str, write: Write, within_s: float) -> Pushed:
+def _distribute(
+    cluster: Cluster, text: str, write: Write, within_s: float, without: Collection[str]
+) -> Pushed:
     ours = BrokerList.parse(text)
     unwritten = _write_all(cluster, text, write)
+    waited_for = [node for node in cluster.nodes if node.name not in without]
+    unwritten = {name: why for name, why in unwritten.items() if name not in without}
     until = time.monotonic() + within_s
-    waiting = {node.name: node for node in cluster.nodes if node.name not in unwritten}
+    waiting = {node.name: node for node in waited_for if node.name not in unwritten}
     reasons = dict.fromkeys(waiting, "not asked")
     while waiting:
         for answer in nodes.served(list(waiting.values())):
@@ -144,7 +151,7 @@ def _distribute(cluster: Cluster, text: str, write: Write, within_s: float) -> P
             break
         time.sleep(POLL_S)
     differing = {**unwritten, **reasons}
-    serving = tuple(node.name for node in cluster.nodes if node.name not in differing)
+    serving = tuple(node.name for node in waited_for if node.name not in differing)
     return Pushed(generation=ours.generation, serving=serving, differing=differing)
 
 

@@ -81,6 +81,7 @@ class Inventory:
     mirrors: at most one for each broker, a host in at most one.
     balancer: the one at hand, or the first; more: those after it, see `balancers`.
     tls: None where brokers and agents speak plain TCP and HTTP.
+    serving_min: brokers that must take publishes while a playbook takes one out.
     """
 
     cluster: str
@@ -97,6 +98,7 @@ class Inventory:
     provision: Provision = dataclasses.field(default_factory=Provision)
     more: tuple[Balancer, ...] = ()
     tls: Tls | None = None
+    serving_min: int = 1
 
     @property
     def balancers(self) -> tuple[Balancer, ...]:
@@ -199,6 +201,7 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
         if "provision" in values
         else Provision(),
         tls=_read_tls(top.table("tls")) if "tls" in values else None,
+        serving_min=top.number("serving_min", 1),
     )
     top.nothing_else()
     faults += clashes(inventory)

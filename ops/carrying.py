@@ -1,10 +1,12 @@
-"""How a playbook is started from the command line: options, plan, confirmation, lock, journal, resume."""
+"""How a playbook is started from the command line: options, lock, journal, plan, confirmation, resume."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,30 @@ import click
 from rich.console import Console
 
 import lb.inventory
+from ops import journal as journals
 from ops import lock
-from ops.errors import OpsError
-from ops.journal import Journal, unfinished
+from ops.errors import OpsError, RunOpen
+from ops.journal import Journal
 from ops.plan import Plan
 from ops.runner import HostRunner, carry_out
 from ops.runner import undo as take_back
 
-__all__ = ["LOCK", "Go", "carry", "confirm", "go_options", "inventory_option", "journal_of"]
+__all__ = [
+    "LOCK",
+    "Go",
+    "carry",
+    "confirm",
+    "go_options",
+    "inventory_option",
+    "journal_of",
+    "opened",
+    "settled",
+]
 
 LOCK = "ops.lock"
 JOURNALS = "journal"
+# A run of which nothing was heard for longer may be about a cluster that others have changed since.
+OLD = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +48,20 @@ class Go:
     dry_run: bool
     yes: bool
     undo: bool
+    resume: bool = False
+    abandon: bool = False
+
+    @property
+    def journals(self) -> Path:
+        return self.file.parent / JOURNALS
 
 
 def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A link is followed, so that there is one lock and one journal whatever name it goes by."""
     option = click.option(
         "--inventory",
         "file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
         default=lambda: Path(os.environ.get(lb.inventory.ENV_PATH) or lb.inventory.DEFAULT_PATH),
         help=f"Default ${lb.inventory.ENV_PATH}, else {lb.inventory.DEFAULT_PATH}.",
     )
@@ -49,9 +71,9 @@ def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every playbook; the command gets them as one `go`."""
 
-    def gathered(file: Path, dry_run: bool, yes: bool, undo: bool, **others: Any) -> Any:
-        go = Go(file=file.absolute(), dry_run=dry_run, yes=yes, undo=undo)
-        return command(go=go, **others)
+    def gathered(**said: Any) -> Any:
+        of_go = {name: said.pop(name) for name in Go.__slots__}
+        return command(go=Go(**of_go), **said)
 
     gathered.__doc__, gathered.__name__ = command.__doc__, command.__name__
     gathered.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
@@ -60,6 +82,12 @@ def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--dry-run", is_flag=True, help="Print exactly what would run."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--undo", is_flag=True, help="Take back an unfinished run."),
+        click.option(
+            "--resume", is_flag=True, help="With --yes: take up an unfinished run, however old."
+        ),
+        click.option(
+            "--abandon", is_flag=True, help="Close an unfinished run as it stands; changes nothing."
+        ),
         inventory_option,
     ):
         wrapped = option(wrapped)
@@ -67,16 +95,81 @@ def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def journal_of(file: Path, name: str) -> Journal:
-    """Of the playbook of this name; its unfinished run is taken up."""
+    """Of the playbook of this name; its unfinished run is taken up. Raises JournalUnreadable."""
     return Journal(file.parent / JOURNALS, name)
 
 
-def carry(plan: Plan, journal: Journal, go: Go, facts: Mapping[str, Any]) -> None:
-    """Print the plan; then, when the operator agrees and nobody else is at it, do it.
+@contextmanager
+def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
+    """Hold the lock of the cluster, unless this is a dry run, and have the journal of the plan `name`.
 
-    facts: what the run begins with; kept, unless it is taken up again. Raises OpsError, PlanFailed.
+    brokers: those that the plan changes, by name. With --abandon the journal is closed and the command
+    ends. Raises LockHeld; JournalUnreadable; RunOpen when an unfinished run of another plan changes one
+    of these brokers.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    brokers = frozenset(brokers)
+    locked = nullcontext() if go.dry_run else lock.held(go.file.parent / LOCK, name)
+    with locked:
+        if go.abandon:
+            if not journals.abandon(go.journals, name):
+                raise OpsError(f"no unfinished run of {name!r} to close")
+            click.echo(f"closed the run of {name!r} as it stands; nothing else was done", err=True)
+            raise click.exceptions.Exit(0)
+        for other in journals.open_runs(go.journals, but=name):
+            about = other.fault or f"{other.name!r} is not finished, since {other.last}"
+            if other.concerns(brokers) and not go.dry_run:
+                raise RunOpen(
+                    f"{about}: finish it by the same command, take it back with --undo,"
+                    " or close it with --abandon, before anything else is done there"
+                )
+            click.echo(f"note: {about}", err=True)
+        yield Journal(go.journals, name)
+
+
+def settled(
+    journal: Journal,
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    *,
+    may_come: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The options of a run: those that were said, or those that it began with.
+
+    may_come: flags that may be said later, too; the journal keeps them from then on.
+    Raises RunOpen when an unfinished run began with others.
+    """
+    began = journal.facts.get("options")
+    if began is None:
+        return dict(options)
+    said = {key: value for key, value in options.items() if value != defaults[key]}
+    changed = {key: value for key, value in said.items() if value != began.get(key)}
+    if wrong := sorted(set(changed) - set(may_come)):
+        raise RunOpen(
+            f"the unfinished run of {journal.name!r} began with {_in_words(began, wrong)}, not with"
+            f" {_in_words(options, wrong)}: say the same, or nothing; or close it with --abandon"
+        )
+    return {**began, **changed}
+
+
+def _in_words(options: Mapping[str, Any], keys: Iterable[str]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {options.get(key)!r}" for key in keys)
+
+
+def carry(
+    plan: Plan,
+    journal: Journal,
+    go: Go,
+    facts: Mapping[str, Any],
+    *,
+    brokers: Iterable[str] = (),
+    afterwards: Iterable[str] = (),
+) -> None:
+    """Print the plan; then, when the operator agrees, do it. The lock is held: see `opened`.
+
+    facts: what the run begins with; kept, and changed ones, too, when it is taken up again.
+    afterwards: lines about what remains to be done by others. Raises OpsError, PlanFailed.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     for line in plan.lines():
         click.echo(line)
     if go.dry_run:
@@ -84,19 +177,43 @@ def carry(plan: Plan, journal: Journal, go: Go, facts: Mapping[str, Any]) -> Non
     if go.undo and not journal.is_resumed:
         raise OpsError(f"no unfinished run of {plan.name!r} to take back")
     if journal.is_resumed:
-        console.print(f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps")
-    for other in unfinished(go.file.parent / JOURNALS, but=plan.name):
-        console.print(f"[bold]note[/]: {other} was begun and is not finished")
+        _tell_age(plan, journal, go)
     if not go.yes:
         confirm()
-    with lock.held(go.file.parent / LOCK, plan.name), console.status(plan.name) as shown:
+    with console.status(plan.name) as shown:
         runner = HostRunner(lambda line: shown.update(f"{plan.name}: {line}"))
         if go.undo:
             take_back(plan, runner, journal, say=console.print)
             return
         if not journal.is_resumed:
-            journal.begin(dict(facts))
+            journal.begin(dict(facts), brokers=brokers)
+        elif dict(facts) != journal.facts:
+            journal.amend(dict(facts))
         carry_out(plan, runner, journal, say=console.print, show=shown.update)
+    for line in afterwards:
+        console.print(line)
+
+
+def _tell_age(plan: Plan, journal: Journal, go: Go) -> None:
+    """Raises RunOpen for a run that nobody is asked about and that may be about another cluster by now."""
+    age = datetime.now(UTC) - journal.last if journal.last else timedelta()
+    click.echo(
+        f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps, begun by"
+        f" {journal.who}; its last line is of {journal.last:%F %T %Z}",
+        err=True,
+    )
+    is_old = not -OLD < age < OLD
+    if is_old and go.yes and not (go.resume or go.undo):
+        raise RunOpen(
+            f"nothing was done in it for {_age(age)}: see whether the cluster is still as it left it;"
+            " then --resume takes it up, --undo takes it back, --abandon closes it"
+        )
+
+
+def _age(age: timedelta) -> str:
+    if age < timedelta():
+        return "an unknown time (its last line is of the future)"
+    return f"{age.days} days" if age.days else f"{age.seconds // 3600} h"
 
 
 def confirm() -> None:

@@ -6,7 +6,7 @@ A check returns "" when it holds. What it looks at is a `View`; what it conclude
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from ops.errors import NoAnswer
@@ -20,16 +20,21 @@ __all__ = [
     "answers",
     "applied_and_attached",
     "behind",
+    "both",
     "clients_told",
     "holds_back",
     "is_dead",
     "knows_the_topology",
+    "listed_ready",
     "lists_all",
     "left_by_clients",
     "left_by_publishers",
     "nobody_answers",
     "nobody_is_connected",
+    "off_the_list",
+    "others_serve",
     "publishes_arrive",
+    "unused",
     "topology_is_there",
     "unattached",
     "welcomes",
@@ -97,7 +102,7 @@ def applied_and_attached(view: View, name: str) -> Check:
             return late
         here = view.queues(name)
         others = [
-            queue for node in view.nodes if node.name != name for queue in view.queues(node.name)
+            queue for node in view.brokers if node.name != name for queue in view.queues(node.name)
         ]
         missing = unattached(here, others)
         return f"nobody consumes here from {some(missing)}" if missing else ""
@@ -158,6 +163,92 @@ def nobody_is_connected(
         return "" if steady.holds() else "no client is connected, looking again"
 
     return check
+
+
+def off_the_list(view: View, name: str, address: str) -> Check:
+    """No list that anybody serves names the broker, and no balancer sends publishers there.
+
+    Its own agent may be away, and so may those that are known to be dead.
+    """
+
+    def check() -> str:
+        if address in view.listed.names:
+            return f"the list names {name}"
+        for one in view.served():
+            if one.served is None and one.node != name:
+                return f"it is not known whether {one.node} still lists {name}: {one.fault}"
+            if one.served is not None and address in one.served.names:
+                return f"{one.node} serves a list that names {name}"
+        if sent := view.sent_by(name):
+            return f"{some(sent)} sends publishers to {name}"
+        return ""
+
+    return check
+
+
+def unused(view: View, name: str, address: str) -> Check:
+    """As `off_the_list`; and the broker, if it answers, has no message and no client.
+
+    For a broker that was never in use: one that was is emptied first.
+    """
+    is_off = off_the_list(view, name, address)
+
+    def check() -> str:
+        if told := is_off():
+            return told
+        if not any(node.name == name for node in view.nodes):
+            return ""
+        try:
+            held = [queue for queue in view.all_queues(name) if queue.messages != 0]
+            connected = view.connections(name)
+        except NoAnswer:
+            return ""
+        if held:
+            return f"{some([str(queue) for queue in held])} of {name} may hold messages"
+        return f"connected to {name}: {_who(connected)}" if connected else ""
+
+    return check
+
+
+def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
+    """So many brokers take publishes while those of these names do not. Raises Blocked.
+
+    A broker serves when it is on the list and not draining, its agent says ready, and every balancer
+    sends publishers there.
+    """
+
+    def check() -> str:
+        faults = {
+            node.name: _not_serving(view, node.name, str(node.address))
+            for node in view.nodes
+            if node.name not in names
+        }
+        serving = [name for name, fault in faults.items() if not fault]
+        if len(serving) >= wanted:
+            return ""
+        told = "; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
+        raise Blocked(
+            f"{len(serving)} other brokers take publishes, {wanted} must: {told or 'there is no other'}"
+        )
+
+    return check
+
+
+def _not_serving(view: View, name: str, address: str) -> str:
+    """Why a broker does not take publishes, "" when it does."""
+    entry = view.listed.find(address)
+    if entry is None or entry.draining:
+        return "draining" if entry else "not on the list"
+    try:
+        health = view.health(name)
+        if health["verdict"] != "ready":
+            return str(health.get("reason") or health["verdict"])
+        balancers = {each.name for each in view.inventory.balancers}
+        if closed := balancers - set(view.sent_by(name)):
+            return f"{some(sorted(closed))} sends nobody there"
+    except NoAnswer as fault:
+        return str(fault)
+    return ""
 
 
 def is_dead(view: View, name: str) -> Check:
@@ -257,3 +348,19 @@ def _late(view: View) -> str:
         if seen.applied < wanted
     ]
     return f"generation {wanted} is not applied by {some(late)}" if late else ""
+
+
+def listed_ready(view: View, address: str) -> Check:
+    """The operators' list names the broker, and not as draining: consumers know it."""
+
+    def check() -> str:
+        entry = view.listed.find(address)
+        if entry is None:
+            return f"the list does not name {address}, so that nobody would consume there"
+        return f"the list has {address} as draining" if entry.draining else ""
+
+    return check
+
+
+def both(first: Check, second: Check) -> Check:
+    return lambda: first() or second()

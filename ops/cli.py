@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from messagebus.errors import ConfigError
-from ops.carrying import Go, carry, go_options, journal_of
+from ops.absent import find_absent
+from ops.carrying import Go, carry, go_options, opened, settled
 from ops.commands.supervise import LocalNodes, Supervisor, SystemdNodes
 from ops.emptying import HELD_WITHIN_S, delayed
 from ops.errors import NoAnswer, OpsError
 from ops.journal import Journal
 from ops.local.cluster import LocalCluster
 from ops.mirror_cli import proof_options
+from ops.plan import Plan
 from ops.playbooks import add as add_playbook
 from ops.playbooks import found as found_playbook
 from ops.playbooks import remove as remove_playbook
@@ -49,10 +52,19 @@ _held = click.option(
 )
 
 
+_dead = click.option(
+    "--dead",
+    metavar="NODE",
+    multiple=True,
+    help="You have seen that this node's host is off. Who is seen to be dead need not be named.",
+)
+
+
 @click.command()
 @click.argument("name")
+@_dead
 @go_options
-def add(name: str, go: Go) -> None:
+def add(name: str, dead: tuple[str, ...], go: Go) -> None:
     """Add the broker NAME while everything runs.
 
     On a local cluster NAME is the next node, mb4; elsewhere its host is installed and in the
@@ -63,20 +75,22 @@ def add(name: str, go: Go) -> None:
       python -m ops add mb4 --dry-run
       python -m ops add mb4 --yes
     """
-    view, journal = View(go.file), journal_of(go.file, f"add {name}")
-    target = _resumed(journal, name) or _new_target(go.file, view, name)
-    if not journal.is_resumed and target.address in view.listed.names:
-        raise ConfigError(f"{name} is on the list already")
-    plan = add_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]))
-    carry(plan, journal, go, target.facts)
+    with opened(go, f"add {name}", [name]) as journal:
+        view = _view(go, [name], dead)
+        target = _resumed(journal, name) or _new_target(go.file, view, name)
+        if not journal.is_resumed and target.address in view.listed.names:
+            raise ConfigError(f"{name} is on the list already")
+        plan = add_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]))
+        _carry(plan, journal, go, view, target, {})
 
 
 @click.command()
 @click.argument("name")
 @_moves
 @_held
+@_dead
 @go_options
-def remove(name: str, moves: bool, held_within_s: float, go: Go) -> None:
+def remove(name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go) -> None:
     """Remove the broker NAME while everything runs: drain it to zero, then stop it.
 
     An interrupted run is resumed by the same command; --move-remaining may be said then, too.
@@ -86,21 +100,26 @@ def remove(name: str, moves: bool, held_within_s: float, go: Go) -> None:
       python -m ops remove mb2 --dry-run
       python -m ops remove mb2 --move-remaining --yes
     """
-    view, journal = View(go.file), journal_of(go.file, f"remove {name}")
-    target = _resumed(journal, name) or _known_target(view, name)
-    how = _drain(view, name, moves=moves, held_within_s=held_within_s)
-    plan = remove_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), how)
-    if not journal.is_resumed and view.listed.names == {target.address}:
-        raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
-    carry(plan, journal, go, target.facts)
+    with opened(go, f"remove {name}", [name]) as journal:
+        view = _view(go, [name], dead)
+        target = _resumed(journal, name) or _known_target(view, name)
+        options = _drain_options(journal, moves=moves, held_within_s=held_within_s)
+        how = _drain(view, name, **options)
+        plan = remove_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), how)
+        if not journal.is_resumed and view.listed.names == {target.address}:
+            raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
+        _carry(plan, journal, go, view, target, options)
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--rolling", is_flag=True, help="All brokers of the list, one after the other.")
 @_held
+@_dead
 @go_options
-def restart(names: tuple[str, ...], rolling: bool, held_within_s: float, go: Go) -> None:
+def restart(
+    names: tuple[str, ...], rolling: bool, held_within_s: float, dead: tuple[str, ...], go: Go
+) -> None:
     """Restart brokers one after the other while everything runs.
 
     \b
@@ -110,17 +129,24 @@ def restart(names: tuple[str, ...], rolling: bool, held_within_s: float, go: Go)
     """
     if bool(names) == rolling:
         raise click.UsageError("name brokers, or say --rolling for all of them")
-    view = View(go.file)
-    journal = journal_of(go.file, f"restart {' '.join(names) or 'all'}")
-    known = [node.name for node in view.nodes if str(node.address) in view.listed.names]
-    wanted = journal.facts.get("names") or list(names) or known
-    targets = [_known_target(view, name) for name in wanted]
-    if not journal.is_resumed and len(view.listed.names) < 2:
-        raise ConfigError("a single broker has no other that takes over meanwhile")
-    how = _drain(view, "", moves=False, held_within_s=held_within_s)
-    nodes, named = _nodes(go.file, view, targets), f"restart {' '.join(names) or 'all'}"
-    plan = restart_playbook.plan(targets, go.file, view, nodes, how, name=named)
-    carry(plan, journal, go, {"names": wanted})
+    called = f"restart {' '.join(names) or '--rolling'}"
+    every = [node.name for node in View(go.file).nodes]
+    with opened(go, called, names or every) as journal:
+        view = _view(go, names, dead)
+        listed = view.listed.names
+        known = [node.name for node in view.brokers if str(node.address) in listed]
+        wanted = journal.facts.get("names") or list(names) or known
+        targets = [_known_target(view, name) for name in wanted]
+        if not journal.is_resumed and len(listed) < 2:
+            raise ConfigError("a single broker has no other that takes over meanwhile")
+        options = settled(
+            journal, {"held_within_s": held_within_s}, {"held_within_s": HELD_WITHIN_S}
+        )
+        how = _drain(view, "", moves=False, **options)
+        nodes = _nodes(go.file, view, targets)
+        plan = restart_playbook.plan(targets, go.file, view, nodes, how, name=called)
+        facts = {"names": wanted, "options": options}
+        carry(plan, journal, go, facts, brokers=wanted, afterwards=_afterwards(view))
 
 
 @click.command()
@@ -128,8 +154,11 @@ def restart(names: tuple[str, ...], rolling: bool, held_within_s: float, go: Go)
 @click.option("--to", "version", default="", help="Version of RabbitMQ's package.")
 @_moves
 @_held
+@_dead
 @go_options
-def upgrade(name: str, version: str, moves: bool, held_within_s: float, go: Go) -> None:
+def upgrade(
+    name: str, version: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go
+) -> None:
     """Drain the broker NAME to empty, install it anew in another version, and bring it back.
 
     \b
@@ -137,14 +166,16 @@ def upgrade(name: str, version: str, moves: bool, held_within_s: float, go: Go) 
       python -m ops upgrade mb2 --dry-run
       python -m ops upgrade mb2 --to 3.12.1-1 --yes
     """
-    view, journal = View(go.file), journal_of(go.file, f"upgrade {name}")
-    target = _resumed(journal, name) or _known_target(view, name)
-    if not journal.is_resumed and view.listed.names == {target.address}:
-        raise ConfigError(f"{name} is the last broker; add another one before")
-    how = _drain(view, name, moves=moves, held_within_s=held_within_s)
-    nodes = _nodes(go.file, view, [target])
-    plan = upgrade_playbook.plan(target, go.file, view, nodes, how, version=version)
-    carry(plan, journal, go, target.facts)
+    with opened(go, f"upgrade {name}", [name]) as journal:
+        view = _view(go, [name], dead)
+        target = _resumed(journal, name) or _known_target(view, name)
+        if not journal.is_resumed and view.listed.names == {target.address}:
+            raise ConfigError(f"{name} is the last broker; add another one before")
+        options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
+        drain = {key: options[key] for key in ("moves", "held_within_s")}
+        nodes, how = _nodes(go.file, view, [target]), _drain(view, name, **drain)
+        plan = upgrade_playbook.plan(target, go.file, view, nodes, how, version=options["version"])
+        _carry(plan, journal, go, view, target, options)
 
 
 @click.command()
@@ -165,24 +196,27 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> 
       python -m ops replace mb2 --dead db2 --yes
       python -m ops replace mb3 --lose-messages --yes
     """
-    view, journal = View(go.file), journal_of(go.file, f"replace {name}")
-    if any(mirror.name == name for mirror in view.inventory.mirrors):
+    mirrors = View(go.file).inventory.mirrors
+    if any(mirror.name == name for mirror in mirrors):
         proof = {"dead": dead, "give_up": give_up}
-        how = {"dry_run": go.dry_run, "yes": go.yes, "undo": go.undo}
-        click.get_current_context().invoke(failover, name=name, file=go.file, **proof, **how)
+        how = {name: getattr(go, name) for name in Go.__slots__}
+        click.get_current_context().invoke(failover, name=name, **proof, **how)
         return
     if dead or give_up:
         raise ConfigError(f"{name} has no mirror that could take over: --lose-messages")
-    target = _resumed(journal, name) or _known_target(view, name)
-    if view.listed.names == {target.address}:
-        raise ConfigError(f"{name} is the last broker: the list must name another one")
-    kept = go.file.parent / "journal" / f"replaced-{name}.toml"
-    plan = replace_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), kept=kept)
-    if not (go.dry_run or lose_messages or journal.is_resumed):
-        raise OpsError(
-            f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
-        )
-    carry(plan, journal, go, target.facts)
+    with opened(go, f"replace {name}", [name]) as journal:
+        view = _view(go, [name], ())
+        target = _resumed(journal, name) or _known_target(view, name)
+        if view.listed.names == {target.address}:
+            raise ConfigError(f"{name} is the last broker: the list must name another one")
+        kept = go.journals / f"replaced-{name}.toml"
+        nodes = _nodes(go.file, view, [target])
+        plan = replace_playbook.plan(target, go.file, view, nodes, kept=kept)
+        if not (go.dry_run or lose_messages or journal.is_resumed):
+            raise OpsError(
+                f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
+            )
+        _carry(plan, journal, go, view, target, {})
 
 
 @click.command()
@@ -194,7 +228,7 @@ def found(go: Go) -> None:
     Example:
       python -m ops provision --yes && python -m ops found --yes
     """
-    view, journal = View(go.file), journal_of(go.file, "found cluster")
+    view = View(go.file)
     inventory = view.inventory
     if inventory.supervisor == "local":
         raise ConfigError("`python -m ops local up` starts a local cluster")
@@ -203,12 +237,44 @@ def found(go: Go) -> None:
     plan = found_playbook.plan(
         names, go.file, view, _systemd(_known_target(view, name) for name in names), balancers=hosts
     )
-    carry(plan, journal, go, {"names": names})
+    with opened(go, plan.name, names) as journal:
+        carry(plan, journal, go, {"names": names}, brokers=names)
+
+
+def _carry(
+    plan: Plan, journal: Journal, go: Go, view: View, target: Target, options: Mapping[str, Any]
+) -> None:
+    facts = {"target": target.facts, "options": dict(options)}
+    carry(plan, journal, go, facts, brokers=[target.name], afterwards=_afterwards(view))
+
+
+def _view(go: Go, but: Collection[str], dead: Iterable[str]) -> View:
+    """Of the cluster, without those that are dead."""
+    view = View(go.file)
+    return View(go.file, find_absent(view, lambda names: _of(go.file, view, names), but, dead))
+
+
+def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
+    return _nodes(file, view, [_known_target(view, name) for name in names])
+
+
+def _afterwards(view: View) -> list[str]:
+    """What those that were dead meanwhile will need."""
+    return [
+        f"{name} was dead meanwhile; when it is back: `python -m consumer_lists push`, and"
+        " `python -m ops check` says what else differs"
+        for name in view.absent.nodes
+    ]
+
+
+def _drain_options(journal: Journal, **options: Any) -> dict[str, Any]:
+    defaults = {"moves": False, "held_within_s": HELD_WITHIN_S, "version": ""}
+    return settled(journal, options, defaults, may_come=("moves",))
 
 
 def _resumed(journal: Journal, name: str) -> Target | None:
     """The inventory may not know the broker any more, or not yet."""
-    return Target(name=name, **journal.facts) if journal.is_resumed else None
+    return Target(name=name, **journal.facts["target"]) if journal.is_resumed else None
 
 
 def _known_target(view: View, name: str) -> Target:
@@ -240,6 +306,7 @@ def _drain(view: View, name: str, *, moves: bool, held_within_s: float) -> Drain
         delayed=_delayed(view, name),
         moves=moves,
         held_within_s=held_within_s,
+        serving_min=view.inventory.serving_min,
     )
 
 

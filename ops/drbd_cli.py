@@ -9,14 +9,13 @@ import click
 
 from lb.inventory import Host
 from messagebus.errors import ConfigError
-from ops.carrying import Go, go_options, inventory_option
+from ops.carrying import Go, carry, go_options, inventory_option, opened
 from ops.commands import drbd as argv
 from ops.commands import hosts
 from ops.drbd import Status, is_split
-from ops.errors import NoAnswer, OpsError
+from ops.errors import NoAnswer, OpsError, RunOpen
 from ops.mirror_cli import (
     agents,
-    begun,
     both_answer,
     of_mirror,
     permitted,
@@ -93,7 +92,7 @@ def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None
     erase = _to_be_erased(view, phrases, view.hosts)
     agent = agents(view, view.hosts[0])
     plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase, agent=agent)
-    run(plan, go)
+    run(plan, go, view)
 
 
 def _see_one_node_name(view: MirrorView) -> None:
@@ -159,7 +158,7 @@ def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
         raise OpsError(f"{host} has its disk: {side}")
     erase = bool(_to_be_erased(view, phrases, (wanted,)))
     plan = playbooks.new_disk(view, wanted, erase=erase)
-    run(plan, go)
+    run(plan, go, view)
 
 
 @drbd.command()
@@ -183,7 +182,7 @@ def thaw(go: Go, name: str, dead: str) -> None:
     if isinstance(answer := view.sides()[gone.name], Status):
         raise OpsError(f"{dead} is not dead: it answers, and says {answer}")
     plan = promotion.thaw(view, partner(view.inventory, view.mirror, gone))
-    run(plan, go)
+    run(plan, go, view)
 
 
 @drbd.command()
@@ -235,7 +234,7 @@ def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
     view = MirrorView(go.file, name)
     wanted = of_mirror(view, host)
     how = permitted(view, wanted, dead=dead, give_up=give_up)
-    run(promotion.promote(view, wanted, **how), go)
+    run(promotion.promote(view, wanted, **how), go, view)
 
 
 @drbd.command()
@@ -251,7 +250,7 @@ def demote(go: Go, name: str, host: str) -> None:
     """
     view = MirrorView(go.file, name)
     plan = promotion.demote(view, of_mirror(view, host))
-    run(plan, go)
+    run(plan, go, view)
 
 
 @drbd.command()
@@ -264,7 +263,8 @@ def connect(go: Go, name: str) -> None:
     Example:
       python -m ops drbd connect mb1
     """
-    run(playbooks.connect(MirrorView(go.file, name)), go)
+    view = MirrorView(go.file, name)
+    run(playbooks.connect(view), go, view)
 
 
 @drbd.command()
@@ -283,7 +283,7 @@ def disconnect(go: Go, name: str, host: str) -> None:
     if view.status(wanted).role == "Primary":
         raise OpsError(f"{host} is primary; disconnect its partner")
     plan = playbooks.disconnect(view, wanted)
-    run(plan, go)
+    run(plan, go, view)
 
 
 @drbd.command()
@@ -301,7 +301,7 @@ def verify(go: Go, name: str) -> int:
         if not side.is_whole:
             raise OpsError(f"only a whole mirror is verified; {host} says {side}")
     home = view.hosts[0]
-    run(playbooks.verify(view, home), go)
+    run(playbooks.verify(view, home), go, view)
     if go.dry_run:
         return 0
     after = view.status(home)
@@ -328,7 +328,8 @@ def rate(go: Go, name: str, value: str) -> None:
     """
     if not value.rstrip("KMG").isdigit():
         raise ConfigError(f"{value!r} is no rate; 40M is 40 MiB a second")
-    run(playbooks.rate(MirrorView(go.file, name), value), go)
+    view = MirrorView(go.file, name)
+    run(playbooks.rate(view, value), go, view)
 
 
 @drbd.command()
@@ -345,10 +346,14 @@ def resolve(go: Go, name: str, victim: str) -> None:
       python -m ops drbd resolve mb1 --dry-run --victim db2
     """
     view = MirrorView(go.file, name)
-    facts = begun(go, f"drbd resolve {name}") or _chosen(view, victim)
-    how = {key: value for key, value in facts.items() if key != "victim"}
-    plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
-    run(plan, go, facts)
+    with opened(go, f"drbd resolve {name}", [name]) as journal:
+        began = journal.facts.get("decided")
+        if began and victim not in ("", began["victim"]):
+            raise RunOpen(f"the unfinished run gives up {began['victim']}, not {victim}")
+        facts = began or _chosen(view, victim)
+        how = {key: value for key, value in facts.items() if key != "victim"}
+        plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
+        carry(plan, journal, go, {"decided": facts}, brokers=[name])
 
 
 def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from messagebus.destination import DELAY_STEPS_MS, Delay
 from ops.steady import Steady, some
 from ops.step import Blocked
-from ops.view import Queue, View
+from ops.view import DEFAULT_VHOST, Queue, View
 
 __all__ = ["HELD_WITHIN_S", "Emptying", "Left", "delayed", "in_words"]
 
@@ -81,7 +81,7 @@ class Emptying:
         self._moves, self._may_be_held = moves, may_be_held
         self._first: tuple[float, int] | None = None
         self._left = 0
-        self._queues = 0
+        self._queues = self._untried = 0
         self._delayed_since: dict[str, float] = {}
         self._zero = Steady(interval_s, clock)
         self._stuck = Steady(interval_s if unread_within_s is None else unread_within_s, clock)
@@ -90,7 +90,7 @@ class Emptying:
         self.is_held = False
 
     def __call__(self) -> str:
-        queues = self._view.queues(self._name)
+        queues = self._view.all_queues(self._name)
         if any(queue.messages is None for queue in queues):
             return "counts are not there yet"
         left = Left.of(queues)
@@ -99,6 +99,7 @@ class Emptying:
         if not left.messages:
             return self._confirm(queues)
         self._zero.broken()
+        _raise_if_kept(queues)
         nobody_takes = self._is_unread(left)
         if self._moves and nobody_takes and not left.read:
             return ""
@@ -112,15 +113,17 @@ class Emptying:
         return f"{max(0, began - self._left):,} messages were taken by their consumers"
 
     def proof(self) -> str:
-        return f"0 messages are left in {self._queues} queues, counted twice and tried"
+        but = f", {self._untried} of them counted alone" if self._untried else ""
+        return f"0 messages are left in {self._queues} queues, counted twice and tried{but}"
 
     def _confirm(self, queues: list[Queue]) -> str:
         if not self._zero.holds():
             return "counted empty, looking again"
-        for queue in queues:
-            if self._view.holds_message(self._name, queue.name):
-                self._zero.broken()
-                return f"{queue.name} was counted empty and is not"
+        tried = {queue: self._view.holds_message(self._name, queue) for queue in queues}
+        if wrong := [queue for queue, holds in tried.items() if holds]:
+            self._zero.broken()
+            return f"{wrong[0]} was counted empty and is not"
+        self._untried = sum(holds is None for holds in tried.values())
         return ""
 
     def _is_unread(self, left: Left) -> bool:
@@ -132,6 +135,11 @@ class Emptying:
             return False
         if not self._stuck.holds():  # consumer counts lag like all others
             return False
+        if foreign := [each for each in left.unread if each.vhost != DEFAULT_VHOST]:
+            raise Blocked(
+                f"no consumer for {_named(foreign)}: the bus has no part in that virtual host;"
+                " consume or delete them, then run this again"
+            )
         if left.unread and not self._moves:
             parked = any(queue.name.startswith("mb.park/") for queue in left.unread)
             how = "consume or purge them" + (" (messagebus parked)" if parked else "")
@@ -194,7 +202,16 @@ class Emptying:
 
 
 def _named(queues: Iterable[Queue]) -> str:
-    return some([f"{queue.name} ({queue.messages:,} messages)" for queue in queues])
+    return some([f"{queue} ({queue.messages:,} messages)" for queue in queues])
+
+
+def _raise_if_kept(queues: Iterable[Queue]) -> None:
+    """Raises Blocked for streams: consumers take nothing out of them."""
+    if kept := [each for each in queues if each.kind == "stream" and each.messages]:
+        raise Blocked(
+            f"{_named(kept)} keep what is read: copy the streams and delete them here,"
+            " then run this again"
+        )
 
 
 def _count(queues: Iterable[Queue]) -> int:

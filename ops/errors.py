@@ -10,6 +10,8 @@ OpsError
     PlanFailed     a step of a playbook failed; what was done before it is in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
     LockHeld       somebody else is changing this cluster
+    RunOpen        an unfinished run of a playbook stands in the way of what was asked
+    JournalUnreadable  what a playbook has done cannot be read
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ __all__ = [
     "CommandFailed",
     "HostKeyWrong",
     "HostUnreachable",
+    "JournalUnreadable",
     "LocalFault",
     "LockHeld",
     "NoAnswer",
     "NoRoom",
     "OpsError",
     "PlanFailed",
+    "RunOpen",
     "SudoRefused",
 ]
 
@@ -116,6 +120,18 @@ class LockHeld(OpsError):
         super().__init__(f"{who} is changing this cluster since {since}")
         self.who = who
         self.since = since
+
+
+class RunOpen(OpsError):
+    """Raised when an unfinished run must be finished, undone or abandoned first; the text says which."""
+
+
+class JournalUnreadable(OpsError):
+    """Raised when a journal is damaged or of another version; look at the cluster, then abandon the run."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file}: {reason}; see what was done, then close it with --abandon")
+        self.file = file
 
 
 def tail(output: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from lb.inventory import Host
 from messagebus.errors import ConfigError
-from ops.carrying import Go, carry, journal_of
+from ops.carrying import Go, carry, opened
 from ops.commands import hosts
 from ops.drbd import No, Status, may_promote
 from ops.errors import NoAnswer, OpsError
@@ -19,7 +19,6 @@ from ops.plan import Plan
 
 __all__ = [
     "agents",
-    "begun",
     "both_answer",
     "of_mirror",
     "permitted",
@@ -102,14 +101,7 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
     return how
 
 
-def begun(go: Go, name: str) -> dict[str, Any]:
-    """What an unfinished run of the plan of this name began with; empty where there is none.
-
-    A run that is resumed goes on with what was decided before it, which it may have changed itself.
-    """
-    return journal_of(go.file, name).facts
-
-
-def run(plan: Plan, go: Go, facts: Mapping[str, Any] | None = None) -> None:
-    """Print the plan, ask, and carry it out; facts: what it was made from, for `begun`."""
-    carry(plan, journal_of(go.file, plan.name), go, facts or {})
+def run(plan: Plan, go: Go, view: MirrorView) -> None:
+    """Print a plan about a mirror, ask, and carry it out."""
+    with opened(go, plan.name, [view.name]) as journal:
+        carry(plan, journal, go, {}, brokers=[view.name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Protocol
 
 from messagebus.errors import MessageBusError
@@ -49,20 +50,22 @@ def carry_out(
     say: one line per step. show: what is waited for at the moment.
     Raises PlanFailed; the journal has what was done, and the same call goes on from there.
     """
+    before = _done_before(plan, journal)
     for step in plan.steps:
-        if step.name in journal.done:
+        if step.name in before:
             say(f"   before  {step.name}")
             continue
         show(step.name)
         began = time.monotonic()
         try:
-            remark, proof = _do(step, runner, show)
+            remark, proof = _do(step, runner, journal, show)
         except PlanFailed:
             if not journal.done and not step.commands:
                 journal.finish()  # it looked, and nothing was begun
             raise
         took_s = time.monotonic() - began
-        journal.record(step.name, took_s, proof)
+        if step.name not in journal.done:
+            journal.record(step.name, took_s, proof)
         say(f"  {took_s:5.1f} s  {step.name}{f': {remark}' if remark else ''}")
     for proof in journal.proofs:
         say(f"   proved  {proof}")
@@ -70,41 +73,92 @@ def carry_out(
 
 
 def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], None]) -> None:
-    """Take back, last first, what the journal says was begun.
+    """Take back, last first, what the journal says was begun; each step that is, is kept there.
 
-    Raises PlanFailed when a step cannot be taken back.
+    Raises PlanFailed when a step cannot be taken back; the same call goes on from there.
     """
-    complete = [step for step in plan.steps if step.name in journal.done]
+    complete = _done_before(plan, journal)
     # The step after these may have run some of its commands, or none.
     begun = plan.steps[: len(complete) + 1]
     if final := [step.name for step in begun if step.is_final]:
         raise PlanFailed("undo", f"there is no way back after {final[0]!r}; finish it instead")
     for step in reversed(begun):
+        if step.undo_guard:
+            _see(step, step.undo_guard)
         for command in step.undo:
             try:
                 runner.run(command)
             except CommandFailed as fault:
-                if step in complete:
+                if step.name in complete:
                     raise PlanFailed(f"undo {step.name}", str(fault)) from fault
                 say(f"           {fault}")
+        if step.name in complete:
+            journal.take_back(step.name)
         if step.undo:
             say(f"   undone  {step.name}")
     journal.finish()
 
 
-def _do(step: Step, runner: Runner, show: Callable[[str], None]) -> tuple[str, str]:
+def _done_before(plan: Plan, journal: Journal) -> list[str]:
+    """Names of the steps that are not to be done again. Raises PlanFailed for a journal of other steps."""
+    names = [step.name for step in plan.steps]
+    count = len(journal.done)
+    if list(journal.done) != names[:count]:
+        strange = next(name for name, known in zip_longest(journal.done, names) if name != known)
+        raise PlanFailed(
+            str(strange),
+            f"the unfinished run did it and {plan.name!r} does not come to it here: the run was begun"
+            " otherwise; see what was done, then close it with --abandon",
+        )
+    while count and plan.steps[count - 1].is_fresh:
+        count -= 1
+    return names[:count]
+
+
+def _do(
+    step: Step, runner: Runner, journal: Journal, show: Callable[[str], None]
+) -> tuple[str, str]:
     """Returns a remark and what was proved, mostly "". Raises PlanFailed."""
     written = remark = ""
     try:
         if step.done is None or not step.done():
+            if step.guard:
+                _see(step, step.guard)
+            if step.sealed_by and step.seal:
+                _see_seal(step, journal.sealed(step.sealed_by), runner.run(step.seal))
             for command in step.commands:
                 written = runner.run(command)
         if step.check:
             remark = _wait(step, step.check, show)
+        if step.seal and not step.sealed_by:
+            journal.seal(step.name, runner.run(step.seal))
         proofs = [_last_line(written) if step.tells else "", step.proof() if step.proof else ""]
     except (CommandFailed, NoAnswer, Blocked) as fault:
         raise PlanFailed(step.name, str(fault)) from fault
     return remark, "; ".join(proof for proof in proofs if proof)
+
+
+def _see(step: Step, guard: Check) -> None:
+    """Look once. Raises PlanFailed unless the guard holds, also when nobody answers it."""
+    try:
+        missing = guard()
+    except (MessageBusError, OSError, Blocked) as fault:
+        missing = str(fault)
+    if missing:
+        raise PlanFailed(step.name, f"not done, because {missing}")
+
+
+def _see_seal(step: Step, sealed: str | None, listing: str) -> None:
+    """Raises PlanFailed when somebody wrote where all was seen empty."""
+    if sealed is None:
+        raise PlanFailed(step.name, f"not done, because {step.sealed_by!r} kept no seal")
+    if new := sorted(set(listing.splitlines()) - set(sealed.splitlines())):
+        raise PlanFailed(
+            step.name,
+            f"not done, because its files have changed since {step.sealed_by!r}, {new[0]!r} for one:"
+            " the broker has run since it was seen empty. Start it, close this run with --abandon,"
+            " and begin anew",
+        )
 
 
 def _last_line(written: str) -> str:

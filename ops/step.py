@@ -37,6 +37,13 @@ class Step:
 
     done: whether the commands were run before, for those that are not to be repeated: a run may be
         interrupted between a command and the journal.
+    guard: must hold right before the commands are run, each time, whatever the journal says.
+    undo_guard: the same for `undo`.
+    is_fresh: what it proves is good for the next step alone: a run that is taken up before that one was
+        done does this one again.
+    seal: lists the files of a node that the commands have stopped, for `sealed_by`.
+    sealed_by: name of the step whose seal must still be whole before the commands are run: there may be
+        fewer files than it listed, and none that is new or changed.
     until: what `check` waits for, in words. within_s: how long it may take. silent_within_s: how long
         of it those that are asked may not answer.
     may_fail: the playbook goes on when the check does not come to hold, and says so.
@@ -49,6 +56,11 @@ class Step:
     name: str
     commands: tuple[Command, ...] = ()
     done: Callable[[], bool] | None = None
+    guard: Check | None = None
+    undo_guard: Check | None = None
+    is_fresh: bool = False
+    seal: Command | None = None
+    sealed_by: str = ""
     until: str = ""
     check: Check | None = None
     within_s: float = 30.0

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lb.inventory import Host
-from ops.carrying import Go, go_options, inventory_option
+from ops.carrying import Go, carry, go_options, inventory_option, opened, settled
 from ops.errors import OpsError
 from ops.inventory_text import with_host
-from ops.mirror_cli import (
-    agents,
-    begun,
-    both_answer,
-    of_mirror,
-    permitted,
-    proof_options,
-    run,
-)
+from ops.mirror_cli import agents, both_answer, of_mirror, permitted, proof_options
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
 from ops.pieces import inventory, write_whole
+from ops.plan import Plan
 from ops.playbooks import storage as playbooks
 
 __all__ = ["storage"]
@@ -59,18 +54,14 @@ def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up:
       python -m ops storage failover mb1 --dead db1 --dry-run
     """
     view = MirrorView(go.file, name)
-    facts = begun(go, f"storage failover {name}")
-    if not facts:
+
+    def decide() -> dict[str, Any]:
         host = of_mirror(view, to) if to else partner(view.inventory, view.mirror, _where(view))
-        facts = {
-            **permitted(view, host, dead=dead, give_up=give_up),
-            "consume_only": consume_only,
-            "agent": agents(view, host),
-            "host": host.name,
-        }
-    how = {key: value for key, value in facts.items() if key != "host"}
-    plan = playbooks.failover(view, go.file, view.inventory.host(facts["host"]), **how)
-    run(plan, go, facts)
+        how = permitted(view, host, dead=dead, give_up=give_up)
+        return {**how, "agent": agents(view, host), "host": host.name}
+
+    said = {"to": to, "dead": dead, "give_up": give_up, "consume_only": consume_only}
+    _carry(go, view, "failover", playbooks.failover, decide, said)
 
 
 @storage.command()
@@ -85,16 +76,15 @@ def failback(go: Go, name: str, consume_only: bool) -> None:
       python -m ops storage failback mb1 --dry-run
     """
     view = MirrorView(go.file, name)
-    facts = begun(go, f"storage failback {name}")
-    if not facts:
+
+    def decide() -> dict[str, Any]:
         for each, side in both_answer(view).items():
             if not side.is_whole:
                 raise OpsError(f"only a whole mirror is moved; {each} says {side}")
         host = partner(view.inventory, view.mirror, _where(view))
-        facts = {"consume_only": consume_only, "agent": agents(view, host), "host": host.name}
-    how = {key: value for key, value in facts.items() if key != "host"}
-    plan = playbooks.failback(view, go.file, view.inventory.host(facts["host"]), **how)
-    run(plan, go, facts)
+        return {"agent": agents(view, host), "host": host.name}
+
+    _carry(go, view, "failback", playbooks.failback, decide, {"consume_only": consume_only})
 
 
 @storage.command()
@@ -110,14 +100,14 @@ def start(go: Go, name: str, where: str, consume_only: bool) -> None:
       python -m ops storage start mb1 --dry-run
     """
     view = MirrorView(go.file, name)
-    facts = begun(go, f"storage start {name}")
-    if not facts:
+
+    def decide() -> dict[str, Any]:
         host = of_mirror(view, where) if where else _where(view)
         permitted(view, host, dead="", give_up="")
-        facts = {"consume_only": consume_only, "agent": agents(view, host), "host": host.name}
-    how = {key: value for key, value in facts.items() if key != "host"}
-    plan = playbooks.start(view, go.file, view.inventory.host(facts["host"]), **how)
-    run(plan, go, facts)
+        return {"agent": agents(view, host), "host": host.name}
+
+    said = {"on": where, "consume_only": consume_only}
+    _carry(go, view, "start", playbooks.start, decide, said)
 
 
 @storage.command()
@@ -131,12 +121,38 @@ def stop(go: Go, name: str) -> None:
       python -m ops storage stop mb1 --dry-run
     """
     view = MirrorView(go.file, name)
-    facts = begun(go, f"storage stop {name}")
-    if not facts:
+
+    def decide() -> dict[str, Any]:
         host = _where(view)
-        facts = {"agent": agents(view, host), "host": host.name}
-    plan = playbooks.stop(view, view.inventory.host(facts["host"]), agent=facts["agent"])
-    run(plan, go, facts)
+        return {"agent": agents(view, host), "host": host.name}
+
+    _carry(
+        go, view, "stop", lambda *at, agent: playbooks.stop(at[0], at[2], agent=agent), decide, {}
+    )
+
+
+def _carry(
+    go: Go,
+    view: MirrorView,
+    word: str,
+    make: Callable[..., Plan],
+    decide: Callable[[], dict[str, Any]],
+    said: dict[str, Any],
+) -> None:
+    """Carry a plan out that a run decides once; said: its options, which are a part of the run.
+
+    A run that is resumed goes on with what was decided before it, which it may have changed itself.
+    """
+    name = f"storage {word} {view.name}"
+    with opened(go, name, [view.name]) as journal:
+        options = settled(journal, said, dict.fromkeys(said, "") | {"consume_only": False})
+        decided = journal.facts.get("decided") or decide()
+        how = {key: value for key, value in decided.items() if key != "host"}
+        if "consume_only" in options:
+            how["consume_only"] = options["consume_only"]
+        plan = make(view, go.file, view.inventory.host(decided["host"]), **how)
+        facts = {"options": options, "decided": decided}
+        carry(plan, journal, go, facts, brokers=[view.name])
 
 
 def _where(view: MirrorView) -> Host:

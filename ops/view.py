@@ -10,6 +10,7 @@ import ssl
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,33 @@ from urllib.parse import quote
 import httpx
 
 import consumer_lists.cluster
+import lb.far
+import lb.fleet
 import lb.inventory
+import lb.runtime
 from consumer_lists import nodes
 from consumer_lists.nodes import Client, Served
-from lb.inventory import Inventory, Node
+from lb.errors import BalancerUnreachable
+from lb.inventory import Balancer, Inventory, Node
+from lb.runtime import ServerState
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from messagebus.tls import certificate_fault
 from messagebus.topology import GATE
+from ops import shell
 from ops.errors import NoAnswer
 
-__all__ = ["Connection", "Queue", "View"]
+__all__ = ["DEFAULT_VHOST", "Absent", "Connection", "Queue", "View"]
 
 TIMEOUT_S = 3.0
 # An agent brings a change about, and settles it, before it answers.
 CHANGE_TIMEOUT_S = 30.0
 # Brokers that are asked at the same time.
 PARALLEL = 16
-VHOST = "%2F"
+SINGLE_ACTIVE = "x-single-active-consumer"
+# AMQP's answers to a basic.get on a queue that a consumer has for itself, as the management API tells them.
+NOT_TO_BE_HAD = ("RESOURCE_LOCKED", "ACCESS_REFUSED")
+DEFAULT_VHOST = "/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,7 @@ class Queue:
     """messages: ready and unacknowledged; None while the broker has not counted them yet.
 
     unacked: those of them that were delivered and are not answered. body_bytes: of all together.
+    kind: classic, quorum or stream. single_active: of its consumers one is served at a time.
     """
 
     name: str
@@ -50,6 +61,12 @@ class Queue:
     consumers: int
     unacked: int = 0
     body_bytes: int = 0
+    vhost: str = DEFAULT_VHOST
+    kind: str = "quorum"
+    single_active: bool = False
+
+    def __str__(self) -> str:
+        return self.name if self.vhost == DEFAULT_VHOST else f"{self.name} of vhost {self.vhost}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +87,30 @@ class Connection:
         return f"{self.client} (user {self.user}{held})"
 
 
-class View:
-    """Asks the cluster of one inventory, which is read anew for every question."""
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Names of nodes whose broker, or agent, is known to be dead: nobody asks them anything."""
 
-    def __init__(self, inventory: Path) -> None:
+    brokers: frozenset[str] = frozenset()
+    agents: frozenset[str] = frozenset()
+
+    @property
+    def nodes(self) -> list[str]:
+        return sorted(self.brokers | self.agents)
+
+
+NOBODY = Absent()
+
+
+class View:
+    """Asks the cluster of one inventory, which is read anew for every question.
+
+    absent: who is left out of every question to all.
+    """
+
+    def __init__(self, inventory: Path, absent: Absent = NOBODY) -> None:
         self._path = inventory
+        self.absent = absent
 
     @property
     def inventory(self) -> Inventory:
@@ -92,15 +128,24 @@ class View:
         return self.inventory.find(name)
 
     @property
+    def brokers(self) -> tuple[Node, ...]:
+        """Those that are not absent."""
+        return tuple(node for node in self.nodes if node.name not in self.absent.brokers)
+
+    @property
     def listed(self) -> BrokerList:
         """The operators' copy of the consumer list."""
         return BrokerList.parse(self.inventory.list_file.read_text())
 
     # Agents.
 
+    @property
+    def _agents(self) -> list[consumer_lists.cluster.Node]:
+        return [node for node in self._cluster.nodes if node.name not in self.absent.agents]
+
     def served(self) -> list[Served]:
         """What each agent serves, or why it does not."""
-        return nodes.served(self._cluster.nodes)
+        return nodes.served(self._agents)
 
     def generations(self) -> dict[str, int]:
         """Which generation each agent serves, by name of the node. Raises NoAnswer."""
@@ -110,7 +155,7 @@ class View:
 
     def clients(self) -> list[Client]:
         """Every live client once, as the agent that saw it last tells. Raises NoAnswer."""
-        found, silent = nodes.clients(self._cluster.nodes)
+        found, silent = nodes.clients(self._agents)
         _raise_silent(silent)
         return found
 
@@ -192,8 +237,9 @@ class View:
         return answer
 
     def _all(self, path: str) -> list[tuple[str, httpx.Response]]:
+        asked = [node for node in self.nodes if node.name not in self.absent.agents]
         with ThreadPoolExecutor(PARALLEL) as pool:
-            return list(pool.map(lambda node: (node.name, self._agent(node, path)), self.nodes))
+            return list(pool.map(lambda node: (node.name, self._agent(node, path)), asked))
 
     def _agent(self, node: Node, path: str, *, fine: tuple[int, ...] = (200,)) -> httpx.Response:
         inventory = self.inventory
@@ -205,6 +251,30 @@ class View:
             verify=inventory.certificates(),
         )
 
+    # Balancers.
+
+    def sent_by(self, name: str) -> list[str]:
+        """Names of the balancers that send new connections to a broker. Raises NoAnswer."""
+        inventory = self.inventory
+        with lb.fleet.opened(inventory, self._admin_socket) as fleet:
+            for balancer, fault in fleet.away.items():
+                raise NoAnswer(f"balancer {balancer}: {fault}")
+            found = {name: self._servers(name, socket) for name, socket in fleet.sockets.items()}
+        return [
+            balancer
+            for balancer, servers in found.items()
+            if name in servers and servers[name].verdict == "up"
+        ]
+
+    def _admin_socket(self, balancer: Balancer) -> AbstractContextManager[Path]:
+        return lb.far.forwarded(shell, self.inventory.host(balancer.host).ssh, balancer)
+
+    def _servers(self, balancer: str, socket: Path) -> dict[str, ServerState]:
+        try:
+            return lb.runtime.servers(socket)
+        except BalancerUnreachable as fault:
+            raise NoAnswer(f"balancer {balancer}: {fault}") from fault
+
     # Brokers.
 
     def queues(self, name: str) -> list[Queue]:
@@ -212,7 +282,14 @@ class View:
 
         Without those that belong to one connection, as each agent has one for events, and the gate's.
         """
-        columns = "columns=name,messages,messages_unacknowledged,message_bytes,consumers,exclusive"
+        return [each for each in self.all_queues(name) if each.vhost == DEFAULT_VHOST]
+
+    def all_queues(self, name: str) -> list[Queue]:
+        """As `queues`, of every virtual host."""
+        columns = (
+            "columns=vhost,name,type,arguments,messages,messages_unacknowledged,message_bytes,"
+            "consumers,exclusive"
+        )
         return [
             Queue(
                 name=str(found["name"]),
@@ -220,16 +297,29 @@ class View:
                 consumers=int(found.get("consumers", 0)),
                 unacked=int(found.get("messages_unacknowledged") or 0),
                 body_bytes=int(found.get("message_bytes") or 0),
+                vhost=str(found.get("vhost", DEFAULT_VHOST)),
+                kind=str(found.get("type", "quorum")),
+                single_active=bool((found.get("arguments") or {}).get(SINGLE_ACTIVE)),
             )
-            for found in self._manage(name, "GET", f"/api/queues/{VHOST}?{columns}").json()
+            for found in self._manage(name, "GET", f"/api/queues?{columns}").json()
             if not found.get("exclusive") and found["name"] != GATE
         ]
 
-    def holds_message(self, name: str, queue: str) -> bool:
-        """Whether a basic.get finds one; it is put back. Raises NoAnswer."""
+    def holds_message(self, name: str, queue: Queue) -> bool | None:
+        """Whether a basic.get finds one; it is put back. Raises NoAnswer.
+
+        None where one cannot be had: of streams, and where a consumer has the queue for itself.
+        """
+        if queue.kind == "stream" or queue.single_active:
+            return None
         wanted = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "base64", "truncate": 1}
-        path = f"/api/queues/{VHOST}/{quote(queue, safe='')}/get"
-        return bool(self._manage(name, "POST", path, json=wanted).json())
+        path = f"/api/queues/{quote(queue.vhost, safe='')}/{quote(queue.name, safe='')}/get"
+        answer = self._manage(name, "POST", path, json=wanted, fine=(200, 400))
+        if answer.status_code == httpx.codes.OK:
+            return bool(answer.json())
+        if any(word in answer.text for word in NOT_TO_BE_HAD):
+            return None
+        raise NoAnswer(f"management of {name}: HTTP 400 {answer.text.strip()[:200]}")
 
     def connections(self, name: str) -> list[Connection]:
         """Those of applications to one broker, as its statistics have them. Raises NoAnswer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from ops.commands.paths import kit
@@ -19,22 +20,29 @@ def drain(inventory: Path, address: str) -> Command:
     return _lists(inventory, "drain", address)
 
 
-def ready(inventory: Path, address: str) -> Command:
-    return _lists(inventory, "ready", address)
+def ready(inventory: Path, address: str, *, if_needed: bool = False) -> Command:
+    """if_needed: ends well where it is so already."""
+    return _lists(inventory, "ready", address, *_if(if_needed))
 
 
-def remove(inventory: Path, address: str) -> Command:
-    return _lists(inventory, "remove", address)
+def remove(inventory: Path, address: str, *, if_needed: bool = False) -> Command:
+    """if_needed: ends well where the list does not name it."""
+    return _lists(inventory, "remove", address, *_if(if_needed))
 
 
-def push(inventory: Path) -> Command:
-    """Ends well only when every agent of the inventory serves the list."""
-    return _lists(inventory, "push")
+def push(inventory: Path, absent: Iterable[str] = ()) -> Command:
+    """Ends well only when every agent of the inventory serves the list, but for those of `absent`."""
+    without = [word for name in sorted(absent) for word in ("--without", name)]
+    return _lists(inventory, "push", *without)
 
 
 def recover(inventory: Path) -> Command:
     """The same after a disaster, under a generation above all that anybody knows."""
     return _lists(inventory, "push", "--recover")
+
+
+def _if(needed: bool) -> tuple[str, ...]:
+    return ("--if-needed",) if needed else ()
 
 
 def _lists(inventory: Path, *words: str) -> Command:

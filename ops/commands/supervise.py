@@ -15,10 +15,14 @@ from ops.provision.wanted import COOKIE
 from ops.step import Command
 from ops.unit_files import BALANCER_STATE_UNIT
 
-__all__ = ["LocalNodes", "Supervisor", "SystemdNodes"]
+__all__ = ["ENDED", "LocalNodes", "Supervisor", "SystemdNodes"]
 
 BROKER_UNIT = "rabbitmq-server"
+# What systemd calls a unit of which no process is left.
+ENDED = ("inactive", "failed")
 AGENT_UNIT = "messagebus-agent"
+# A file's name, size, time of its last change and inode: any start of a broker makes some of them others.
+LISTED = "%p %s %T@ %i\\n"
 # What a node has learned: nothing of it is any good for an empty broker.
 STATES = ("/var/lib/rabbitmq/mnesia", "/var/lib/messagebus")
 APT = (
@@ -32,7 +36,11 @@ BALANCER_UNIT = "haproxy"
 
 
 class Supervisor(Protocol):
-    """Commands that concern one node; none where there is nothing to do."""
+    """Commands that concern one node; none where there is nothing to do.
+
+    data: lists the files of its broker, one a line, none where there are none.
+    broker_state, agent_state: write one of systemd's words for the state of its process.
+    """
 
     def provision(self, name: str) -> tuple[Command, ...]: ...
     def start_broker(self, name: str) -> tuple[Command, ...]: ...
@@ -41,6 +49,9 @@ class Supervisor(Protocol):
     def stop_agent(self, name: str) -> tuple[Command, ...]: ...
     def forget(self, name: str) -> tuple[Command, ...]: ...
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]: ...
+    def data(self, name: str) -> Command: ...
+    def broker_state(self, name: str) -> Command: ...
+    def agent_state(self, name: str) -> Command: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,16 @@ class LocalNodes:
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
         """Of the version that is installed on this machine."""
         return (*self._local("forget", name), *self._local("provision", name))
+
+    def data(self, name: str) -> Command:
+        nodes = self.dir / "nodes"
+        return Command(_find(nodes, nodes / name / "data"))
+
+    def broker_state(self, name: str) -> Command:
+        return self._local("state", name)[0]
+
+    def agent_state(self, name: str) -> Command:
+        return self._local("state", f"{name}-agent")[0]
 
     def _local(self, word: str, name: str) -> tuple[Command, ...]:
         return (kit("ops", "local", word, name, "--dir", str(self.dir)),)
@@ -108,13 +129,29 @@ class SystemdNodes:
         return ()
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
-        """Broker and agent are stopped. The package's own user and folders stay, what is in them goes."""
+        """The package's own user and folders stay, what is in them goes."""
         host, root = self.hosts[name], self._root(name)
         package = f"rabbitmq-server={version}" if version else "rabbitmq-server"
         return (
+            *self.stop_broker(name),
+            *self.stop_agent(name),
             *(Command((*root, "find", each, "-mindepth", "1", "-delete"), host) for each in STATES),
             Command((*root, *APT, "install", package), host, within_s=INSTALL_WITHIN_S),
         )
+
+    def data(self, name: str) -> Command:
+        folder = Path(STATES[0])
+        return Command((*self._root(name), *_find(folder.parent, folder)), self.hosts[name])
+
+    def broker_state(self, name: str) -> Command:
+        return self._state(name, BROKER_UNIT)
+
+    def agent_state(self, name: str) -> Command:
+        return self._state(name, AGENT_UNIT)
+
+    def _state(self, name: str, unit: str) -> Command:
+        argv = ("systemctl", "show", "--property=ActiveState", "--value", unit)
+        return Command(argv, self.hosts[name])
 
     def genesis(self, name: str) -> tuple[Command, ...]:
         """The agent's first start, in the life of a cluster that has none."""
@@ -132,3 +169,8 @@ class SystemdNodes:
 
     def _root(self, name: str) -> tuple[str, ...]:
         return ("sudo", "-n", "--") if name in self.sudo else ()
+
+
+def _find(above: Path, folder: Path) -> tuple[str, ...]:
+    """above: a folder that is always there, so that one that is not lists nothing."""
+    return ("find", str(above), "-path", f"{folder}/*", "-type", "f", "-printf", LISTED)

@@ -139,6 +139,19 @@ def status(dir: Path, as_json: bool) -> None:
 @local.command()
 @_dir_option
 @click.argument("name")
+def state(dir: Path, name: str) -> None:
+    """Print whether the process of NAME, a part, is there: active or inactive.
+
+    \b
+    Example:
+      python -m ops local state mb2-agent
+    """
+    click.echo("active" if LocalCluster(dir).process_of(name) else "inactive")
+
+
+@local.command()
+@_dir_option
+@click.argument("name")
 @click.option("--signal", "word", type=click.Choice(list(_SIGNALS)), default="KILL")
 def kill(dir: Path, name: str, word: str) -> None:
     """Signal NAME: a broker (mb2), its agent (mb2-agent), haproxy or epmd.

@@ -45,21 +45,23 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor) -> Plan
         until="it is in the inventory",
         check=lambda: "" if view.node(name) else "it is not",
         undo=nodes.forget(name),
+        undo_guard=checks.unused(view, name, target.address),
     )
     return Plan(
         name=f"add {name}",
         steps=(
             made,
-            *started(name, view, nodes),
+            *started(target, view, nodes),
             *joined(target, inventory, view),
             *listed(target, inventory, view),
-            *ready(name, inventory, view),
+            *ready(target, inventory, view),
         ),
     )
 
 
-def started(name: str, view: View, nodes: Supervisor) -> tuple[Step, ...]:
+def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
     """Broker and agent run."""
+    name = target.name
     return (
         Step(
             name=f"start broker {name}",
@@ -69,6 +71,7 @@ def started(name: str, view: View, nodes: Supervisor) -> tuple[Step, ...]:
             within_s=BOOT_WITHIN_S,
             silent_within_s=BOOT_WITHIN_S,
             undo=nodes.stop_broker(name),
+            undo_guard=checks.unused(view, name, target.address),
         ),
         Step(
             name=f"start the agent of {name}",
@@ -84,7 +87,7 @@ def joined(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     return (
         Step(
             name=f"tell {name} of the others",
-            commands=(lists.push(inventory),),
+            commands=(lists.push(inventory, view.absent.agents),),
             until="every agent serves the list as it is",
             check=checks.agents_serve_the_list(view),
         ),
@@ -112,7 +115,7 @@ def list_brought(name: str, inventory: Path, view: View) -> Step:
     """name: of the step, which is unique in its plan."""
     return Step(
         name=name,
-        commands=(lists.push(inventory),),
+        commands=(lists.push(inventory, view.absent.agents),),
         until="every agent serves it",
         check=checks.agents_serve_the_list(view),
     )
@@ -126,7 +129,10 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
             name=f"put {name} on the list",
             commands=(lists.add(inventory, address, agent_port=target.agent_port),),
             done=lambda: address in view.listed.names,
-            undo=(lists.remove(inventory, address), lists.push(inventory)),
+            undo=(
+                lists.remove(inventory, address, if_needed=True),
+                lists.push(inventory, view.absent.agents),
+            ),
         ),
         list_brought(f"bring the list with {name} to every agent", inventory, view),
         Step(
@@ -144,12 +150,14 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     )
 
 
-def ready(name: str, inventory: Path, view: View) -> tuple[Step, ...]:
+def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     """Publishers come."""
+    name = target.name
     return (
         Step(
             name=f"send publishers to {name}",
             commands=(balancer.apply(inventory), balancer.ready(inventory, name)),
+            guard=checks.listed_ready(view, target.address),
             until="its gate is open and its agent says ready",
             check=checks.welcomes(view, name),
             is_final=True,

@@ -14,7 +14,12 @@ The order is part of the correctness:
    they gave back may be left behind, so it is looked at again.
    What nobody reads, is parked or delayed goes to the other brokers only now (`moves`): nobody is there any
    more who could take it meanwhile.
-5. The balancer forgets it, and it is stopped.
+5. It is stopped, seen empty a moment before by whoever stops it, and cleared away: only if no list that
+   is served names it, no balancer sends publishers there, and none of its files has changed since.
+   The balancer forgets it.
+
+At least so many other brokers as the inventory says (`serving_min`) take publishes: this is looked at
+first, and again before the stop.
 """
 
 from __future__ import annotations
@@ -33,7 +38,16 @@ from ops.playbooks.target import Target
 from ops.step import Command, Step
 from ops.view import View
 
-__all__ = ["Drain", "drained", "plan", "released", "see_that_nothing_is_left", "unpublished"]
+__all__ = [
+    "Drain",
+    "drained",
+    "erased",
+    "others_serve",
+    "plan",
+    "released",
+    "stopped_empty",
+    "unpublished",
+]
 
 # Publishers that follow the list move within a second or two; others renew after minutes.
 LEAVE_WITHIN_S = 15.0
@@ -52,13 +66,14 @@ class Drain:
 
     statistics_s: how far its counts may lag. delayed: how many delayed messages it has now, and for how
     many seconds at most they wait. moves: what nobody takes goes to the other brokers. held_within_s: how
-    long deliveries may be kept without an answer.
+    long deliveries may be kept without an answer. serving_min: other brokers that must take publishes.
     """
 
     statistics_s: float
     delayed: tuple[int, float] = (0, 0.0)
     moves: bool = False
     held_within_s: float = HELD_WITHIN_S
+    serving_min: int = 1
 
 
 def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain) -> Plan:
@@ -67,10 +82,12 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Dr
     return Plan(
         name=f"remove {name}",
         steps=(
+            others_serve(target, view, how),
             *unpublished(target, inventory, view, how),
             *drained(target, inventory, view, how),
             *released(target, inventory, view, how),
-            see_that_nothing_is_left(target, inventory, view, how),
+            *stopped_empty(target, inventory, view, nodes, how),
+            erased(f"clear node {name} away", target, view, nodes, nodes.forget(name)),
             Step(
                 name=f"take {name} out of the balancer",
                 commands=(
@@ -78,10 +95,47 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Dr
                     balancer.apply(inventory),
                 ),
             ),
-            Step(name=f"stop broker {name}", commands=nodes.stop_broker(name)),
-            Step(name=f"stop the agent of {name}", commands=nodes.stop_agent(name)),
-            Step(name=f"clear node {name} away", commands=nodes.forget(name)),
         ),
+    )
+
+
+def others_serve(target: Target, view: View, how: Drain) -> Step:
+    """Enough brokers are left without it."""
+    wanted = how.serving_min
+    return Step(
+        name=f"see that others take publishes without {target.name}",
+        until=f"{wanted} of them {'does' if wanted == 1 else 'do'}",
+        check=checks.others_serve(view, {target.name}, wanted=wanted),
+    )
+
+
+def stopped_empty(
+    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
+) -> tuple[Step, ...]:
+    """Broker and agent are stopped, and nothing was in it; its files are sealed."""
+    name = target.name
+    return (
+        see_that_nothing_is_left(target, inventory, view, nodes, how),
+        Step(
+            name=f"stop broker {name}",
+            commands=nodes.stop_broker(name),
+            guard=checks.others_serve(view, {name}, wanted=how.serving_min),
+            seal=nodes.data(name),
+        ),
+        Step(name=f"stop the agent of {name}", commands=nodes.stop_agent(name)),
+    )
+
+
+def erased(
+    name: str, target: Target, view: View, nodes: Supervisor, commands: tuple[Command, ...]
+) -> Step:
+    """The step of this name, which erases what the broker has: nothing, since it was stopped."""
+    return Step(
+        name=name,
+        commands=commands,
+        guard=checks.off_the_list(view, target.name, target.address),
+        seal=nodes.data(target.name),
+        sealed_by=f"stop broker {target.name}",
     )
 
 
@@ -97,8 +151,8 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
             done=lambda: _is_draining(view, address),
             # While the list says draining, so does the agent.
             undo=(
-                lists.ready(inventory, address),
-                lists.push(inventory),
+                lists.ready(inventory, address, if_needed=True),
+                lists.push(inventory, view.absent.agents),
                 balancer.ready(inventory, name),
             ),
         ),
@@ -149,14 +203,14 @@ def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[St
         done=lambda: not emptying.is_held,
         tells=True,
     )
-    if how.moves:
-        return wait, close
-    strictly = Emptying(view, name, interval_s=how.statistics_s, held_within_s=how.held_within_s)
+    strictly = Emptying(
+        view, name, interval_s=how.statistics_s, moves=how.moves, held_within_s=how.held_within_s
+    )
     again = Step(
         name=f"wait until others have taken what was given back on {name}",
-        until="every queue is empty, counted twice and tried",
+        until=_empty(how) if how.moves else "every queue is empty, counted twice and tried",
         check=strictly,
-        within_s=EMPTY_WITHIN_S + how.delayed[1],
+        within_s=EMPTY_WITHIN_S + (0.0 if how.moves else how.delayed[1]),
     )
     return wait, close, again
 
@@ -192,8 +246,13 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
     )
 
 
-def see_that_nothing_is_left(target: Target, inventory: Path, view: View, how: Drain) -> Step:
-    """And move what is, when it is to be."""
+def see_that_nothing_is_left(
+    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
+) -> Step:
+    """And move what is, when it is to be.
+
+    A run that was interrupted when the broker was stopped, and nobody knows, starts it to look.
+    """
     name = target.name
     # Counts of what was moved a moment ago are late, and later on a busy machine.
     unread_s = MOVED_LAGS * how.statistics_s if how.moves else how.statistics_s
@@ -201,11 +260,12 @@ def see_that_nothing_is_left(target: Target, inventory: Path, view: View, how: D
     move = Command(_ops("move", name, inventory=inventory).argv, within_s=MOVE_WITHIN_S)
     return Step(
         name=f"see that nothing is left on {name}",
-        commands=(move,) if how.moves else (),
+        commands=(*nodes.start_broker(name), *((move,) if how.moves else ())),
+        is_fresh=True,
         until="every queue is empty, counted twice and tried",
         check=emptying,
         within_s=SEEN_WITHIN_S,
-        tells=True,
+        tells=how.moves,
         proof=emptying.proof,
     )
 

@@ -6,7 +6,7 @@ What lay on its disk is lost; where it has a mirror, `storage.failover` promotes
    the new one would have its address.
 2. The list and the balancer forget it, so that no client dials it and the other agents are a majority by
    themselves.
-3. A new node of the same name is made, and brought in as in `add`.
+3. A new node of the same name is made, while still nothing answers there, and brought in as in `add`.
 """
 
 from __future__ import annotations
@@ -57,15 +57,19 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept
             ),
             add.list_brought(f"bring the list without {name} to every agent", inventory, view),
             Step(
+                name=f"enter {name} again",
+                commands=(kit("ops", "inventory", "put", str(kept), *where),),
+            ),
+            Step(
                 name=f"make node {name} anew, empty",
-                commands=(
-                    kit("ops", "inventory", "put", str(kept), *where),
-                    *nodes.reinstall(name, ""),
+                commands=nodes.reinstall(name, ""),
+                guard=checks.both(
+                    checks.off_the_list(view, name, address), checks.is_dead(view, name)
                 ),
             ),
-            *add.started(name, view, nodes),
+            *add.started(target, view, nodes),
             *add.joined(target, inventory, view),
             *add.listed(target, inventory, view),
-            *add.ready(name, inventory, view),
+            *add.ready(target, inventory, view),
         ),
     )

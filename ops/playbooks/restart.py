@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ops import checks
 from ops.commands.supervise import Supervisor
 from ops.plan import Plan
 from ops.playbooks import add, remove
@@ -42,10 +43,15 @@ def _steps(
     target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
 ) -> Iterator[Step]:
     name = target.name
+    yield remove.others_serve(target, view, how)
     yield from remove.unpublished(target, inventory, view, how)
     yield from remove.released(target, inventory, view, how)
-    yield Step(name=f"stop broker {name}", commands=nodes.stop_broker(name))
-    yield from add.started(name, view, nodes)
+    yield Step(
+        name=f"stop broker {name}",
+        commands=nodes.stop_broker(name),
+        guard=checks.others_serve(view, {name}, wanted=how.serving_min),
+    )
+    yield from add.started(target, view, nodes)
     yield from add.joined(target, inventory, view)
     yield from add.listed(target, inventory, view)
-    yield from add.ready(name, inventory, view)
+    yield from add.ready(target, inventory, view)

@@ -14,7 +14,6 @@ from ops.plan import Plan
 from ops.playbooks import add, remove
 from ops.playbooks.remove import Drain
 from ops.playbooks.target import Target
-from ops.step import Step
 from ops.view import View
 
 __all__ = ["plan"]
@@ -34,19 +33,17 @@ def plan(
     return Plan(
         name=f"upgrade {name}",
         steps=(
+            remove.others_serve(target, view, how),
             *remove.unpublished(target, inventory, view, how),
             *remove.drained(target, inventory, view, how),
             *remove.released(target, inventory, view, how),
-            remove.see_that_nothing_is_left(target, inventory, view, how),
-            Step(name=f"stop broker {name}", commands=nodes.stop_broker(name)),
-            Step(name=f"stop the agent of {name}", commands=nodes.stop_agent(name)),
-            Step(
-                name=f"install {name} anew{f' with RabbitMQ {version}' if version else ''}, empty",
-                commands=nodes.reinstall(name, version),
+            *remove.stopped_empty(target, inventory, view, nodes, how),
+            remove.erased(
+                f"install {name} anew, empty", target, view, nodes, nodes.reinstall(name, version)
             ),
-            *add.started(name, view, nodes),
+            *add.started(target, view, nodes),
             *add.joined(target, inventory, view),
             *add.listed(target, inventory, view),
-            *add.ready(name, inventory, view),
+            *add.ready(target, inventory, view),
         ),
     )

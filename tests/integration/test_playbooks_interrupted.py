@@ -90,7 +90,6 @@ def test_a_second_playbook_is_refused_and_told_who_is_at_it(cluster: LocalCluste
         second = ops(cluster, "restart", "mb1", "--yes")
         assert second.returncode == 1
         assert f"pid {first.pid}, 'add mb4' is changing this cluster since" in second.stderr
-        assert "add-mb4 was begun and is not finished" in second.stderr
         assert done(cluster, "restart", "mb1") == ()
     finally:
         first.send_signal(signal.SIGINT)
@@ -103,8 +102,8 @@ def test_a_second_playbook_is_refused_and_told_who_is_at_it(cluster: LocalCluste
 Act = Callable[[LocalCluster], None]
 FAULTS: tuple[tuple[Act, Act, str, str], ...] = (
     (
-        lambda cluster: cluster.kill("mb1", agent=True),
-        lambda cluster: cluster.start("mb1", agent=True),
+        lambda cluster: cluster.freeze("mb1", agent=True),
+        lambda cluster: cluster.thaw("mb1", agent=True),
         "bring the list that drains mb3 to every agent",
         "mb1 differs",
     ),
@@ -137,6 +136,6 @@ def test_where_an_agent_the_balancer_or_the_broker_is_away_it_stops_says_so_and_
             mends(cluster)
         resumed = ops(cluster, "restart", "mb3", "--yes")
         assert resumed.returncode == 0, resumed.stderr
-        assert "taking up the run that did 4 of" in resumed.stderr
+        assert "taking up the run that did 5 of" in resumed.stderr
     assert load.lost == set()
     cluster.wait_ready()

@@ -22,12 +22,12 @@ class Broker:
         self.holds = holds or set()
         self.now = 0.0
 
-    def queues(self, _name: str) -> list[Queue]:
+    def all_queues(self, _name: str) -> list[Queue]:
         self.now += 1.0
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    def holds_message(self, _name: str, queue: str) -> bool:
-        return queue in self.holds
+    def holds_message(self, _name: str, queue: Queue) -> bool | None:
+        return None if queue.single_active else queue.name in self.holds
 
     def connections(self, _name: str) -> list[Connection]:
         return [Connection(name="1", user="bus", client="dead", unacked=3)]
@@ -181,3 +181,25 @@ def test_delayed_messages_are_counted_with_the_longest_step() -> None:
 )
 def test_a_step_is_told_in_its_own_unit(seconds: float, words: str) -> None:
     assert emptying.in_words(seconds) == words
+
+
+def test_messages_of_another_virtual_host_are_named_whoever_moves() -> None:
+    legacy = Queue(name="legacy", messages=10, consumers=0, vhost="other")
+    for moves in (False, True):
+        check = Broker([queue("a"), legacy]).emptying(interval_s=0, moves=moves)
+        assert "10 messages left" in check()
+        with pytest.raises(Blocked, match=r"no consumer for legacy of vhost other \(10 messages\)"):
+            check()
+
+
+def test_a_stream_is_told_at_once_because_it_keeps_what_is_read() -> None:
+    stream = Queue(name="log", messages=3, consumers=1, kind="stream")
+    with pytest.raises(Blocked, match=r"log \(3 messages\) keep what is read"):
+        Broker([stream]).emptying()()
+
+
+def test_where_no_get_can_be_had_counts_are_believed_and_that_is_said() -> None:
+    alone = Queue(name="asac", messages=0, consumers=0, single_active=True)
+    check = Broker([queue("a"), alone]).emptying(interval_s=0)
+    assert [check(), check()] == ["counted empty, looking again", ""]
+    assert check.proof().endswith("2 queues, counted twice and tried, 1 of them counted alone")

@@ -41,7 +41,9 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path, "test")
+    made = Journal(tmp_path, "test")
+    made.begin({})
+    return made
 
 
 def carry_out(plan: Plan, journal: Journal) -> tuple[list[str], list[str]]:
@@ -168,9 +170,129 @@ def test_what_steps_prove_is_told_at_the_end_also_by_a_run_that_was_taken_up(
         say=(said := list[str]()).append,
     )
     assert said[-1] == "   proved  moved 3 messages; 0 left"
+    journal.begin({})
     with pytest.raises(PlanFailed):
-        carry_out(
-            Plan(name="test", steps=(first, step("second", "fail"))), Journal(tmp_path, "test")
-        )
+        carry_out(Plan(name="test", steps=(first, step("second", "fail"))), journal)
     _, said = carry_out(Plan(name="test", steps=(first, step("second"))), Journal(tmp_path, "test"))
     assert said[-1] == "   proved  0 left"
+
+
+def failing(*steps: Step) -> Plan:
+    return Plan(name="test", steps=(*steps, step("last", "fail")))
+
+
+def carried(plan: Plan, folder: Path) -> list[str]:
+    """What runs, whether it fails or not."""
+    with pytest.raises(PlanFailed):
+        carry_out(plan, Journal(folder, "test"))
+    return carry_out.ran  # type: ignore[attr-defined, no-any-return]
+
+
+def test_what_a_journal_says_was_done_must_be_how_the_plan_begins(
+    journal: Journal, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanFailed):
+        carry_out(failing(step("first", "a"), step("second", "b")), journal)
+    for other in (("second",), ("first", "other"), ()):
+        with pytest.raises(PlanFailed, match=r"was begun otherwise.*--abandon"):
+            carry_out(Plan(name="test", steps=tuple(map(step, other))), Journal(tmp_path, "test"))
+        assert carry_out.ran == []  # type: ignore[attr-defined]
+
+
+def test_a_fresh_step_is_done_again_until_the_next_one_is_done(
+    journal: Journal, tmp_path: Path
+) -> None:
+    looks = step("look", "look", is_fresh=True)
+    with pytest.raises(PlanFailed):
+        carry_out(failing(step("first", "a"), looks), journal)
+    assert carried(failing(step("first", "a"), looks), tmp_path) == ["look", "fail"]
+    assert carried(failing(step("first", "a"), looks, step("stop", "s")), tmp_path) == [
+        *("look", "s", "fail")
+    ]
+    assert carried(failing(step("first", "a"), looks, step("stop", "s")), tmp_path) == ["fail"]
+
+
+@pytest.mark.parametrize("answer", ["the list names it", NoAnswer("agent of mb1"), Blocked("no")])
+def test_a_guard_that_does_not_hold_keeps_the_commands_from_being_run(
+    journal: Journal, tmp_path: Path, answer: str | Exception
+) -> None:
+    def guard() -> str:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    guarded = step("erase", "rm", guard=guard, undo_guard=guard)
+    plan = Plan(name="test", steps=(step("first", "a"), guarded))
+    with pytest.raises(PlanFailed, match="'erase': not done, because"):
+        carry_out(plan, journal)
+    assert carry_out.ran == ["a"]  # type: ignore[attr-defined]
+    with pytest.raises(PlanFailed, match="not done, because"):
+        runner.undo(plan, recorder := Recorder(), Journal(tmp_path, "test"), say=print)
+    assert recorder.ran == []
+
+
+class Disk(Recorder):
+    """Lists `files` when it is asked to."""
+
+    def __init__(self, *files: str) -> None:
+        super().__init__()
+        self.files = list(files)
+
+    def run(self, command: Command) -> str:
+        super().run(command)
+        return "\n".join(self.files) if command.argv == ("list",) else ""
+
+
+LIST = Command(("list",))
+STOP = step("stop", "stop", seal=LIST)
+ERASE = step("erase", "rm", seal=LIST, sealed_by="stop")
+
+
+@pytest.mark.parametrize(
+    ("files", "erased"),
+    [
+        (["a 1", "b 2"], True),
+        (["b 2"], True),
+        ([], True),
+        (["a 1", "b 3"], False),
+        (["a 1", "b 2", "c 1"], False),
+    ],
+    ids=["same", "erased in part before", "erased before", "changed", "more"],
+)
+def test_what_was_written_since_the_stop_is_not_erased(
+    journal: Journal, tmp_path: Path, files: list[str], erased: bool
+) -> None:
+    disk = Disk("a 1", "b 2")
+    with pytest.raises(PlanFailed):
+        runner.carry_out(failing(STOP), disk, journal, say=print)
+    disk.files, disk.ran = files, []
+    plan = Plan(name="test", steps=(STOP, ERASE))
+    if erased:
+        runner.carry_out(plan, disk, Journal(tmp_path, "test"), say=print)
+        assert disk.ran == ["list", "rm"]
+        return
+    with pytest.raises(PlanFailed, match="have changed since 'stop'"):
+        runner.carry_out(plan, disk, Journal(tmp_path, "test"), say=print)
+    assert disk.ran == ["list"]
+
+
+def test_an_undo_that_failed_is_taken_up_and_what_it_took_back_is_done_again(
+    journal: Journal, tmp_path: Path
+) -> None:
+    class Refusing(Recorder):
+        def run(self, command: Command) -> str:
+            super().run(command)
+            if command.argv == ("undo-first",):
+                raise CommandFailed(command.argv, 1, "an agent is away")
+            return ""
+
+    steps = (step("first", "a"), step("second", "b"))
+    with pytest.raises(PlanFailed):
+        carry_out(failing(*steps), journal)
+    with pytest.raises(PlanFailed, match="undo first"):
+        runner.undo(failing(*steps), Refusing(), Journal(tmp_path, "test"), say=print)
+    assert Journal(tmp_path, "test").done == ("first",)
+    again = Recorder()
+    runner.undo(failing(*steps), again, Journal(tmp_path, "test"), say=print)
+    assert again.ran == ["undo-second", "undo-first"]
+    assert not Journal(tmp_path, "test").is_resumed

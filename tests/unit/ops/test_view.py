@@ -10,7 +10,7 @@ import pytest
 from ops.errors import NoAnswer
 from ops.local import files, secrets
 from ops.local.layout import Layout
-from ops.view import Queue, View
+from ops.view import Absent, Queue, View
 
 Answers = Callable[[str, str], httpx.Response]
 
@@ -98,3 +98,53 @@ def test_who_does_not_answer_is_named(view: View, answers: dict[str, Any]) -> No
 def test_an_answer_that_means_something_is_no_fault(view: View, answers: dict[str, Any]) -> None:
     answers["/api/connections"] = 404
     view.hang_up("mb1", "1 -> 2")
+
+
+def test_queues_of_all_virtual_hosts_are_known_with_their_kind(
+    view: View, answers: dict[str, Any]
+) -> None:
+    sac = {"x-single-active-consumer": True}
+    answers["/api/queues"] = [
+        {"name": "mb.queue/jobs", "vhost": "/", "messages": 3},
+        {"name": "legacy", "vhost": "other", "type": "stream", "messages": 2, "arguments": sac},
+    ]
+    assert [queue.name for queue in view.queues("mb1")] == ["mb.queue/jobs"]
+    legacy = view.all_queues("mb1")[1]
+    assert legacy == Queue(
+        name="legacy", messages=2, consumers=0, vhost="other", kind="stream", single_active=True
+    )
+    assert str(legacy) == "legacy of vhost other"
+
+
+def test_a_get_that_cannot_be_had_says_nothing(
+    view: View, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Queue(name="jobs", messages=0, consumers=0)
+    answers["/get"] = []
+    assert view.holds_message("mb1", jobs) is False
+    answers["/get"] = [{"payload": ""}]
+    assert view.holds_message("mb1", jobs) is True
+
+    def refused(text: str) -> None:
+        locked = httpx.Response(400, text=text)
+        monkeypatch.setattr("ops.view.httpx.request", lambda *_, **__: locked)
+
+    refused('{"reason": "405 RESOURCE_LOCKED - cannot obtain access to locked queue"}')
+    assert view.holds_message("mb1", jobs) is None
+    refused('{"reason": "bad_request"}')
+    with pytest.raises(NoAnswer, match="HTTP 400"):
+        view.holds_message("mb1", jobs)
+    stream = Queue(name="log", messages=0, consumers=0, kind="stream")
+    assert view.holds_message("mb1", stream) is None, "nobody is asked"
+
+
+def test_who_is_absent_is_left_out_of_every_question_to_all(
+    view: View, answers: dict[str, Any]
+) -> None:
+    answers["127.0.0.11:8081/topology"] = {"entries": []}
+    with pytest.raises(NoAnswer, match="agent of mb2"):
+        view.maps()
+    without = View(view._path, Absent(brokers=frozenset({"mb1"}), agents=frozenset({"mb2"})))
+    assert without.maps() == {"mb1": {}}
+    assert [node.name for node in without.brokers] == ["mb2"]
+    assert without.absent.nodes == ["mb1", "mb2"]

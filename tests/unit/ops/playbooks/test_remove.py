@@ -23,6 +23,7 @@ def removal(how: Drain = WAITS) -> Plan:
 
 def test_the_order_of_a_removal() -> None:
     assert [step.name for step in removal().steps] == [
+        "see that others take publishes without mb2",
         "mark mb2 as draining in the list",
         "bring the list that drains mb2 to every agent",
         "send no publishers to mb2",
@@ -36,10 +37,10 @@ def test_the_order_of_a_removal() -> None:
         "wait for the clients to let go of mb2",
         "hang up on the clients that are left on mb2",
         "see that nothing is left on mb2",
-        "take mb2 out of the balancer",
         "stop broker mb2",
         "stop the agent of mb2",
         "clear node mb2 away",
+        "take mb2 out of the balancer",
     ]
 
 
@@ -57,18 +58,19 @@ def test_exactly_what_a_removal_runs() -> None:
         f"{lists} remove 127.0.0.12:5672",
         f"{lists} push",
         f"{ops} hangup mb2 --all --inventory /c/inventory.toml",
-        f"{ops} inventory drop mb2 --inventory /c/inventory.toml",
-        f"{balancer} apply",
+        f"{ops} local start mb2 --dir /c",
         f"{ops} local stop mb2 --dir /c",
         f"{ops} local stop mb2-agent --dir /c",
         f"{ops} local forget mb2 --dir /c",
+        f"{ops} inventory drop mb2 --inventory /c/inventory.toml",
+        f"{balancer} apply",
     ]
 
 
 def test_a_removal_is_taken_back_in_the_list_before_the_balancer() -> None:
     undo = [" ".join(command.argv[3:]) for step in removal().steps for command in step.undo]
     assert undo == [
-        "--inventory /c/inventory.toml ready 127.0.0.12:5672",
+        "--inventory /c/inventory.toml ready 127.0.0.12:5672 --if-needed",
         "--inventory /c/inventory.toml push",
         "--inventory /c/inventory.toml ready mb2",
     ]
@@ -96,6 +98,16 @@ def test_a_run_that_was_blocked_is_taken_up_as_one_that_moves() -> None:
     """What was done under one set of options has the same name, and stands first, under the other."""
     plain = [step.name for step in removal().steps]
     moves = [step.name for step in removal(Drain(statistics_s=1.5, moves=True)).steps]
-    blocked_at = plain.index("wait until mb2 is empty")
-    assert plain[:blocked_at] == moves[:blocked_at]
-    assert [name for name in plain if name in moves] == moves
+    assert plain == moves
+
+
+def test_what_a_removal_erases_was_seen_empty_by_whoever_stopped_it() -> None:
+    steps = {step.name: step for step in removal().steps}
+    names = list(steps)
+    seen = names.index("see that nothing is left on mb2")
+    assert steps[names[seen]].is_fresh
+    assert names[seen + 1] == "stop broker mb2"
+    erases = steps["clear node mb2 away"]
+    assert erases.sealed_by == "stop broker mb2"
+    assert erases.seal == steps["stop broker mb2"].seal
+    assert erases.guard

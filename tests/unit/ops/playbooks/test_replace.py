@@ -19,12 +19,13 @@ def replacing() -> Plan:
 
 def test_nobody_knows_the_dead_broker_before_a_new_one_has_its_address() -> None:
     names = [step.name for step in replacing().steps]
-    assert names[:7] == [
+    assert names[:8] == [
         "see that mb2 is dead",
         "stop whatever is left of mb2",
         "take mb2 off the list",
         "take mb2 out of the balancer",
         "bring the list without mb2 to every agent",
+        "enter mb2 again",
         "make node mb2 anew, empty",
         "start broker mb2",
     ]

@@ -29,7 +29,7 @@ def test_a_broker_is_empty_before_it_is_installed_anew_and_full_of_topology_befo
         "see that nothing is left on mb2",
         "stop broker mb2",
         "stop the agent of mb2",
-        "install mb2 anew with RabbitMQ 3.12.1-1, empty",
+        "install mb2 anew, empty",
         "start broker mb2",
         "bring the topology to mb2",
         "put mb2 on the list",
@@ -46,3 +46,14 @@ def test_a_local_broker_is_made_anew() -> None:
         (*local, "forget", "mb2", "--dir", "/c"),
         (*local, "provision", "mb2", "--dir", "/c"),
     ]
+
+
+def test_the_version_is_no_part_of_a_steps_name_so_that_a_journal_knows_the_step() -> None:
+    assert [step.name for step in upgrading("3.12.1-1").steps] == [
+        step.name for step in upgrading().steps
+    ]
+
+
+def test_an_upgrade_erases_what_was_seen_empty_by_whoever_stopped_it() -> None:
+    (step,) = (step for step in upgrading().steps if step.name.startswith("install"))
+    assert (step.sealed_by, bool(step.guard)) == ("stop broker mb2", True)
