@@ -199,9 +199,12 @@ class Service:
     def _draining_reason(self) -> str:
         if self._draining:
             return "operators drain it"
-        current = self.lists.current
-        listed = current.find(self._config.address.name) if current else None
-        return "draining in the consumer list" if listed and listed.draining else ""
+        if not (current := self.lists.current):
+            return ""
+        listed = current.find(self._config.address.name)
+        if listed is None:
+            return "not on the consumer list: nobody would consume there"
+        return "draining in the consumer list" if listed.draining else ""
 
     async def _answer_check(
         self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -19,11 +19,12 @@ The order is part of the correctness:
    The balancer forgets it.
 
 At least so many other brokers as the inventory says (`serving_min`) take publishes: this is looked at
-first, and again before the stop.
+first, before each step that keeps publishers away, and again before the stop.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,11 +145,13 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
     name, address = target.name, target.address
     left = "nobody is connected who may publish, looked at twice"
     have_left = checks.left_by_publishers(view, name, interval_s=how.statistics_s)
+    enough = checks.others_serve(view, {name}, wanted=how.serving_min)
     return (
         Step(
             name=f"mark {name} as draining in the list",
             commands=(lists.drain(inventory, address),),
             done=lambda: _is_draining(view, address),
+            guard=enough,
             # While the list says draining, so does the agent.
             undo=(
                 lists.ready(inventory, address, if_needed=True),
@@ -156,10 +159,14 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
                 balancer.ready(inventory, name),
             ),
         ),
-        add.list_brought(f"bring the list that drains {name} to every agent", inventory, view),
+        dataclasses.replace(
+            add.list_brought(f"bring the list that drains {name} to every agent", inventory, view),
+            guard=enough,
+        ),
         Step(
             name=f"send no publishers to {name}",
             commands=(balancer.drain(inventory, name),),
+            guard=enough,
         ),
         Step(
             name=f"wait for publishers to leave {name}",

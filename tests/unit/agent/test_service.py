@@ -59,6 +59,16 @@ async def test_a_broker_that_drains_in_the_list_drains(settings: dict[str, Any])
     assert "list" in ours.condition.draining
 
 
+async def test_a_broker_that_the_list_does_not_name_takes_no_publishers(
+    settings: dict[str, Any],
+) -> None:
+    ours = service(settings)
+    assert not ours.condition.draining, "without a list nothing is known"
+    write(settings["list_file"], "127.0.0.12:5672\n")
+    ours.lists.look()
+    assert "nobody would consume" in ours.condition.draining
+
+
 async def test_what_was_kept_is_read(settings: dict[str, Any]) -> None:
     genesis(settings["state_dir"])
     assert service(settings).topology.register.intact

@@ -1,0 +1,511 @@
+"""A cluster in memory that playbooks are carried out on: their real plans, journals and locks, no process.
+
+Commands are read from their argv. Whatever would erase a message that was confirmed and not consumed,
+or leave one where nobody consumes, raises Violation.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from consumer_lists.nodes import Served
+from messagebus.broker import BrokerList
+from messagebus.errors import ConfigError
+from ops.errors import CommandFailed, NoAnswer
+from ops.step import Command
+from ops.view import NOBODY, Absent, Connection, Queue
+
+__all__ = ["Killed", "SimulatedCluster", "Violation"]
+
+SUBSCRIPTION = "mb.sub/orders/billing"
+FOREIGN = "legacy"
+
+
+parsed = functools.lru_cache(maxsize=4096)(BrokerList.parse)
+
+
+class Violation(AssertionError):
+    """Raised when a confirmed message is lost, or lies where nobody will read it."""
+
+
+class Killed(BaseException):
+    """Raised where the operator's process is killed."""
+
+
+@dataclass(slots=True)
+class Broker:
+    """One node. data: changes with whatever is written to its disk. foreign: messages of another vhost.
+
+    silent: its agent does not answer, and its process is there.
+    held: its agent was asked to keep publishers away. gate: its agent has opened it in this life of the
+    broker. polite: what the balancer heard from the agent last: send nobody.
+    is_dead: its host died, and nobody has started it since: what it had is lost anyway.
+    """
+
+    name: str
+    running: bool = False
+    agent: bool = False
+    silent: bool = False
+    held: bool = False
+    gate: bool = False
+    polite: bool = False
+    publishers: bool = False
+    messages: int = 0
+    foreign: int = 0
+    data: int = 0
+    is_dead: bool = False
+    served: str = ""
+
+
+@dataclass(slots=True)
+class SimulatedCluster:
+    """chance: of everything that happens by itself. kill_in: so many more looks or commands, then Killed.
+
+    agents_read_lists: whether one that the list does not name keeps publishers away. ran: every command, in
+    its order.
+    """
+
+    chance: random.Random
+    brokers: dict[str, Broker] = field(default_factory=dict)
+    inventory_names: list[str] = field(default_factory=list)
+    balancer: bool = True
+    known: set[str] = field(default_factory=set)
+    kill_in: int | None = None
+    erased: int = 0
+    agents_read_lists: bool = True
+    consuming: bool = True
+    ran: list[str] = field(default_factory=list)
+    listed_text: str = ""
+
+    @classmethod
+    def of(cls, chance: random.Random, count: int = 3) -> SimulatedCluster:
+        made = cls(chance)
+        for number in range(1, count + 1):
+            name = f"mb{number}"
+            made.brokers[name] = Broker(name, running=True, agent=True, gate=True, data=1)
+            made.inventory_names.append(name)
+            made.known.add(name)
+        lines = "".join(f"{address(name)}\n" for name in made.inventory_names)
+        made.listed_text = f"# generation: 1\n{lines}"
+        for broker in made.brokers.values():
+            broker.served = made.listed_text
+        return made
+
+    # What happens by itself.
+
+    def tick(self) -> None:
+        """A command or a look takes time: a publish, some consuming."""
+        if self.kill_in is not None:
+            self.kill_in -= 1
+            if self.kill_in < 0:
+                self.kill_in = None
+                raise Killed
+        self._agents_look()
+        if self.chance.random() < 0.3:
+            self.publish()
+        if self.consuming and self.chance.random() < 0.5:
+            self.consume()
+
+    def _agents_look(self) -> None:
+        """Each opens its gate, and tells the balancer whether to send anybody."""
+        for broker in self.brokers.values():
+            if broker.agent:
+                entry = parsed(broker.served).find(address(broker.name))
+                is_named = entry is not None or not self.agents_read_lists
+                broker.polite = broker.held or not is_named or bool(entry and entry.draining)
+                broker.gate = broker.running
+
+    def publish(self) -> None:
+        """To one of those that the balancer sends publishers to."""
+        if open_to := self.serving:
+            broker = self.brokers[self.chance.choice(open_to)]
+            broker.messages += 1
+            broker.data += 1
+            broker.publishers = True
+            if address(broker.name) not in self.listed.names:
+                raise Violation(f"{broker.name} is published to, and no list names it")
+
+    def consume(self) -> None:
+        for broker in self.brokers.values():
+            if self.is_consumed(broker) and broker.messages:
+                broker.messages = 0
+                broker.data += 1
+
+    def is_consumed(self, broker: Broker) -> bool:
+        """A client works by what any agent serves."""
+        lists = [parsed(one.served) for one in self.brokers.values() if one.served]
+        newest = max((one.generation for one in lists), default=0)
+        return broker.running and any(
+            one.generation == newest and address(broker.name) in one.names for one in lists
+        )
+
+    def sends_to(self, name: str) -> bool:
+        broker = self.brokers.get(name)
+        return bool(
+            self.balancer
+            and broker
+            and name in self.known
+            and broker.running
+            and broker.gate
+            and not broker.polite
+        )
+
+    @property
+    def listed(self) -> BrokerList:
+        return parsed(self.listed_text)
+
+    # Commands.
+
+    def run(self, command: Command) -> str:
+        self.tick()
+        words = list(command.argv[3:])
+        if "--inventory" in words:
+            at = words.index("--inventory")
+            del words[at : at + 2]
+        if command.argv[0] == "find":
+            return self._files(command.argv[3].split("/")[-3])
+        self.ran.append(" ".join(command.argv[2:]))
+        served = self.serving
+        do = {"consumer_lists": self._lists, "lb": self._lb, "ops": self._ops}[command.argv[2]]
+        try:
+            return do(words)
+        except _Refused as fault:
+            raise CommandFailed(command.argv, 1, str(fault)) from None
+        finally:
+            self._agents_look()
+            if served and not self.serving and command.argv[2] != "find":
+                raise Violation("a playbook took the last broker out that took publishes")
+            self.tick()
+
+    @property
+    def serving(self) -> list[str]:
+        """Names of the brokers that publishers are sent to."""
+        return [name for name in self.brokers if self.sends_to(name)]
+
+    def _files(self, name: str) -> str:
+        broker = self.brokers.get(name)
+        return f"segment {broker.data}" if broker and broker.data else ""
+
+    def _lists(self, words: list[str]) -> str:
+        word, *rest = words
+        if word == "push":
+            return self._push({name for name in rest if name != "--without"})
+        where = rest[0]
+        entries = {entry.broker.name: entry.draining for entry in self.listed}
+        is_so = {
+            "add": where in entries,
+            "remove": where not in entries,
+            "drain": entries.get(where, True),
+            "ready": not entries.get(where, False),
+        }[word]
+        if word in ("drain", "ready") and where not in entries:
+            raise _Refused("not on the list")
+        if is_so:
+            if "--if-needed" in rest:
+                return ""
+            raise _Refused(f"{word}: it is so already")
+        if word == "remove":
+            if len(entries) == 1:
+                raise _Refused("the last broker")
+            del entries[where]
+        else:
+            entries[where] = word == "drain"
+        lines = "".join(f"{name}{' draining' * on}\n" for name, on in entries.items())
+        self.listed_text = f"# generation: {self.listed.generation + 1}\n{lines}"
+        return ""
+
+    def _push(self, without: set[str]) -> str:
+        for name in self.inventory_names:
+            broker = self.brokers[name]
+            if broker.agent:
+                broker.served = self.listed_text
+        late = [n for n in self.inventory_names if not self.brokers[n].agent and n not in without]
+        if late:
+            raise _Refused(f"{late[0]} differs")
+        return ""
+
+    def _lb(self, words: list[str]) -> str:
+        if words == ["apply"]:
+            if not self.balancer:
+                raise _Refused("HAProxy does not answer")
+            self.known = set(self.inventory_names)
+            return ""
+        word, name = words
+        broker = self._node(name)
+        if not broker.agent:
+            raise _Refused(f"the agent of {name} does not answer")
+        broker.held = word == "drain"
+        self._agents_look()
+        if not self.balancer or name not in self.known:
+            raise _Refused("HAProxy does not show it")
+        if word == "ready" and not self.sends_to(name):
+            raise _Refused("HAProxy does not send anybody there")
+        return ""
+
+    def _ops(self, words: list[str]) -> str:
+        word, *rest = words
+        if word == "local":
+            return self._local(rest[0], rest[1])
+        if word == "inventory":
+            return self._inventory(rest)
+        broker = self._node(rest[0])
+        if word == "hold":
+            if not broker.agent:
+                raise _Refused("its agent does not answer")
+            broker.held = True
+        elif not broker.running:
+            raise _Refused("its management does not answer")
+        elif word == "hangup":
+            broker.publishers = self.sends_to(broker.name)
+        elif word == "move":
+            self._move(broker)
+        return ""
+
+    def _move(self, source: Broker) -> None:
+        targets = [
+            self.brokers[name]
+            for name in self.inventory_names
+            if name != source.name
+            and self.brokers[name].running
+            and (entry := self.listed.find(address(name)))
+            and not entry.draining
+        ]
+        if not targets:
+            raise _Refused("nobody to move to")
+        target = self.chance.choice(targets)
+        target.messages += source.messages
+        target.data += 1
+        source.messages = 0
+        source.data += 1
+
+    def _inventory(self, rest: list[str]) -> str:
+        if rest[0] == "drop":
+            if rest[1] in self.inventory_names:
+                self.inventory_names.remove(rest[1])
+        elif rest[0] == "put":
+            name = rest[1].rpartition("replaced-")[2].removesuffix(".toml")
+            if name not in self.inventory_names:
+                self.inventory_names.append(name)
+        return ""
+
+    def _local(self, word: str, part: str) -> str:
+        name, _, agent = part.partition("-")
+        broker = self.brokers.get(name)
+        if word == "state":
+            is_there = broker and (broker.agent or broker.silent if agent else broker.running)
+            return "active\n" if is_there else "inactive\n"
+        if word == "provision":
+            self.brokers.setdefault(name, Broker(name))
+            if name not in self.inventory_names:
+                self.inventory_names.append(name)
+            self.brokers[name].served = self.listed_text
+            return ""
+        if word == "forget":
+            self._forget(name)
+            return ""
+        if broker is None:
+            raise _Refused(f"no part {part}")
+        if agent:
+            broker.agent = word == "start"
+        elif word == "start":
+            self.start(broker)
+        else:
+            broker.running = broker.publishers = broker.gate = False
+        return ""
+
+    def start(self, broker: Broker) -> None:
+        if not broker.running:
+            broker.running, broker.is_dead = True, False
+            broker.data += 1
+
+    def _forget(self, name: str) -> None:
+        broker = self.brokers.get(name)
+        if broker is None:
+            return
+        # A local cluster refuses one that runs; on a host it is erased all the same.
+        if (broker.messages or broker.foreign) and not broker.is_dead:
+            raise Violation(f"{name} is erased with {broker.messages} + {broker.foreign} messages")
+        self.erased += 1
+        del self.brokers[name]
+        if name in self.inventory_names:
+            self.inventory_names.remove(name)
+
+    def _node(self, name: str) -> Broker:
+        if name not in self.inventory_names or name not in self.brokers:
+            raise _Refused(f"no broker {name}")
+        return self.brokers[name]
+
+    def by_hand(self, command: str, name: str) -> str:
+        """A command of `lb` or `consumer_lists` that an operator types. Returns how it ended."""
+        kit, word = command.split()
+        words = {"ready": [word, address(name) if kit == "lists" else name]}.get(word, [word])
+        try:
+            (self._lists if kit == "lists" else self._lb)(words)
+        except _Refused as fault:
+            return str(fault)
+        finally:
+            self._agents_look()
+        return ""
+
+    # What happens to it from outside.
+
+    def die(self, name: str) -> None:
+        """The host of a broker dies."""
+        broker = self.brokers[name]
+        broker.running = broker.agent = broker.publishers = broker.gate = False
+        broker.is_dead = True
+
+    def mend(self) -> None:
+        """Everything that can run runs again."""
+        self.balancer = True
+        for name in self.inventory_names:
+            if broker := self.brokers.get(name):
+                self.start(broker)
+                broker.agent = True
+
+
+class _Refused(Exception):
+    """Raised when a command ends with exit code 1."""
+
+
+def address(name: str) -> str:
+    return f"127.0.0.1{name.removeprefix('mb')}:5672"
+
+
+class SimulatedView:
+    """As `ops.view.View`, of a simulated cluster."""
+
+    def __init__(self, cluster: SimulatedCluster, absent: Absent = NOBODY) -> None:
+        self._cluster = cluster
+        self.absent = absent
+
+    @property
+    def inventory(self) -> Any:
+        return SimpleNamespace(
+            supervisor="local",
+            brokers=self.nodes,
+            balancers=(SimpleNamespace(name="lb1", host=""),),
+            mirrors=(),
+            serving_min=1,
+        )
+
+    @property
+    def nodes(self) -> tuple[Any, ...]:
+        return tuple(map(self._as_node, self._cluster.inventory_names))
+
+    @property
+    def brokers(self) -> tuple[Any, ...]:
+        return tuple(node for node in self.nodes if node.name not in self.absent.brokers)
+
+    def node(self, name: str) -> Any:
+        if name not in self._cluster.inventory_names:
+            raise ConfigError(f"no broker {name!r} in the inventory")
+        return self._as_node(name)
+
+    def _as_node(self, name: str) -> Any:
+        return SimpleNamespace(
+            name=name, address=address(name), agent=SimpleNamespace(port=8081), host=""
+        )
+
+    @property
+    def listed(self) -> BrokerList:
+        return self._cluster.listed
+
+    def served(self) -> list[Served]:
+        return [
+            Served(node=broker.name, served=parsed(broker.served))
+            if broker.agent
+            else Served(node=broker.name, fault="refused")
+            for broker in self._agents()
+        ]
+
+    def generations(self) -> dict[str, int]:
+        return {one.name: parsed(one.served).generation for one in self._answering()}
+
+    def clients(self) -> list[Any]:
+        list(self._answering())
+        return [SimpleNamespace(applied=self.listed.generation, id="c", subscription="s")]
+
+    def maps(self) -> dict[str, dict[str, Any]]:
+        return {one.name: {} for one in self._answering()}
+
+    def _agents(self) -> Iterator[Broker]:
+        self._cluster.tick()
+        for name in self._cluster.inventory_names:
+            if name in self._cluster.brokers and name not in self.absent.agents:
+                yield self._cluster.brokers[name]
+
+    def _answering(self) -> Iterator[Broker]:
+        for broker in self._agents():
+            if not broker.agent:
+                raise NoAnswer(f"agent of {broker.name}")
+            yield broker
+
+    def health(self, name: str) -> dict[str, Any]:
+        broker = self._broker(name)
+        if not broker.agent:
+            raise NoAnswer(f"agent of {name}")
+        self._cluster.tick()
+        verdict = "down" if not broker.running else "drain" if broker.polite else "ready"
+        return {"verdict": verdict, "reason": verdict}
+
+    def settled(self, name: str) -> dict[str, Any]:
+        self.health(name)
+        is_there = self._broker(name).running
+        return {"settled": is_there, "gate": is_there, "queues": []}
+
+    def sent_by(self, name: str) -> list[str]:
+        if not self._cluster.balancer:
+            raise NoAnswer("balancer lb1")
+        return ["lb1"] if self._cluster.sends_to(name) else []
+
+    def queues(self, name: str) -> list[Queue]:
+        return self.queues_of_the_bus(name)
+
+    def queues_of_the_bus(self, name: str) -> list[Queue]:
+        self._cluster.tick()
+        broker = self._running(name)
+        consumers = int(self._cluster.is_consumed(broker))
+        return [Queue(name=SUBSCRIPTION, messages=broker.messages, consumers=consumers)]
+
+    def all_queues(self, name: str) -> list[Queue]:
+        found, broker = self.queues_of_the_bus(name), self._running(name)
+        if broker.foreign:
+            found.append(Queue(name=FOREIGN, messages=broker.foreign, consumers=0, vhost="other"))
+        return found
+
+    def holds_message(self, name: str, queue: Queue) -> bool:
+        broker = self._running(name)
+        return bool(broker.foreign if queue.name == FOREIGN else broker.messages)
+
+    def connections(self, name: str) -> list[Connection]:
+        broker = self._running(name)
+        broker.publishers = broker.publishers and self._cluster.sends_to(name)
+        found = [Connection(name="p", user="bus", client="p")] if broker.publishers else []
+        if self._cluster.is_consumed(broker):
+            found.append(Connection(name="c", user="bus", client="c", consumes=True))
+        return found
+
+    def counts(self, name: str) -> tuple[int, int]:
+        return (self._running(name).data, 0)
+
+    def overview(self, name: str) -> dict[str, Any]:
+        self._running(name)
+        return {}
+
+    def _running(self, name: str) -> Broker:
+        broker = self._broker(name)
+        if not broker.running:
+            raise NoAnswer(f"management of {name}")
+        return broker
+
+    def _broker(self, name: str) -> Broker:
+        self.node(name)
+        if name not in self._cluster.brokers:
+            raise NoAnswer(name)
+        return self._cluster.brokers[name]
