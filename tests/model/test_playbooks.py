@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,9 +16,11 @@ import pytest
 
 from consumer_lists.errors import ListsError
 from messagebus.errors import MessageBusError
-from ops import absent, carrying, cli, journal, runner
+from ops import absent, carrying, checks, cli, lock, runner
 from ops.absent import find_absent
 from ops.journal import Journal, OpenRun, open_runs
+from ops.playbooks import upgrade
+from ops.playbooks.target import Target
 from tests.support.simulated_cluster import (
     Killed,
     SimulatedCluster,
@@ -225,8 +228,8 @@ class World:
         self.told.append(f"{what} {to}")
 
 
-def _target(name: str) -> cli.Target:
-    return cli.Target(name=name, address=address(name), agent_port=8081)
+def _target(name: str) -> Target:
+    return Target(name=name, address=address(name), agent_port=8081)
 
 
 @pytest.fixture
@@ -234,7 +237,7 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
     monkeypatch.setattr(carrying, "Console", Quiet)
     monkeypatch.setattr(click, "echo", lambda *_, **__: None)
     monkeypatch.setattr(cli, "STATISTICS_LOCAL_S", -1.0)
-    monkeypatch.setattr(journal.os, "fsync", lambda _fd: None)
+    monkeypatch.setattr(os, "fsync", lambda _fd: None)
     monkeypatch.setattr(absent, "ThreadPoolExecutor", OneByOne)
     monkeypatch.setattr(runner, "time", Clock())
     monkeypatch.setattr(runner, "POLL_S", 60.0)
@@ -287,7 +290,7 @@ def others_are_only_a_note(patch: pytest.MonkeyPatch) -> None:
 def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
     others_are_only_a_note(patch)
     patch.setattr(cli, "settled", lambda _journal, options, *_, **__: options)
-    plain = cli.upgrade_playbook.plan
+    plain = upgrade.plan
 
     def named_by_version(*words: Any, version: str = "") -> Any:
         plan = plain(*words, version=version)
@@ -299,12 +302,12 @@ def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
         )
         return dataclasses.replace(plan, steps=steps)
 
-    patch.setattr(cli.upgrade_playbook, "plan", named_by_version)
+    patch.setattr(upgrade, "plan", named_by_version)
 
 
 def the_journal_is_read_before_the_question(patch: pytest.MonkeyPatch) -> None:
     unguarded(patch)
-    patch.setattr(carrying.lock, "held", lambda _file, _what: nullcontext())
+    patch.setattr(lock, "held", lambda _file, _what: nullcontext())
 
 
 def an_undo_is_not_kept(patch: pytest.MonkeyPatch) -> None:
@@ -323,7 +326,7 @@ def other_virtual_hosts_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_looks_at_the_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cli.remove_playbook.checks, "others_serve", lambda *_, **__: lambda: "")
+    patch.setattr(checks, "others_serve", lambda *_, **__: lambda: "")
 
 
 def what_was_proved_before_is_still_so(patch: pytest.MonkeyPatch) -> None:
@@ -362,7 +365,12 @@ def another_version_is_said(world: World, kill_in: int) -> None:
 
 def somebody_is_quicker(world: World, kill_in: int) -> None:
     world.killed(kill_in, "add", "mb4")
-    world.meanwhile = lambda: (world.play("add", "mb4"), world.publish())
+
+    def quicker() -> None:
+        world.play("add", "mb4")
+        world.publish()
+
+    world.meanwhile = quicker
     world.play("add", "mb4", undo=True, yes=False)
 
 
