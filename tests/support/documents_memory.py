@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from messagebus import AsyncConsumer, Consumer, Delivery, aio, consumer, directory, publisher
+from messagebus import App, AsyncConsumer, Consumer, Delivery, aio, consumer, directory, publisher
 from messagebus.destination import DELAY_STEPS_MS
 from messagebus.testing import MemoryBus
 from tests.support.documents import Block
@@ -67,7 +67,20 @@ def lead_into_memory(monkeypatch: pytest.MonkeyPatch, bus: MemoryBus) -> None:
         monkeypatch.setattr(module, "amqp_wire", lambda _config: wire)
     monkeypatch.setattr(directory, "topology_for", lambda _config: wire.topology())
     monkeypatch.setattr(Consumer, "receive", _ending(Consumer.receive))
-    monkeypatch.setattr(AsyncConsumer, "receive", _ending_async(AsyncConsumer.receive))
+    running: set[App] = set()
+    monkeypatch.setattr(App, "run", _noted(App.run, running))
+    monkeypatch.setattr(AsyncConsumer, "receive", _ending_async(AsyncConsumer.receive, running))
+
+
+def _noted(run: Any, running: set[App]) -> Any:
+    async def run_noted(self: App, **how: Any) -> int:
+        running.add(self)
+        try:
+            return await run(self, **how)  # type: ignore[no-any-return]
+        finally:
+            running.discard(self)
+
+    return run_noted
 
 
 def _ending(receive: Any) -> Any:
@@ -83,7 +96,7 @@ def _ending(receive: Any) -> Any:
     return receive_or_end
 
 
-def _ending_async(receive: Any) -> Any:
+def _ending_async(receive: Any, running: set[App]) -> Any:
     async def receive_or_end(
         self: AsyncConsumer, timeout_s: float | None = None
     ) -> Delivery | None:
@@ -91,6 +104,10 @@ def _ending_async(receive: Any) -> Any:
             return await receive(self, timeout_s)  # type: ignore[no-any-return]
         while (found := await receive(self, LOOK_S)) is None and _goes_on(self):
             pass
+        if found is None and running:  # an app ends its consumers itself
+            for app in running:
+                app.request_stop()
+            return await receive(self)  # type: ignore[no-any-return]
         if found is None:
             await self.stop()
         return found  # type: ignore[no-any-return]
