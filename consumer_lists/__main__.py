@@ -70,7 +70,7 @@ def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--inventory",
     type=click.Path(dir_okay=False, path_type=Path),

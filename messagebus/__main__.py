@@ -224,9 +224,9 @@ def consume(
     ndjson: bool,
     durability: str,
 ) -> int:
-    r"""Print the messages of TOPIC ("queue:NAME" for a queue), one a line, from all brokers.
+    """Print the messages of TOPIC ("queue:NAME" for a queue), one a line, from all brokers.
 
-    They are acked once they are printed. A line end within a message is printed as \n; --ndjson keeps
+    They are acked once they are printed. A line end within a message is printed as \\n; --ndjson keeps
     every byte. Ends with code 6 when no broker can be reached; else runs until it is stopped, unless
     --count or --idle-exit-s say otherwise.
 
@@ -300,7 +300,13 @@ def _as_json(delivery: Delivery) -> bytes:
 # ---------------------------------------------------------------------- declare, brokers
 @cli.command()
 @click.argument("wanted", nargs=-1, required=True)
-@click.option("--timeout-s", type=click.FloatRange(min=0.1), default=directory.DECLARE_TIMEOUT_S)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0.1),
+    default=directory.DECLARE_TIMEOUT_S,
+    show_default=True,
+    help="How long to go on asking until all brokers have it.",
+)
 @click.option(
     "--delivery-limit",
     type=click.IntRange(min=1),
@@ -503,7 +509,12 @@ cli.add_command(worker)
 
 # ---------------------------------------------------------------------- agent
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Its settings, a TOML file.",
+)
 def agent(config: Path) -> int:
     """Serve the list, own the topology and tell the health of the broker on this node.
 

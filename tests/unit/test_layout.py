@@ -80,6 +80,7 @@ ABOUT_THE_WHOLE = {
     "tests/unit/test_docs.py",
     "tests/unit/test_docs_blocks.py",
     "tests/unit/test_exports.py",
+    "tests/unit/test_help.py",
     "tests/unit/test_layout.py",
     "tests/unit/test_leaks.py",
     "tests/unit/test_mutants.py",
