@@ -24,7 +24,7 @@ class Options(TypedDict, total=False):
     """What one call may say beside the payload; a `Message` payload gets it in place of its own.
 
     headers, key, priority, correlation_id, reply_to, message_id, type: as in `Message`.
-    ttl_s: the broker may drop it unread after so long.
+    ttl_s: the broker may drop it unread after so long; a delayed message's life begins when it is due.
     deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
         s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
     """

@@ -119,18 +119,21 @@ class Copies:
         shape: Shape,
         wanted: Callable[[], bool],
     ) -> Stored:
-        message_id = original.message_id or self._make_id()
-        properties = copied(
-            original.properties,
-            headers,
-            message_id,
-            entry=original.entry,
-            stamp_ms=original.stamp_ms,
-        )
-        if len(properties) > PROPERTIES_BYTES_MAX:
-            log.warning(
-                "copy not possible message=%s reason=%r", message_id, "its headers fill a frame"
+        message_id, why = original.message_id or self._make_id(), ""
+        try:
+            properties = copied(
+                original.properties,
+                headers,
+                message_id,
+                entry=original.entry,
+                stamp_ms=original.stamp_ms,
             )
+            if len(properties) > PROPERTIES_BYTES_MAX:
+                why = "its headers fill a frame"
+        except Exception as fault:  # whatever others wrote there: it must have an answer
+            why = f"its properties cannot be written: {fault!r}"
+        if why:
+            log.warning("copy not possible message=%r reason=%r", message_id, why)
             return Stored.CANNOT
         failures = unroutable = 0
         try:

@@ -27,6 +27,7 @@ from messagebus._io.properties import (
     read_stamp_ms,
 )
 from messagebus._io.tasks import Tasks
+from messagebus.core.delays import STEP_MARK, TTL_HEADER, is_late, read_early
 from messagebus.core.fanin import FanIn
 from messagebus.core.receipts import Ledger, Ledgers
 from messagebus.destination import Source, Subscription
@@ -40,6 +41,8 @@ log = logging.getLogger("messagebus.consumer")
 DELIVERY_COUNT = "x-delivery-count"
 # Batches that a lost link left half answered, until they come again.
 BEGUN_MAX = 1_000
+# The properties of what came out of a delay step are longer, by what its broker notes of it.
+FROM_A_STEP_MIN = 150
 
 
 @dataclass(slots=True)
@@ -158,9 +161,29 @@ class Inbox:
                 self._arrived_alone(ledger, received_ns, alone)
                 alone = []
                 self._batch_arrived(ledger, received_ns, *each)
-            else:
+            elif len(each[2]) < FROM_A_STEP_MIN or not self._is_untimely(ledger, each):
                 alone.append(each)
         self._arrived_alone(ledger, received_ns, alone)
+
+    def _is_untimely(self, ledger: Ledger, arrived: Arrived) -> bool:
+        """Whether it came out of a delay step and is not for now: it waits on, or is parked."""
+        tag, _redelivered, raw, body = arrived
+        if STEP_MARK not in raw:
+            return False
+        headers = read_headers(raw)
+        early = read_early(headers)
+        if early is None and not is_late(headers, time.time_ns() // 1_000_000):
+            return False
+        ledger.delivered([tag])
+        if ledger.claim(tag, 0):
+            original, is_live = _original(raw, body, read_stamp_ms(raw)), _is_live(ledger)
+            if early is not None:
+                marks = {TTL_HEADER: early.ttl_ms}
+                copying = self._copies.again(original, marks, is_live, delay_ms=early.rest_ms)
+            else:
+                copying = self._copies.park(original, {PARK_REASON: "expired"}, is_live)
+            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+        return True
 
     def _arrived_alone(self, ledger: Ledger, received_ns: int, arrived: list[Arrived]) -> None:
         ledger.delivered([each[0] for each in arrived])
@@ -285,8 +308,13 @@ class Inbox:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         async def answer() -> None:
-            copying = copy(_original_of(delivery), _is_live(ledger))
-            answered = await self._answer_by(copying, ledger, tag, part, counted)
+            try:
+                copying = copy(_original_of(delivery), _is_live(ledger))
+                answered = await self._answer_by(copying, ledger, tag, part, counted)
+            except Exception as fault:  # the waiter is told, whatever it is
+                if not done.done():
+                    done.set_exception(fault)
+                return
             if not done.done():
                 done.set_result(answered)
 
@@ -309,7 +337,13 @@ class Inbox:
 
         counted: what the application holds until then, as what it counts.
         """
-        stored = await copying
+        fault: Exception | None = None
+        try:
+            stored = await copying
+        except (
+            Exception
+        ) as raised:  # whatever it is: the original has an answer, and the waiter this
+            stored, fault = Stored.CANNOT, raised
         if stored is Stored.UNWANTED:
             answered = False
         elif stored is Stored.CANNOT:
@@ -326,6 +360,8 @@ class Inbox:
             else:
                 self.counters.acks_stale += 1
         self._on_turn()
+        if fault is not None:
+            raise fault
         return answered
 
     # ------------------------------------------------------------------ giving back untouched

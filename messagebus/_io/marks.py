@@ -29,6 +29,7 @@ from messagebus._io.properties import (
     TYPE,
 )
 from messagebus._io.table import entry_spans
+from messagebus.core.delays import TTL_HEADER
 from messagebus.message import BINARY
 
 __all__ = ["PROPERTIES_BYTES_MAX", "copied"]
@@ -89,7 +90,9 @@ def copied(
             del found[flag]
     if entry and CONTENT_TYPE not in found:
         found[CONTENT_TYPE] = _short(BINARY)
-    found[HEADERS] = _headers(found.get(HEADERS, b""), marks, without)
+    found[HEADERS] = _headers(
+        found.get(HEADERS, b""), marks, lambda n: without(n) or (n == TTL_HEADER and not expires)
+    )
     found[DELIVERY_MODE] = b"\x02"
     if len(found.get(MESSAGE_ID, b"")) <= 1:
         found[MESSAGE_ID] = _short(message_id)

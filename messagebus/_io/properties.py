@@ -15,6 +15,7 @@ import pika.data
 
 from messagebus._io.batch import BATCH_TYPE
 from messagebus._io.table import read_table
+from messagebus.core.delays import TTL_HEADER, read_ttl_ms
 from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "bare_entry_shape",
     "bare_shape",
     "decode",
+    "due_first",
     "IN_BATCH",
     "encode",
     "encode_entry",
@@ -70,6 +72,13 @@ def with_headers(message: Message, headers: Mapping[str, Any]) -> Message:
     """The same message with headers of ours, which no application may set."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
     return _arrived(**{**fields, "headers": {**message.headers, **headers}})
+
+
+def due_first(message: Message) -> Message:
+    """The same message to be delayed: the broker is not to see how long it lives after that."""
+    fields = {name: getattr(message, name) for name in Message.__slots__}
+    headers = {**message.headers, TTL_HEADER: message.expires_after_ms}
+    return _arrived(**{**fields, "headers": headers, "expires_after_ms": None})
 
 
 def encode_entry(message: Message, message_id: str) -> bytes:
@@ -167,7 +176,7 @@ def decode(raw: bytes, body: bytes) -> Message:
     headers = fields.get("headers", NO_HEADERS)
     key = headers.pop(KEY_HEADER, "") if headers else ""
     ours = {name: value for name, value in headers.items() if not name.startswith(NOT_SHOWN)}
-    priority = fields.get("priority")
+    priority, expires = fields.get("priority"), _number(fields.get("expiration", ""))
     return _arrived(
         body=body,
         content_type=fields.get("content_type", ""),
@@ -178,7 +187,7 @@ def decode(raw: bytes, body: bytes) -> Message:
         correlation_id=fields.get("correlation_id", ""),
         reply_to=fields.get("reply_to", ""),
         type=fields.get("type", ""),
-        expires_after_ms=_number(fields.get("expiration", "")),
+        expires_after_ms=read_ttl_ms(headers) if expires is None else expires,
     )
 
 

@@ -23,7 +23,7 @@ import pika.exceptions
 from messagebus._io.clock import now_ms
 from messagebus._io.lanes import Lanes
 from messagebus._io.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
-from messagebus._io.properties import encode, encode_entry
+from messagebus._io.properties import due_first, encode, encode_entry
 from messagebus._io.sending import Sender
 from messagebus._io.tasks import Tasks
 from messagebus._io.tickets import Bundle, Many, Shape, Ticket, Waiter, lane_name, message_ids, tell
@@ -65,6 +65,8 @@ class Counters:
 
 def _encode(shape: Shape, message: Message, message_id: str, *, alone: bool) -> bytes:
     if alone:
+        if shape.address.routing_key and message.expires_after_ms is not None:
+            message = due_first(message)
         return encode(message, message_id, int(time.time()), persistent=shape.confirms)
     return encode_entry(message, message_id)
 

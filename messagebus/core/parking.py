@@ -26,6 +26,7 @@ __all__ = [
     "Undelivered",
     "escaped",
     "is_dropped_by_redrive",
+    "last_death",
     "read_facts",
 ]
 
@@ -104,7 +105,7 @@ def read_facts(
     delivery_limit: int = 0,
 ) -> Facts:
     """headers: all of them, as they arrived. stamp_ms: the timestamp. delivery_limit: of its queue."""
-    death = _last_death(headers)
+    death = last_death(headers)
     address = _text(headers.get("mb-park-address")) or _due_for(death)
     parked_ms = _ms(headers.get("mb-park-ms"))
     if parked_ms is None and death:
@@ -134,7 +135,8 @@ def is_dropped_by_redrive(name: str) -> bool:
     return name.startswith(PARKED_PREFIX) or name in NOT_REDRIVEN
 
 
-def _last_death(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+def last_death(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What its broker notes of the last queue that let it go; empty for none."""
     deaths = headers.get("x-death")
     newest = deaths[0] if isinstance(deaths, list) and deaths else {}
     return newest if isinstance(newest, dict) else {}

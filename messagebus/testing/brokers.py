@@ -14,14 +14,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from messagebus._io.properties import read_message_id
+from messagebus._io.properties import read_headers, read_message_id
 from messagebus._io.rewriting import dead_lettered
+from messagebus.core.delays import read_ttl_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
 from messagebus.testing.journal import Journal, copy_of, messages_of
 from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, Stored, Taker
 from messagebus.topology import (
+    DUE,
     LADDER,
     Declarations,
     Options,
@@ -203,8 +205,11 @@ class MemoryBroker:
         raw = dead_lettered(
             stored.raw, reason=reason, queue=queue.name, exchange=came.exchange, key=came.key
         )
+        # On RabbitMQ consumers see to that, by the clock of their host, which nobody moves here.
+        ttl_ms = read_ttl_ms(read_headers(raw)) if exchange == DUE else None
         for target in self._find(route):
-            target.put(Stored(next(self._bus.places), route, raw, stored.body))
+            kept = None if target.name == UNDELIVERED_QUEUE else ttl_ms
+            target.put(Stored(next(self._bus.places), route, raw, stored.body), ttl_ms=kept)
             target.hand_out()
 
     # ------------------------------------------------------------------ links

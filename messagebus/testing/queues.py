@@ -105,10 +105,10 @@ class MemoryQueue:
         self.unused_since_ms = clock()
 
     # ------------------------------------------------------------------ in
-    def put(self, stored: Stored) -> None:
-        """At the end. `hand_out` follows."""
-        if stored.raw[0] & EXPIRATION or self.ttl_ms is not None:
-            own_ms = expires_after_ms(stored.raw)
+    def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
+        """At the end. ttl_ms: how long it lives, where its properties do not say. `hand_out` follows."""
+        if stored.raw[0] & EXPIRATION or self.ttl_ms is not None or ttl_ms is not None:
+            own_ms = expires_after_ms(stored.raw) if ttl_ms is None else ttl_ms
             lives_ms = [each for each in (own_ms, self.ttl_ms) if each is not None]
             if lives_ms:
                 self._timed = True

@@ -189,6 +189,29 @@ async def test_what_is_due_and_has_no_queue_is_kept_and_holds_up_nobody(bus: Bus
         assert time.monotonic() < until
 
 
+async def test_the_life_of_a_delayed_message_begins_when_it_is_due(bus: Bus) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    begin_ns = time.monotonic_ns()
+    await publisher.call("send_safe", bus.topic, b"later", deliver_after_s=2, ttl_s=1)
+    bus.pass_time(1.9)
+    assert await consumer.call("receive", timeout_s=QUIET_S) is None
+    bus.pass_time(0.1)
+    (delivery,) = await receive(consumer, 1)
+    assert bus.is_memory or delivery.received_ns - begin_ns >= 2 * 10**9
+    assert (delivery.body, delivery.message.expires_after_ms) == (b"later", 1_000)
+    await consumer.call("ack_safe", delivery, timeout_s=WITHIN_S)
+    await consumer.call("stop", 5)
+    await publisher.call("send_safe", bus.topic, b"late", deliver_after_s=1, ttl_s=0.5)
+    bus.pass_time(4)
+    await asyncio.sleep(0 if bus.is_memory else 4)
+    again, until = await bus.consumer(), time.monotonic() + WITHIN_S
+    while not (found := await bus.take_parked("billing")):  # as a copy, on whichever broker
+        assert time.monotonic() < until
+        await asyncio.sleep(0.1)
+    assert len(found) == 1
+    assert await again.call("receive", timeout_s=QUIET_S) is None
+
+
 async def test_what_nobody_reads_in_its_time_is_parked(bus: Bus) -> None:
     consumer = await bus.consumer(prefetch=1, handed_out_max=1)
     publisher = await bus.publisher()

@@ -24,6 +24,7 @@ from messagebus import (
     Publisher,
     PublisherConfig,
 )
+from messagebus._io import publishing as publishing_driver
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit
 from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, taken
@@ -149,8 +150,10 @@ def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit
 
 
 def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_broker(
-    rabbit: FakeRabbit,
+    rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What was sent on a link that retires would wait for its answers.
+    monkeypatch.setattr(publishing_driver, "RETIRE_MS", 10 * int(WITHIN_S * 1000 * FACTOR))
     config = PublisherConfig(confirm_slow_ms=200, deadline_ms=int(WITHIN_S * 1000))
     with publishing(rabbit, config, heartbeat_s=0) as publisher:
         publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
@@ -264,10 +267,12 @@ def test_a_blocked_broker_takes_nothing_until_it_is_unblocked_and_deadlines_hold
 
 
 def test_a_broker_that_reads_nothing_fills_the_backlog_and_no_memory(
-    rabbit: FakeRabbit, hot_path: str
+    rabbit: FakeRabbit, hot_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # So nothing but the socket bounds it: 256 MiB fit into the window.
+    monkeypatch.setattr(publishing_driver, "WINDOW_BYTES_MAX", 1 << 40)
     config = PublisherConfig(
-        window=65_535,
+        window=4_096,
         backlog_bytes_max=1024 * 1024,
         confirm_slow_ms=NEVER_SLOW_MS,
         deadline_ms=int(WITHIN_S * 1000 * FACTOR),

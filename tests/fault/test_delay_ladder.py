@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import quote
@@ -147,6 +148,21 @@ def test_a_subscription_deleted_with_a_thousand_retries_waiting_stops_nobody(
             ids.add(delivery.message_id)
             consumer.ack(delivery)
     assert undelivered(bus) == {reason: 900}
+
+
+def test_a_foreign_clients_expiration_lets_no_delayed_message_come_early(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    register(broken, f"queue:{topic}", "delay:2000")
+    with Consumer(bus, Queue(topic)) as consumer:
+        properties = pika.BasicProperties(message_id="m", expiration="200", delivery_mode=2)
+        began_s = time.monotonic()
+        raw(broken, [Raw("mb.delay/2000", f"mb.queue/{topic}", properties)])
+        delivery = consumer.receive(DEADLINE_S)
+        assert delivery is not None
+        assert time.monotonic() - began_s >= 2
+        assert (delivery.message_id, delivery.message.expires_after_ms) == ("m", 200)
+        consumer.ack(delivery)
 
 
 def old_form(cluster: LocalCluster, topic: str) -> None:

@@ -243,6 +243,20 @@ def ids_of(count: int) -> list[str]:
     return [f"m{number:04d}" for number in range(count)]
 
 
+@pytest.mark.parametrize("header", ["mb-first-ms", "mb-park-first-ms", "mb-redriven"])
+def test_a_forged_header_holds_up_no_redrive(
+    cluster: LocalCluster, bus: BusConfig, topic: str, header: str
+) -> None:
+    name, parking = f"{topic}/all", f"mb.park/{topic}/all"
+    declare(bus, [name])
+    park(cluster, "mb1", parking, ["low"], **{header: -(1 << 63)})
+    park(cluster, "mb1", parking, ["high"], **{header: (1 << 63) - 1})
+    park(cluster, "mb1", parking, ["good"])
+    moved = redrive_parked(bus, [name], rate_per_s=1e6)
+    assert (moved.total, moved.faults) == (3, {})
+    assert set(received(bus, topic, 3)) == {"low", "high", "good"}
+
+
 def test_a_redrive_that_is_killed_loses_nothing_and_doubles_one_message_at_most(
     cluster: LocalCluster, bus: BusConfig, topic: str, run: Run
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
+import pika
 import pytest
 
 from messagebus._io.batch import BATCH_TYPE, encode_entry
@@ -299,6 +301,52 @@ async def test_what_cannot_be_copied_is_left_to_the_broker() -> None:
     assert await bench.inbox.park(only, headers={"mb-park-reason": "why"})
     assert (bench.pipe.acks, bench.pipe.nacks) == ([], [(1, False)])
     assert bench.inbox.owed(MB1) == 0
+
+
+@pytest.mark.parametrize("how", ["retry", "park"])
+async def test_what_fails_while_a_copy_is_made_reaches_who_waits_and_leaves_nothing_owed(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    bench.pipe.on_contents([(1, False, PLAIN, b"a")])
+    delivery = bench.inbox.take()
+    assert delivery is not None
+
+    async def fails(*_: object, **__: object) -> Stored:
+        raise OverflowError("int too large to convert")
+
+    monkeypatch.setattr(bench.copies, "again", fails)
+    monkeypatch.setattr(bench.copies, "park", fails)
+    if how == "retry":
+        answering = bench.inbox.retry(delivery, delay_ms=1_000, headers={})
+    else:
+        answering = bench.inbox.park(delivery, headers={})
+    with pytest.raises(OverflowError):
+        await asyncio.wait_for(answering, 5)
+    assert bench.pipe.nacks == [(1, False)]
+    assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
+
+
+def came_out_of_a_step(**death: Any) -> bytes:
+    due = datetime.fromtimestamp(1_700_000_000, UTC)
+    newest = {"queue": "mb.delay/2000", "reason": "expired", "time": due, "exchange": "", **death}
+    headers = {"x-death": [newest], "x-first-death-queue": "mb.delay/2000", "mb-ttl-ms": 500}
+    headers["x-first-death-exchange"] = headers["x-last-death-exchange"] = "mb.delay/2000"
+    return b"".join(pika.BasicProperties(headers=headers, message_id="m").encode())
+
+
+async def test_what_left_its_step_too_early_waits_on_and_what_is_too_late_is_parked() -> None:
+    bench = Bench()
+    early = came_out_of_a_step(**{"original-expiration": "200"})
+    bench.pipe.on_contents([(1, False, early, b"early"), (2, False, PLAIN, b"now")])
+    bench.pipe.on_contents([(3, False, came_out_of_a_step(), b"late")])
+    await eventually_async(lambda: bench.inbox.owed(MB1) == 1, within_s=5)
+    assert bench.copies.later == [(b"early", 1_800, {"mb-ttl-ms": 200})]
+    assert bench.copies.parked == [(b"late", "expired")]
+    delivery = bench.inbox.take()
+    assert delivery is not None
+    assert delivery.body == b"now"
+    assert bench.inbox.take() is None
 
 
 async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_nothing_is_lost() -> (

@@ -15,6 +15,7 @@ from messagebus._io.marks import copied
 from messagebus._io.properties import (
     IN_BATCH,
     decode,
+    due_first,
     encode,
     encode_entry,
     read_headers,
@@ -211,3 +212,18 @@ def test_whatever_arrives_can_be_copied(raw: bytes, entry: bool) -> None:
     assert read_message_id(made)
     again = copied(made, marks, "other", entry=entry, stamp_ms=1)
     assert read_message_id(again) == read_message_id(made)
+
+
+def test_a_time_to_live_after_a_delay_is_kept_where_the_delay_is() -> None:
+    raw = encode(due_first(Message(body=b"", headers={"a": 1}, expires_after_ms=500)), "id", 1)
+    assert decode(raw, b"").expires_after_ms == 500
+    assert decode(raw, b"").headers == {"a": 1}
+    again = copied(raw, {}, "", entry=False, stamp_ms=0)
+    moved = copied(raw, {}, "", entry=False, stamp_ms=0, expires=True)
+    waits = copied(raw, {"mb-ttl-ms": 7}, "", entry=False, stamp_ms=0)
+    assert [decode(each, b"").expires_after_ms for each in (again, moved, waits)] == [None, 500, 7]
+
+
+@pytest.mark.parametrize("stamp_ms", [-(1 << 63), -1, 0])
+def test_a_forged_time_keeps_nobody_from_copying(stamp_ms: int) -> None:
+    assert read_stamp_ms(copied(b"\x00\x00", {}, "id", entry=False, stamp_ms=stamp_ms)) == 0
