@@ -125,7 +125,7 @@ async def _work(
 
     if parent is not None:
         parent.watch(app)
-    tell(look(app))
+    pulse.tell(look(app))  # not yet to the parent: a config that is wrong is no work
     watchdog = Watchdog(pulse, threading.get_ident())
     beating = asyncio.create_task(beat(app, tell))
     watchdog.start()

@@ -218,6 +218,7 @@ def test_a_module_that_does_not_import_is_one_line(shop: Shop, processes: str) -
         (["shop:other"], "shop has no 'other': its apps are app"),
         (["idle:app"], "the app has no subscriber: nothing to run"),
         (["real:app"], "broker 'host:port': "),
+        (["real:app", "--processes", "2"], "broker 'host:port': "),
     ],
 )
 def test_wrong_use_is_one_line(shop: Shop, options: list[str], said: str) -> None:
