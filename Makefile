@@ -10,7 +10,7 @@ KITS := lb consumer_lists ops bench spark
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
 
-.PHONY: demo test up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak docs dist lock install help
+.PHONY: demo test up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial docs dist lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
@@ -90,6 +90,9 @@ bench-all: install ## all figures, repeated: two hours or three; bench/results k
 
 soak: install ## 15 minutes of random faults under load: nothing may be lost
 	@$(PYTHON) -m bench soak
+
+trial: install ## a million messages through handlers that end in every way: none may be missing
+	@$(PYTHON) -m bench handlers --messages 1000000
 
 docs: install ## the API reference, into out/docs
 	@$(PYTHON) -m docs.reference

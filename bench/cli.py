@@ -12,6 +12,7 @@ from bench.audit_tables import print_audit
 from bench.demo.cli import demo
 from bench.errors import BenchError
 from bench.figures.cli import figures, readme
+from bench.handlers_trial import handlers
 from bench.load import load
 from bench.manifest import Manifest
 from bench.maven import fetch
@@ -31,7 +32,7 @@ def bench() -> None:
     """Load, latency, audits, and the demonstration of the whole way."""
 
 
-for command in (load, demo, figures, profile, soak, readme, fetch, worker, *COMMANDS):
+for command in (load, demo, figures, profile, soak, handlers, readme, fetch, worker, *COMMANDS):
     bench.add_command(command)
 
 

@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pika
 import pytest
 
+from bench.handlers_app import OUT, QUEUES
+from bench.handlers_trial import Trial
 from messagebus import (
     BusConfig,
     Consumer,
@@ -32,7 +35,7 @@ from messagebus._io.batch import BATCH_TYPE, encode_entry
 from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
-from tests.support.faults import bus_config, direct
+from tests.support.faults import bus_config, direct, forget, restore
 from tests.support.queues import take_raw
 
 WITHIN_S = 60.0
@@ -376,3 +379,18 @@ def test_an_idle_consumer_is_not_struck_by_the_consumer_timeout(
             delivery = consumer.receive(WITHIN_S)
             assert delivery is not None
             assert consumer.ack_safe(delivery)
+
+
+def test_whatever_handlers_do_none_is_missing_and_none_is_parked_without_its_reason(
+    broken: LocalCluster, tmp_path: Path
+) -> None:
+    """The short form of ``python -m bench handlers --messages 1000000``."""
+    said: list[str] = []
+    try:
+        trial = Trial(broken.client_env(), tmp_path / "run", 2_000, 1, say=said.append)
+        verdict = trial.run()
+    finally:
+        restore(broken)
+        for queue in (*QUEUES, OUT):
+            forget(broken, queue.removeprefix("queue:"))
+    assert verdict.faults == [], verdict.lines

@@ -49,6 +49,8 @@ TESTED_ELSEWHERE = {
     "ops/local/cli.py": "tests/integration/test_local_cluster.py",
     "ops/local/cluster.py": "tests/integration/test_local_cluster.py",
     "ops/mirror_setup.py": "tests/hosts/test_failover.py",
+    "bench/handlers_app.py": "tests/fault/test_handlers.py",
+    "bench/handlers_trial.py": "tests/fault/test_handlers.py",
     "bench/figures/rest.py": "tests/integration/test_bench_mesh.py",
     "bench/relay.py": "tests/integration/test_bench_relay.py",
     "bench/figures/client/mesh_brokers.py": "tests/integration/test_bench_mesh.py",
