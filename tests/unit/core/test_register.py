@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -279,6 +279,40 @@ def test_a_map_that_was_not_heard_for_a_sweep_is_read_as_a_whole_again() -> None
     assert not ours.entries
     hear(ours, "B", theirs)
     assert ours.entries["gone"].alive
+
+
+def test_a_peers_map_that_is_as_it_was_is_not_merged_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each second, of each peer, with all its entries: that was half a core with 60,000 of them."""
+    ours, theirs = register("A", entry("k", 1)), intact(entry("k", 5))
+    hear(ours, "B", theirs)
+    ours.adopt(intact(entry("k", 9)))
+    merged: list[Iterable[Entry]] = []
+    monkeypatch.setattr(ours, "_merge", merged.append)
+    for _ in range(3):
+        assert hear(ours, "B", theirs)
+    assert not merged
+    assert ours.informed
+    hear(ours, "B", intact(entry("k", 5)))
+    assert len(merged) == 1
+
+
+def test_known_limit_a_map_put_back_from_a_backup_counts_itself() -> None:
+    """A and B acknowledged `k` while C was dead. B's folder is put back from before; A is away.
+
+    Whoever could tell that B once knew more has merged that more, so nobody can tell: documented.
+    """
+    put_back, third = register("B"), register("C")
+    hear(put_back, "C", third.snapshot)
+    hear(third, "B", put_back.snapshot)
+    assert put_back.informed
+    assert third.informed
+    assert "k" not in {**put_back.entries, **third.entries}
+    # An empty folder does not count, and nothing is opened without A.
+    wiped = register("B", kept=False)
+    hear(wiped, "C", third.snapshot)
+    assert not wiped.informed
 
 
 def test_numbers_do_not_start_again_when_the_tombs_are_dropped() -> None:
