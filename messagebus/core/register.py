@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["SWEEP_ROUNDS", "Entry", "Options", "Register", "Snapshot", "majority"]
+__all__ = ["EXPIRED_KEPT", "SWEEP_ROUNDS", "Entry", "Options", "Register", "Snapshot", "majority"]
 
 # Rounds take a second or less each, so a tombstone lives for one to two minutes. More would cost every
 # change: the map is written, and read by every peer, as a whole. It is a size; nothing is unsafe
@@ -41,6 +41,10 @@ SWEEP_ROUNDS = 60
 # Numbers are 64 bits in a queue's arguments. A peer that claims to be further ahead than that is not
 # believed: a forged one could use up all that there are.
 NUMBERS_AHEAD_MAX = 1_000_000
+# Tombstones of expiring names, the newest; those of 10,000 consumers that are replaced within a minute are
+# not kept for the next one. 60,000 of them were 10 MB in every answer to a peer, which took longer to
+# send and to read than peers wait.
+EXPIRED_KEPT = 1_000
 
 Options = Mapping[str, str | int | bool]
 
@@ -106,6 +110,7 @@ class Register:
         self._heard: dict[str, int] = {}
         self._maps: dict[str, Snapshot] = {}
         self._round = 0
+        self._version_pruned = 0
         self._heard_in_sweep: set[str] = set()
         self._tombs_at_sweep: dict[str, Entry] = {}
 
@@ -216,10 +221,25 @@ class Register:
         return tuple(self._changed(name, alive, above, asked.get(name, {})) for name in names)
 
     def round_ended(self) -> None:
-        """All peers were asked, or as many as a round asks."""
+        """All peers were asked, or as many as a round asks. What is remembered of deletions may go."""
         self._round += 1
+        if self._version_pruned != self.version:
+            self._prune()
         if self._round % SWEEP_ROUNDS == 0:
             self._sweep()
+
+    def _prune(self) -> None:
+        """Of more than EXPIRED_KEPT tombstones of what expires drop the oldest, whoever knows them."""
+        expired = [e for e in self._entries.values() if e.expires and not e.alive]
+        if len(expired) > EXPIRED_KEPT:
+            expired.sort(key=lambda e: e.number)
+            for entry in expired[:-EXPIRED_KEPT]:
+                del self._entries[entry.wanted]
+                self._rise(0, entry.number)
+            self.version += 1
+            # Should one of them still have such a name alive, it is merged again, and expires again.
+            self._maps.clear()
+        self._version_pruned = self.version
 
     def _sweep(self) -> None:
         heard, self._heard_in_sweep = self._heard_in_sweep, set()

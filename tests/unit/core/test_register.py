@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from messagebus.core import register as module
 from messagebus.core.register import (
+    EXPIRED_KEPT,
     NUMBERS_AHEAD_MAX,
     SWEEP_ROUNDS,
     Entry,
@@ -267,6 +268,22 @@ def test_a_tomb_of_what_expires_is_dropped_though_an_agent_is_away() -> None:
     assert (ours.floor, ours.dropped) == (0, 2)
     hear(ours, "B", intact(dead("gone", 2, expires=True), entry("k", 1)))
     assert set(ours.entries) == {"k"}
+
+
+def test_of_many_names_that_expired_only_the_newest_tombs_are_kept() -> None:
+    """As after six roll-outs of 10,000 consumers: with a peer that knows none of them, too."""
+    count = 60_000
+    ours = register("A", entry("k", 1), *(dead(f"e{n}", n, expires=True) for n in range(2, count)))
+    ours.round_ended()
+    assert ours.entries["k"].alive
+    assert len(ours.entries) == 1 + EXPIRED_KEPT
+    assert f"e{count - 1}" in ours.entries
+    assert ours.dropped == count - 1 - EXPIRED_KEPT
+    assert ours.floor == 0
+    hear(ours, "B", intact(dead("e2", 2, expires=True), entry("e3", 1, expires=True), dead("q", 3)))
+    assert "e2" not in ours.entries
+    assert ours.entries["e3"].alive
+    assert not ours.entries["q"].alive
 
 
 def test_a_map_that_was_not_heard_for_a_sweep_is_read_as_a_whole_again() -> None:
