@@ -31,7 +31,8 @@ class Here:
 
     def read(self, path: Path) -> str:
         try:
-            return path.read_text()
+            # What is damaged is compared and looked through, and never stops a start.
+            return path.read_text(errors="replace")
         except FileNotFoundError:
             return ""
 

@@ -2,11 +2,12 @@
 """Keeps what HAProxy knows of the brokers over its next start, on HAProxy's own host.
 
     keeper.py --socket /run/haproxy/admin.sock --file /var/lib/haproxy/messagebus.state --every 2
-    keeper.py --file /var/lib/haproxy/messagebus.state --cold
+    keeper.py --file /var/lib/haproxy/messagebus.state --cold --config /etc/haproxy/haproxy.cfg
 
 The first saves what the running process says, for ever; the second, before a start from nothing, marks
-every broker as down until its first check, and keeps drains. Without it HAProxy would forget drains, and
-send connections to a broker that it has not looked at.
+every broker of the configuration as down until its first check, and keeps drains. Without it HAProxy would
+forget drains, and send connections to a broker that it has not looked at. Nothing that the file may hold
+stops it: a line that is damaged or missing is a broker of which nothing is known.
 
 A file by itself, of the standard library alone, so that a host of HAProxy needs nothing else of this kit.
 Where the balancer is the operators' own machine, `python -m lb save-state` does the same.
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import ipaddress
 import os
+import re
 import socket
 import sys
 import time
@@ -25,12 +28,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # As in lb/state.py and lb/render.py, which this file cannot read on its host; a test compares.
+HEAD = (
+    "1\n"
+    "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight"
+    " srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state"
+    " srv_agent_state bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl"
+    " srv_check_port srv_check_addr srv_agent_addr srv_agent_port\n"
+)
 BACKEND = "mb_brokers"
 COLUMNS = 25
-OPERATIONAL, ADMIN, CHECKS = 5, 6, slice(9, 15)
+WEIGHT, WEIGHT_MAX = 100, 255
+NAME, ADDRESS, ADMIN, USER_WEIGHT, PORT = 3, 4, 6, 7, 18
 ORDERED_FLAGS = 0x01 | 0x08
-# Never checked yet, and its checks are configured and enabled.
-UNCHECKED = ["0", "1", "1", "0", "6", "0"]
+NUMBER = re.compile("[0-9]{1,5}")
 
 ANSWER_WITHIN_S = 5.0
 ANSWER_BYTES_MAX = 10_000_000
@@ -45,10 +55,12 @@ def main() -> None:
     asked.add_argument("--lock", type=Path, help="of whoever writes that file, too")
     asked.add_argument("--every", type=float, help="seconds; else once")
     asked.add_argument("--cold", action="store_true", help="before a start from nothing")
+    asked.add_argument("--config", type=Path, help="with --cold: names the brokers")
     wanted = asked.parse_args()
     if wanted.cold:
         with locked(wanted.lock):
-            write(wanted.file, cold(read(wanted.file)))
+            config = read(wanted.config) if wanted.config else ""
+            write(wanted.file, cold(read(wanted.file), config))
         return
     if wanted.socket is None:
         asked.error("--socket or --cold")
@@ -82,23 +94,54 @@ def brokers_of(text: str) -> str:
     return "".join([*lines[:2], *(line for line in lines[2:] if _is_broker(line.split()))])
 
 
-def cold(text: str) -> str:
-    """The same with all brokers down until checked; orders of operators stay."""
-    return "".join(_down(line) for line in brokers_of(text).splitlines(keepends=True))
+def cold(text: str, config: str = "") -> str:
+    """All brokers down until checked; orders of operators stay.
+
+    text: the last file, "" for none; lines that are damaged are left out. config: HAProxy's, of which every
+    broker gets its line; those of the file where it names none.
+    """
+    known = {words[NAME]: words for line in text.splitlines() if _is_broker(words := line.split())}
+    brokers = _servers(config) or {
+        name: (words[ADDRESS], words[PORT]) for name, words in known.items()
+    }
+    return HEAD + "".join(_down(name, *brokers[name], known.get(name)) for name in brokers)
 
 
-def _down(line: str) -> str:
-    words = line.split()
-    if not _is_broker(words):
-        return line
-    words[OPERATIONAL] = "0"
-    words[ADMIN] = str(int(words[ADMIN]) & ORDERED_FLAGS)
-    words[CHECKS] = UNCHECKED
-    return " ".join(words) + "\n"
+def _servers(config: str) -> dict[str, tuple[str, str]]:
+    """Host and port of every broker in HAProxy's configuration, by name."""
+    found, section = {}, [""]
+    for line in config.splitlines():
+        words = line.split()
+        if words and not line[0].isspace():
+            section = words
+        elif section[:2] == ["backend", BACKEND] and words[:1] == ["server"] and len(words) > 2:
+            host, _, port = words[2].rpartition(":")
+            found[words[1]] = host.strip("[]"), port
+    return found
+
+
+def _down(name: str, host: str, port: str, known: list[str] | None) -> str:
+    """known: its line of before, None for none."""
+    admin = int(known[ADMIN]) & ORDERED_FLAGS if known else 0
+    weight = min(int(known[USER_WEIGHT]), WEIGHT_MAX) if known else WEIGHT
+    # Checks are configured and enabled (6), the last result is unknown (1), health 0.
+    return (
+        f"0 {BACKEND} 0 {name} {_literal(host) or '-'} 0 {admin} {weight} {WEIGHT} 0 1 1 0 6 0 0 0"
+        f" - {port} - 0 0 - - 0\n"
+    )
+
+
+def _literal(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return ""
 
 
 def _is_broker(words: list[str]) -> bool:
-    return len(words) >= COLUMNS and words[1] == BACKEND and words[ADMIN].isdecimal()
+    if len(words) < COLUMNS or words[1] != BACKEND:
+        return False
+    return all(NUMBER.fullmatch(words[column]) for column in (ADMIN, USER_WEIGHT, PORT))
 
 
 def ask(admin: Path) -> str:
@@ -111,13 +154,16 @@ def ask(admin: Path) -> str:
             answer += part
             if len(answer) > ANSWER_BYTES_MAX:
                 raise OSError(f"an answer above {ANSWER_BYTES_MAX} bytes")
-    return answer.decode()
+    return answer.decode(errors="replace")
 
 
 def read(file: Path) -> str:
+    """ "" for a file that cannot be read."""
     try:
-        return file.read_text()
-    except FileNotFoundError:
+        return file.read_text(errors="replace")
+    except OSError as fault:
+        if not isinstance(fault, FileNotFoundError):
+            print(f"not read: {fault}", file=sys.stderr, flush=True)
         return ""
 
 

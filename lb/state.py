@@ -8,6 +8,7 @@ start from nothing, is written as down: its first good check brings it up within
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ HEAD = (
     " srv_check_port srv_check_addr srv_agent_addr srv_agent_port\n"
 )
 COLUMNS = 25
+NUMBER = re.compile("[0-9]{1,5}")
 MAINT_FLAG, DRAIN_FLAG, INHERITED_DRAIN_FLAG = 0x01, 0x08, 0x10
 DRAIN_FLAGS = DRAIN_FLAG | INHERITED_DRAIN_FLAG
 # What an order gave, in contrast to what the configuration or another server gives.
@@ -45,8 +47,9 @@ def rows(text: str) -> dict[str, Row]:
     found = {}
     for line in text.splitlines():
         words = line.split()
-        numeric = len(words) >= COLUMNS and words[6].isdecimal() and words[18].isdecimal()
-        if numeric and words[1] == BROKERS:
+        if len(words) < COLUMNS or words[1] != BROKERS:
+            continue
+        if NUMBER.fullmatch(words[6]) and NUMBER.fullmatch(words[18]):
             address = Address(words[4], int(words[18]))
             found[words[3]] = Row(words[3], address, int(words[6]), line)
     return found

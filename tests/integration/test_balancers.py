@@ -210,7 +210,8 @@ def test_the_keeper_of_a_host_brings_a_drain_over_a_crash(rig: Rig) -> None:
         saving.wait(timeout=10 * FACTOR)
     rig.kill()
     rig.agents[0].mute = rig.brokers[1].frozen = True
-    subprocess.run([*keeper, "--cold"], check=True, timeout=30 * FACTOR)
+    cold = ["--cold", "--config", str(third.config)]
+    subprocess.run([*keeper, *cold], check=True, timeout=30 * FACTOR)
     rig.launch(read)
     assert rig.servers(read)["mb1"].drained
     assert rig.servers(read)["mb2"].verdict == "down"

@@ -52,6 +52,12 @@ def test_what_a_unit_may_do_is_little(folder: Path, name: str) -> None:
     assert exposure_fault(folder / name, EXPOSURE_MAX[name]) == ""
 
 
+def test_a_keeper_that_fails_does_not_keep_haproxy_from_starting(folder: Path) -> None:
+    text = (folder / "haproxy.service.d" / "messagebus.conf").read_text()
+    (before,) = re.findall(r"^ExecStartPre=(\S+) .* --config (\S+) ", text, re.MULTILINE)
+    assert before == ("-+/usr/bin/python3", str(HOST.config))
+
+
 def test_a_worker_is_given_longer_than_its_grace(folder: Path) -> None:
     text = (folder / "messagebus-worker@.service").read_text()
     grace, stop = (re.search(rf"{key}[= ](\d+)", text) for key in ("--grace-s", "TimeoutStopSec"))
