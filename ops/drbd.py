@@ -295,7 +295,8 @@ def may_promote(
 ) -> Verdict:
     """Whether making this host primary keeps every write that was ever confirmed.
 
-    there: what the peer itself says; None where it cannot be asked, which proves nothing.
+    there: what the peer itself says; None where it cannot be asked, which proves nothing. A peer that is
+        down, and whose generations cannot be read, says nothing either.
     peer: its name. peer_is_dead: proved by a power controller, or an operator gave their word.
     given_up: the peer's name, typed by an operator who knows that what only it has is lost.
     """
@@ -340,6 +341,11 @@ def _alone(
         return Yes()  # the peer cannot have gone on: it knows that it must not
     if there is None and not peer_is_dead:
         return No(f"nothing is known of {peer}; {_TO_BE_KNOWN.format(peer=peer)}")
+    if there and not there.is_up and there.generations is None and not is_given_up:
+        return No(
+            f"{peer} answers, and nothing is known of its data: bring the mirror up there, "
+            f"or {_GIVE_UP.format(peer=peer)}"
+        )
     if is_given_up:
         return Yes()
     if between in (Relation.SAME, Relation.AHEAD) and here.disk == "UpToDate":

@@ -17,6 +17,7 @@ from ops.errors import NoAnswer, OpsError, RunOpen
 from ops.mirror_cli import (
     agents,
     both_answer,
+    not_dead,
     of_mirror,
     permitted,
     proof_options,
@@ -179,8 +180,7 @@ def thaw(go: Go, name: str, dead: str) -> None:
     """
     view = MirrorView(go.file, name)
     gone = of_mirror(view, dead)
-    if isinstance(answer := view.sides()[gone.name], Status):
-        raise OpsError(f"{dead} is not dead: it answers, and says {answer}")
+    not_dead(dead, view.sides()[gone.name])
     plan = promotion.thaw(view, partner(view.inventory, view.mirror, gone))
     run(plan, go, view)
 

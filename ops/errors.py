@@ -9,6 +9,7 @@ OpsError
     NoRoom         a host's disk has too little room to be changed
     PlanFailed     a step of a playbook failed; what was done before it is in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
+        CannotTell     a host answers, and what was asked could not be seen there
     LockHeld       somebody else is changing this cluster
     RunOpen        an unfinished run of a playbook stands in the way of what was asked
     JournalUnreadable  what a playbook has done cannot be read
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from messagebus.errors import MessageBusError
 
 __all__ = [
+    "CannotTell",
     "CommandFailed",
     "HostKeyWrong",
     "HostUnreachable",
@@ -111,6 +113,10 @@ class PlanFailed(OpsError):
 
 class NoAnswer(OpsError):
     """Raised when an agent, a broker or the balancer did not answer; ask again, or look at it."""
+
+
+class CannotTell(NoAnswer):
+    """Raised when a host that answers could not do what was asked: it is alive, and nothing more is known."""
 
 
 class LockHeld(OpsError):

@@ -12,7 +12,7 @@ from messagebus.errors import ConfigError
 from ops.carrying import Go, carry, opened
 from ops.commands import hosts
 from ops.drbd import No, Status, may_promote
-from ops.errors import NoAnswer, OpsError
+from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
 from ops.plan import Plan
@@ -20,6 +20,7 @@ from ops.plan import Plan
 __all__ = [
     "agents",
     "both_answer",
+    "not_dead",
     "of_mirror",
     "permitted",
     "proof_options",
@@ -64,6 +65,14 @@ def both_answer(view: MirrorView) -> dict[str, Status]:
     return {name: side for name, side in sides.items() if isinstance(side, Status)}
 
 
+def not_dead(name: str, answer: Status | NoAnswer) -> None:
+    """Raises OpsError when a host that is said to be dead answers, be it that nothing could be seen there."""
+    if isinstance(answer, CannotTell):
+        raise OpsError(f"{name} is not dead: it answers, and refuses what it is asked: {answer}")
+    if isinstance(answer, Status):
+        raise OpsError(f"{name} is not dead: it answers, and says {answer}")
+
+
 def agents(view: MirrorView, host: Host) -> bool:
     """Whether agents run beside brokers here."""
     return view.succeeds(host, ("systemctl", "cat", hosts.AGENT_UNIT))
@@ -82,8 +91,8 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
     here, there = sides[host.name], sides[other.name]
     if isinstance(here, NoAnswer):
         raise here
-    if dead and isinstance(there, Status):
-        raise OpsError(f"{other.name} is not dead: it answers, and says {there}")
+    if dead:
+        not_dead(other.name, there)
     power = isinstance(there, NoAnswer) and bool(other.power) and not dead
     force = bool(give_up) and here.disk != "UpToDate"
     how = {"is_dead": bool(dead), "power": power, "given_up": bool(give_up), "force": force}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from ops import shell
 from ops.commands import drbd as argv
 from ops.commands.hosts import as_root, power
 from ops.drbd import Bad, Status, is_split, parse_events, parse_generations
-from ops.errors import CommandFailed, NoAnswer
+from ops.errors import CannotTell, CommandFailed, NoAnswer
 from ops.step import Check
 
 __all__ = ["MirrorView", "amqp_answers"]
@@ -26,8 +27,16 @@ AMQP_WITHIN_S = 3.0
 # A dead host costs a failover 5 s each time that it is asked.
 SILENT_FOR_S = 10.0
 AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
-# What drbdadm and drbdsetup end with where the mirror, or DRBD itself, is not there.
-_NOT_THERE = (1, 10)
+# Exit code and complaint of drbdsetup where the kernel does not know the mirror.
+_NO_MIRROR = re.compile(r"10 .*No such resource", re.DOTALL)
+# Of drbdadm where there is no metadata, none that can be read, or no such mirror. All else, such as a refusal
+# of sudo, ends with the same codes and says nothing about the mirror.
+_NO_GENERATIONS = re.compile(
+    r"1 $|\d+ .*(No valid meta data|md_disk_to_cpu failed|No such resource|minor not allocated"
+    r"|not defined in your config|no resources defined)",
+    re.DOTALL,
+)
+_END = ["exists", "-"]
 
 
 class There(Protocol):
@@ -70,12 +79,14 @@ class MirrorView:
         return self.inventory.host(home), self.inventory.host(standby)
 
     def status(self, host: Host) -> Status:
-        """What one host says. Raises NoAnswer where it cannot be reached."""
+        """What one host says. Raises NoAnswer where it cannot be reached, CannotTell where it is refused."""
         with self._connect(host.ssh) as there:
-            events = _said(there, host, argv.events(self.name))
-            generations = _said(there, host, argv.generations(self.name))
+            events = _said(there, host, argv.events(self.name), _NO_MIRROR)
+            generations = _said(there, host, argv.generations(self.name), _NO_GENERATIONS)
+        if events is not None and events.split()[-2:] != _END:
+            raise CannotTell(f"{host.name}: drbdsetup did not end what it says of {self.name}")
         try:
-            return parse_events(events, parse_generations(generations))
+            return parse_events(events or "", parse_generations(generations or ""))
         except Bad as fault:
             raise Bad(f"{host.name}: {fault}") from fault
 
@@ -96,13 +107,15 @@ class MirrorView:
         )
 
     def succeeds(self, host: Host, command: tuple[str, ...]) -> bool:
-        """Whether a command that changes nothing ends with 0 there. Raises NoAnswer."""
+        """Whether a command that changes nothing ends with 0 there. Raises NoAnswer, CannotTell."""
         try:
             with self._connect(host.ssh) as there:
                 there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
         except CommandFailed as fault:
             if _is_unreached(fault):
                 raise NoAnswer(f"{host.name}: {fault}") from fault
+            if fault.output.startswith("sudo:"):
+                raise CannotTell(f"{host.name}: {fault}") from fault
             return False
         return True
 
@@ -149,14 +162,16 @@ class MirrorView:
         return check
 
 
-def _said(there: There, host: Host, command: tuple[str, ...]) -> str:
-    """ "" where the mirror is not there. Raises NoAnswer."""
+def _said(there: There, host: Host, command: tuple[str, ...], none: re.Pattern[str]) -> str | None:
+    """None where it fails with what `none` matches. Raises NoAnswer, CannotTell."""
     try:
         return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
     except CommandFailed as fault:
-        if fault.exit_code in _NOT_THERE and not _is_unreached(fault):
-            return ""
-        raise NoAnswer(f"{host.name}: {fault}") from fault
+        if _is_unreached(fault):
+            raise NoAnswer(f"{host.name}: {fault}") from fault
+        if none.match(f"{fault.exit_code} {fault.output.strip()}"):
+            return None
+        raise CannotTell(f"{host.name}: {fault}") from fault
 
 
 def _is_unreached(fault: CommandFailed) -> bool:

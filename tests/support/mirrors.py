@@ -99,11 +99,23 @@ def recorded_outputs(file: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
+def _complaints(file: Path, command: str) -> str:
+    """Its standard error."""
+    (block,) = (
+        rest
+        for block in re.split(r"^\$ ", file.read_text(), flags=re.MULTILINE)
+        for first, _, rest in [block.partition("\n")]
+        if first == command
+    )
+    return "".join(f"{line[2:]}\n" for line in block.splitlines() if line.startswith("! "))
+
+
 class FakeHosts:
     """Answers as two hosts did in a recorded state; takes any order, and remembers it.
 
-    states: host -> ``07 A``: the number of a state, and where it was recorded; "" is silent.
-    answers: what else a host writes, by the whole command; None fails with exit code 1.
+    states: host -> ``07 A``: the number of a state, and where it was recorded; "" is silent, "sudo" refuses.
+    answers: what else a host writes, by the whole command; None fails with exit code 1. What begins with
+        "! " is a complaint, and fails with it and that code.
     """
 
     def __init__(
@@ -123,10 +135,14 @@ class FakeHosts:
         self.ran.append((host, typed))
         if not self.states[host]:
             raise CommandFailed(argv, 127, "SSH: timed out", host)
+        if self.states[host] == "sudo":
+            raise CommandFailed(argv, 1, "sudo: a password is required\n", host)
         if typed in self.answers:
             answer = self.answers[typed]
             if answer is None:
                 raise CommandFailed(argv, 1, "no", host)
+            if answer.startswith("! "):
+                raise CommandFailed(argv, 1, answer.removeprefix("! "), host)
             return answer
         return self._recorded(host, argv)
 
@@ -136,7 +152,7 @@ class FakeHosts:
         command = " ".join((*argv[:-1], MIRROR)).replace(" --statistics", "")
         code, written = recorded_outputs(file).get(command, (0, ""))
         if code:
-            raise CommandFailed(argv, code, written, host)
+            raise CommandFailed(argv, code, written + _complaints(file, command), host)
         return written
 
 

@@ -224,6 +224,15 @@ def test_a_split_brain_is_resolved_and_not_promoted() -> None:
     assert may_promote(here, there, peer="mbA", given_up="mbA")
 
 
+@pytest.mark.parametrize("state", ["00 A", "01 A"])
+def test_a_peer_that_answers_and_tells_nothing_of_its_data_proves_nothing(state: str) -> None:
+    refused = may_promote(recorded("20 A"), recorded(state), peer="mbB")
+    assert isinstance(refused, No)
+    assert "nothing is known of its data" in refused.reason
+    assert may_promote(recorded("20 A"), recorded(state), peer="mbB", given_up="mbB")
+    assert may_promote(recorded("26 A"), recorded(state), peer="mbB")  # it knows what it is
+
+
 def test_another_name_gives_nothing_up() -> None:
     assert not may_promote(recorded("26 B"), None, peer="mbA", peer_is_dead=True, given_up="mbB")
 

@@ -60,6 +60,15 @@ def test_a_host_that_answers_is_not_dead_whatever_an_operator_says(file: Path) -
         permitted(seen, seen.hosts[1], dead="db1", give_up="")
 
 
+def test_a_host_that_refuses_what_it_is_asked_is_neither_down_nor_dead(file: Path) -> None:
+    """A refused sudo ends with the code of a mirror that is not there."""
+    seen = view(file, "sudo", "20 A")
+    with pytest.raises(OpsError, match="db2 is not promoted: nothing is known of db1"):
+        permitted(seen, seen.hosts[1], dead="", give_up="")
+    with pytest.raises(OpsError, match=r"db1 is not dead: it answers, and refuses .* a password"):
+        permitted(seen, seen.hosts[1], dead="db1", give_up="")
+
+
 def test_a_power_controller_is_a_proof_and_is_asked_first(file: Path) -> None:
     file.write_text(mirrored_inventory(HOSTS, address="10.0.0.9", power="/usr/bin/pdu"))
     seen = view(file, "", "07 B")

@@ -9,7 +9,7 @@ import pytest
 
 from ops import mirrors
 from ops.drbd import Status
-from ops.errors import NoAnswer
+from ops.errors import CannotTell, NoAnswer
 from ops.mirrors import MirrorView, amqp_answers
 from tests.support.mirrors import FakeHosts, mirrored_inventory
 
@@ -53,6 +53,41 @@ def test_who_was_silent_a_moment_ago_is_not_asked_again_and_later_is(
 def test_a_host_without_the_mirror_answers_that_it_is_down(file: Path, state: str) -> None:
     seen = view(file, {"db1": state, "db2": ""})
     assert not seen.status(seen.hosts[0]).is_up
+
+
+EVENTS, GENERATIONS = "drbdsetup events2 --now --statistics mb1", "drbdadm get-gi mb1"
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (EVENTS, "! sudo: a password is required"),
+        (EVENTS, "! sudo: drbdsetup: command not found"),
+        (EVENTS, "! "),
+        (EVENTS, ""),
+        (EVENTS, "exists resource name:r0 role:Secondary suspended:no\n"),
+        (GENERATIONS, "! sudo: a password is required"),
+        (GENERATIONS, "! no more processes"),
+    ],
+)
+def test_a_host_that_refuses_or_breaks_off_is_not_one_without_the_mirror(
+    file: Path, command: str, answer: str
+) -> None:
+    side = view(file, {"db1": "07 A", "db2": ""}, **{command: answer}).sides()["db1"]
+    assert isinstance(side, CannotTell)
+
+
+def test_a_refused_sudo_is_no_answer_to_whether_a_disk_is_mounted(file: Path) -> None:
+    seen = view(file, {"db1": "sudo", "db2": ""})
+    with pytest.raises(CannotTell, match="a password is required"):
+        seen.succeeds(seen.hosts[0], ("findmnt", "/x"))
+
+
+@pytest.mark.parametrize("state", ["15 B", "16 A"])
+def test_a_disk_that_cannot_be_read_leaves_what_the_kernel_says(file: Path, state: str) -> None:
+    seen = view(file, {"db1": state, "db2": ""})
+    side = seen.status(seen.hosts[0])
+    assert (side.disk, side.generations) == ("Diskless", None)
 
 
 def test_a_split_brain_is_seen_when_both_answer_and_not_guessed_at_otherwise(file: Path) -> None:
