@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 from ops.errors import OpsError
 
@@ -19,7 +20,8 @@ def broker_table(text: str, name: str) -> str:
     """The text of the ``[[brokers]]`` table of this name, "" when there is none."""
     for begin, end in _tables(text, "brokers"):
         table = text[begin:end]
-        if tomllib.loads(table)["brokers"][0].get("name") == name:
+        said = _said(table)
+        if said and said["brokers"][0].get("name") == name:
             return table
     return ""
 
@@ -53,11 +55,11 @@ def _without(text: str, kind: str, name: str) -> str:
     wanted = [each for each in before.get(kind, []) if each.get("name") != name]
     if wanted == before.get(kind, []):
         return text
+    rest = {key: value for key, value in before.items() if key != kind}
+    good = [{**rest, kind: wanted}] if wanted else [rest, {**rest, kind: []}]
     for begin, end in _tables(text, kind):
         edited = text[:begin] + text[end:]
-        if tomllib.loads(edited) == {**before, kind: wanted}:
-            return edited
-        if not wanted and tomllib.loads(edited).get(kind) is None:
+        if _said(edited) in good:
             return edited
     raise OpsError(f"cannot take {name} out of the inventory by itself; edit the file")
 
@@ -82,13 +84,27 @@ def with_host(text: str, name: str, host: str) -> str:
         else:
             table = table.replace("]]", f"]]\n{line}", 1)
         edited = text[:begin] + table + text[end:]
-        if tomllib.loads(edited) == {**before, "brokers": wanted}:
+        if _said(edited) == {**before, "brokers": wanted}:
             return edited
     raise OpsError(f"cannot write down that {name} is on {host} by itself; edit the file")
 
 
+def _said(text: str) -> dict[str, Any] | None:
+    """None of what is no TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
 def _tables(text: str, kind: str) -> Iterator[tuple[int, int]]:
-    """Where each table of this kind begins and ends."""
+    """Where each table of this kind begins, and where the last line ends that says something in it."""
     for table in re.finditer(rf"^\s*\[\[\s*{kind}\s*\]\]", text, re.MULTILINE):
         follows = _TABLE.search(text, table.end())
-        yield table.start(), follows.start() if follows else len(text)
+        lines = text[table.end() : follows.start() if follows else len(text)].splitlines(
+            keepends=True
+        )
+        # Comments and blank lines at its end are about what follows.
+        while len(lines) > 1 and lines[-1].lstrip()[:1] in ("", "#"):
+            lines.pop()
+        yield table.start(), table.end() + len("".join(lines))

@@ -42,6 +42,32 @@ def test_the_last_broker_can_be_taken_out() -> None:
     assert "brokers" not in tomllib.loads(text)
 
 
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+@pytest.mark.parametrize("gap", ["", "\n", "\n\n"])
+def test_every_comment_outside_of_a_table_stays(name: str, gap: str) -> None:
+    text = "# the cluster\n" + "\n".join(
+        f'{gap}# above mb{number}\n  # and: [[brokers]]\n[[brokers]]  # header\nname = "mb{number}"\n'
+        f"# inside\nport = {number}  # the port\n{gap}# below mb{number}\n"
+        for number in (1, 2, 3)
+    )
+    before, after = text.splitlines(), without_broker(text, name).splitlines()
+    for comment in [
+        line for line in before if line.lstrip().startswith("# ") and "inside" not in line
+    ]:
+        assert after.count(comment) == before.count(comment)
+    assert after.count("# inside") == 2
+    assert [one["name"] for one in tomllib.loads("\n".join(after))["brokers"]] == [
+        each for each in ("mb1", "mb2", "mb3") if each != name
+    ]
+
+
+def test_a_text_of_many_lines_that_looks_like_comments_is_not_cut() -> None:
+    text = '[[brokers]]\nname = "mb1"\nnote = """\n# not one\n"""\n\n# mine\n'
+    assert without_broker(text, "mb1") == "\n# mine\n"
+    with pytest.raises(OpsError, match="edit the file"):
+        without_broker('[[brokers]]\nname = "mb1"\nnote = """\n[x]"""\n', "mb1")
+
+
 def test_an_unknown_broker_changes_nothing() -> None:
     assert without_broker(TEXT, "mb9") == TEXT
 
