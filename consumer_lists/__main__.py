@@ -21,6 +21,7 @@ from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, Node, load
 from consumer_lists.errors import AlreadySo, ListsError
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.errors import ConfigError, ListInvalid
+from messagebus.terminal import printable, say
 from ops import shell
 from ops.errors import CommandFailed
 
@@ -65,7 +66,7 @@ def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except (ConfigError, ListsError, ListInvalid, OSError) as fault:
-            raise click.ClickException(" ".join(str(fault).split())) from fault
+            raise click.ClickException(printable(" ".join(str(fault).split()))) from fault
 
     return guarded
 
@@ -115,9 +116,9 @@ def show_command(source: Source, as_json: bool) -> None:
         if known:
             _print(show.client_table(ours, known))
         elif not silent:
-            click.echo("no client has asked lately")
+            say("no client has asked lately")
     for name, fault in silent.items():
-        click.echo(f"clients of {name} are not known: {fault}", err=True)
+        say(f"clients of {name} are not known: {fault}", err=True)
 
 
 _if_needed = click.option(
@@ -137,8 +138,8 @@ def check_command(source: Source) -> None:
     try:
         listed = BrokerList.parse(listfile.read(path))
     except ListInvalid as fault:
-        raise click.ClickException(f"{path}: {fault}") from fault
-    click.echo(f"good: generation {listed.generation}, {len(listed.listed)} brokers")
+        raise click.ClickException(printable(f"{path}: {fault}")) from fault
+    say(f"good: generation {listed.generation}, {len(listed.listed)} brokers")
 
 
 @cli.command("add")
@@ -223,11 +224,11 @@ def push_command(source: Source, recover: bool, within_s: float, without: tuple[
     act = pushing.recover if recover else pushing.push
     pushed = act(cluster, write=_write, within_s=within_s, without=without)
     for name, fault in pushed.silent.items():
-        click.echo(f"{name} may know a newer generation and was not asked: {fault}", err=True)
+        say(f"{name} may know a newer generation and was not asked: {fault}", err=True)
     for name, fault in pushed.differing.items():
-        click.echo(f"{name} differs: {fault}", err=True)
+        say(f"{name} differs: {fault}", err=True)
     served = f"{len(pushed.serving)} of {len(cluster.nodes)} nodes"
-    click.echo(f"generation {pushed.generation} is served by {served}")
+    say(f"generation {pushed.generation} is served by {served}")
     _say_what_to_commit(cluster.list_file, cluster.name, pushed.generation)
     if not pushed.complete:
         sys.exit(1)
@@ -257,10 +258,10 @@ def diff_command(source: Source) -> None:
         if node.served and node.node in silent
     ]
     for line in found:
-        click.echo(line)
+        say(line)
     if found:
         sys.exit(1)
-    click.echo(f"all have generation {ours.generation}: {len(serving)} nodes, {len(known)} clients")
+    say(f"all have generation {ours.generation}: {len(serving)} nodes, {len(known)} clients")
 
 
 def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None:
@@ -270,15 +271,15 @@ def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None
     except AlreadySo as fault:
         if not if_needed:
             raise
-        click.echo(f"nothing to do: {fault}")
+        say(f"nothing to do: {fault}")
         return
-    click.echo(f"generation {listed.generation}, {len(listed.listed)} brokers; not pushed yet")
+    say(f"generation {listed.generation}, {len(listed.listed)} brokers; not pushed yet")
     _say_what_to_commit(path, listed.cluster, listed.generation)
 
 
 def _say_what_to_commit(path: Path, cluster: str, generation: int) -> None:
     if said := history.advice(path, f"{cluster or path.stem}: generation {generation}"):
-        click.echo(said)
+        say(said)
 
 
 def _write(node: Node, path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from consumer_lists.nodes import Client, Served
 from messagebus.broker import BrokerList
+from messagebus.terminal import printable
 
 __all__ = ["behind", "client_table", "differences", "node_table", "plain"]
 
@@ -97,10 +98,12 @@ def node_table(ours: BrokerList, serving: Sequence[Served]) -> Table:
     for node in serving:
         found = differences(ours, node)
         table.add_row(
-            node.node,
+            Text(printable(node.node)),
             str(node.generation) if node.served else "-",
             str(len(node.served.listed)) if node.served else "-",
-            Text("; ".join(found), style="red") if found else Text("same", style="green"),
+            Text(printable("; ".join(found)), style="red")
+            if found
+            else Text("same", style="green"),
         )
     return table
 
@@ -114,10 +117,10 @@ def client_table(ours: BrokerList, clients: Iterable[Client]) -> Table:
     for (subscription, applied), group in sorted(groups.items()):
         late = applied < ours.generation
         table.add_row(
-            subscription or "-",
+            Text(printable(subscription or "-")),
             Text(f"{applied} (behind)" if late else str(applied), style="red" if late else "green"),
             str(len(group)),
-            _who(group),
+            Text(printable(_who(group))),
         )
     return table
 

@@ -25,6 +25,7 @@ from lb.place import Place
 from lb.render import render
 from lb.rollout import apply_all, check_all
 from messagebus.errors import ConfigError
+from messagebus.terminal import printable, say
 from ops import shell
 
 __all__ = ["main"]
@@ -42,7 +43,7 @@ def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except (ConfigError, LbError, OSError) as fault:
-            raise click.ClickException(" ".join(str(fault).split())) from fault
+            raise click.ClickException(printable(" ".join(str(fault).split()))) from fault
 
     return guarded
 
@@ -132,7 +133,7 @@ def check_command() -> None:
     inventory = _inventory()
     check_all(inventory, lambda balancer: _reach(inventory, balancer))
     several = f", {len(inventory.balancers)} balancers" if inventory.more else ""
-    click.echo(f"good: {len(inventory.brokers)} brokers of {inventory.cluster}{several}")
+    say(f"good: {len(inventory.brokers)} brokers of {inventory.cluster}{several}")
 
 
 @cli.command("apply")
@@ -148,7 +149,7 @@ def apply_command(reload: bool) -> None:
     inventory = _inventory()
     applied = apply_all(inventory, lambda balancer: _reach(inventory, balancer), reload=reload)
     for balancer, done in applied:
-        click.echo((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))
+        say((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))
 
 
 def _what_was_done(applied: Applied) -> str:
@@ -192,7 +193,7 @@ def save_state_command(every_s: float | None) -> None:
             told = False
         except (BalancerUnreachable, ConfigError) as fault:
             if not told:
-                click.echo(f"not saved: {fault}", err=True)
+                say(f"not saved: {fault}", err=True)
             told = True
 
 
@@ -300,7 +301,7 @@ def weight_command(name: str, weight: int) -> None:
 
 def _print(inventory: Inventory, shown: Mapping[str, runtime.ServerState]) -> None:
     for balancer, server in shown.items():
-        click.echo(
+        say(
             (f"{balancer}: " if inventory.more else "")
             + f"{server.name} {server.verdict} sessions={server.sessions} weight={server.weight}"
             f' check="{server.check}" agent="{server.agent}"'

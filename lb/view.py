@@ -18,6 +18,7 @@ from lb.inventory import Inventory
 from lb.render import marker, render
 from lb.runtime import Process, ServerState
 from messagebus.errors import ConfigError
+from messagebus.terminal import printable
 
 __all__ = ["Shown", "headlines", "in_words", "look", "plain", "server_table"]
 
@@ -67,7 +68,9 @@ def headlines(shown: Sequence[Shown]) -> Iterator[Text]:
     """A line for each balancer."""
     for each in shown:
         if each.process is None:
-            yield Text.assemble((each.name, "bold"), "  ", (f"no answer: {each.fault}", "red"))
+            yield Text.assemble(
+                (each.name, "bold"), "  ", (printable(f"no answer: {each.fault}"), "red")
+            )
             continue
         up = sum(server.verdict == "up" for server in each.servers)
         sessions = sum(server.sessions for server in each.servers)
@@ -93,15 +96,15 @@ def server_table(shown: Sequence[Shown]) -> Table:
         for number, (balancer, server) in enumerate(found):
             first = number == 0
             table.add_row(
-                server.name if first else "",
-                server.address if first else "",
-                *([balancer] if several else []),
+                Text(printable(server.name if first else "")),
+                Text(printable(server.address if first else "")),
+                *([Text(printable(balancer))] if several else []),
                 _state(server),
                 str(server.sessions),
                 str(server.queue),
                 str(server.weight),
-                server.check,
-                server.agent,
+                Text(printable(server.check)),
+                Text(printable(server.agent)),
                 in_words(server.changed_s),
                 end_section=several and number == len(found) - 1,
             )

@@ -45,6 +45,7 @@ from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
+from messagebus.terminal import say
 from messagebus.topology import Wanted, with_options
 
 __all__ = ["main"]
@@ -61,7 +62,7 @@ BROKER_SETTING = "MESSAGEBUS_BROKER"
 def main() -> NoReturn:
     """Entry point; turns every expected error into one line and an exit code."""
     if told := namesake():
-        print(f"messagebus: {told}", file=sys.stderr)
+        say(f"messagebus: {told}", err=True)
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as fault:
@@ -88,7 +89,7 @@ def _code_of(fault: MessageBusError) -> int:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    print(f"messagebus: {' '.join(text.split())}", file=sys.stderr)
+    say(f"messagebus: {' '.join(text.split())}", err=True)
     sys.exit(code)
 
 
@@ -161,7 +162,7 @@ def publish(topic: str, file: Path, form: str | None, key: str, durability: str)
             and ends.total() - ends[Outcome.CONFIRMED] == 1
         ):
             reason = f": {published.reason}" if published.reason else ""
-            click.echo(
+            say(
                 f"messagebus: message {published.message_id} {published.outcome.value}{reason}",
                 err=True,
             )
@@ -180,7 +181,7 @@ def publish(topic: str, file: Path, form: str | None, key: str, durability: str)
     finally:
         publisher.stop(PUBLISH_STOP_S)
     told = ", ".join(f"{outcome.value} {count}" for outcome, count in sorted(ends.items(), key=str))
-    click.echo(f"published {ends.total()}: {told or 'nothing to publish'}", err=True)
+    say(f"published {ends.total()}: {told or 'nothing to publish'}", err=True)
     if ends.total() == ends[Outcome.CONFIRMED]:
         return 0
     if ends[Outcome.CONFIRMED]:
@@ -330,7 +331,7 @@ def declare(
     asked = [_limited(with_options(each, options), delivery_limit) for each in wanted]
     done = directory.declare(_bus(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
-    click.echo(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
+    say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
     return 0
 
 
@@ -361,9 +362,9 @@ def brokers(as_json: bool) -> int:
         told = {"cluster": found.cluster, "generation": found.generation, "brokers": rows}
         click.echo(json.dumps(told, indent=2))
         return 0
-    click.echo(f"cluster {found.cluster or '-'}  generation {found.generation}")
+    say(f"cluster {found.cluster or '-'}  generation {found.generation}")
     for entry in found:
-        click.echo(f"{entry.broker.name:<24}{'draining' if entry.draining else 'consumed from'}")
+        say(f"{entry.broker.name:<24}{'draining' if entry.draining else 'consumed from'}")
     return 0
 
 
@@ -413,10 +414,10 @@ def list_subscriptions(as_json: bool) -> int:
             max([len(title), *(len(getattr(each, title.lower())) for each in found.counts)])
             for title in ("NAME", "BROKER")
         ]
-        click.echo(_row(widths, "NAME", "BROKER", "READY", "UNACKED", "CONSUMERS"))
+        say(_row(widths, "NAME", "BROKER", "READY", "UNACKED", "CONSUMERS"))
         for each in found.counts:
             unacked = "?" if each.unacked is None else each.unacked
-            click.echo(_row(widths, each.name, each.broker, each.ready, unacked, each.consumers))
+            say(_row(widths, each.name, each.broker, each.ready, unacked, each.consumers))
     return _tell_unanswered(found.unanswered)
 
 
@@ -447,7 +448,7 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
         told = {"held": done.held, "later": done.later, "missing": dict(done.missing)}
         click.echo(json.dumps({"complete": done.complete, **told}, indent=2))
     elif done.held:
-        click.echo(f"deleted {' '.join(names)} on {', '.join(done.held)}")
+        say(f"deleted {' '.join(names)} on {', '.join(done.held)}")
     return _tell_unanswered(later | dict(done.missing))
 
 
@@ -474,7 +475,7 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
     else:
         for broker, counts in sorted(done.dropped.items()):
             for name, count in counts.items():
-                click.echo(f"dropped {count} of {name} on {broker}")
+                say(f"dropped {count} of {name} on {broker}")
     return _tell_unanswered(done.unanswered)
 
 
@@ -499,7 +500,7 @@ def _confirm(question: str, yes: bool) -> None:
 
 def _tell_unanswered(unanswered: Mapping[str, str]) -> int:
     for broker, why in sorted(unanswered.items()):
-        click.echo(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
+        say(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
     return EXIT_FAILED if unanswered else 0
 
 

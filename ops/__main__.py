@@ -9,6 +9,7 @@ import click
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
 from messagebus.errors import MessageBusError
+from messagebus.terminal import say
 from ops import shell
 from ops.backup_cli import backup, restore
 from ops.checkup_cli import check
@@ -63,10 +64,11 @@ def main(argv: list[str] | None = None) -> int:
         fault.show()
         return fault.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         return EXIT_INTERRUPTED
     except (MessageBusError, LbError, ListsError, OSError) as fault:
-        click.echo(f"error: {fault}", err=True)
+        for line in f"error: {fault}".splitlines():
+            say(line, err=True)
         return 1
 
 

@@ -16,6 +16,7 @@ import click
 from consumer_lists import edit, listfile
 from lb.inventory import Inventory
 from messagebus.broker import BrokerList
+from messagebus.terminal import say
 from ops import archive as archives
 from ops import lock
 from ops.archive import Archive
@@ -62,10 +63,10 @@ def backup(archive: Path, with_secrets: bool, file: Path) -> None:
     made = _collect(file.absolute(), with_secrets=with_secrets)
     archives.write(archive, made)
     for name in made.files:
-        click.echo(f"{name}{'  (secret)' if name in made.secret else ''}")
+        say(f"{name}{'  (secret)' if name in made.secret else ''}")
     left_out = made.facts["left_out"]
     if left_out:
-        click.echo(f"not in it: {', '.join(left_out)}", err=True)
+        say(f"not in it: {', '.join(left_out)}", err=True)
 
 
 def _collect(file: Path, *, with_secrets: bool) -> Archive:
@@ -120,7 +121,7 @@ def restore(archive: Path, only_files: bool, dry_run: bool, yes: bool, file: Pat
       python -m ops restore /backup/prod-2026-11-21.tar.gz --dry-run
     """
     kept = archives.read(archive)
-    click.echo(f"{kept.facts['cluster']} of {kept.facts['made_at']}")
+    say(f"{kept.facts['cluster']} of {kept.facts['made_at']}")
     file = file.absolute()
     if only_files:
         _restore_files(kept, file, dry_run=dry_run, yes=yes)
@@ -137,11 +138,11 @@ def _restore_files(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> No
     missing = {path: name for path, name in wanted.items() if not path.exists()}
     for path, name in wanted.items():
         if path not in missing and path.read_bytes() != kept.files[name]:
-            click.echo(f"is another one now: {path}", err=True)
+            say(f"is another one now: {path}", err=True)
     for path in missing:
-        click.echo(f"write {path}")
+        say(f"write {path}")
     if not missing:
-        click.echo("nothing is missing")
+        say("nothing is missing")
     elif not dry_run:
         if not yes:
             confirm()
@@ -189,9 +190,9 @@ def _restore_cluster(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> 
         )
     lack = _lack(kept, view)
     for line in lack.lines():
-        click.echo(line)
+        say(line)
     if lack.is_nothing:
-        click.echo("nothing is missing")
+        say("nothing is missing")
     elif not dry_run:
         if not yes:
             confirm()
@@ -245,12 +246,13 @@ def _make(lack: Lack, view: View, file: Path) -> None:
     for node, missing in lack.definitions.items():
         if missing.definitions:
             view.define(node, dict(missing.definitions))
-            click.echo(f"{node}: made {len(missing.names)}")
+            say(f"{node}: made {len(missing.names)}")
     if lack.topology:
-        click.echo(f"topology: {view.want(lack.topology)}")
+        say(f"topology: {view.want(lack.topology)}")
     if lack.generation:
         listfile.change(view.inventory.list_file, lambda text: _at_least(text, lack.generation))
-        click.echo(HostRunner().run(lists.recover(file)).strip())
+        for line in HostRunner().run(lists.recover(file)).splitlines():
+            say(line)
 
 
 def _at_least(text: str, generation: int) -> str:

@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 import lb.inventory
+from messagebus.terminal import printable, say
 from ops import journal as journals
 from ops import lock
 from ops.errors import OpsError, RunOpen
@@ -113,7 +115,7 @@ def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
         if go.abandon:
             if not journals.abandon(go.journals, name):
                 raise OpsError(f"no unfinished run of {name!r} to close")
-            click.echo(f"closed the run of {name!r} as it stands; nothing else was done", err=True)
+            say(f"closed the run of {name!r} as it stands; nothing else was done", err=True)
             raise click.exceptions.Exit(0)
         for other in journals.open_runs(go.journals, but=name):
             about = other.fault or f"{other.name!r} is not finished, since {other.last}"
@@ -122,7 +124,7 @@ def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
                     f"{about}: finish it by the same command, take it back with --undo,"
                     " or close it with --abandon, before anything else is done there"
                 )
-            click.echo(f"note: {about}", err=True)
+            say(f"note: {about}", err=True)
         yield Journal(go.journals, name)
 
 
@@ -169,9 +171,14 @@ def carry(
     facts: what the run begins with; kept, and changed ones, too, when it is taken up again.
     afterwards: lines about what remains to be done by others. Raises OpsError, PlanFailed.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def tell(line: str) -> None:
+        console.print(Text(printable(line)))
+
     for line in plan.lines():
-        click.echo(line)
+        for each in line.split("\n"):
+            say(each)
     if go.dry_run:
         return
     if go.undo and not journal.is_resumed:
@@ -180,24 +187,28 @@ def carry(
         _tell_age(plan, journal, go)
     if not go.yes:
         confirm()
-    with console.status(plan.name) as shown:
-        runner = HostRunner(lambda line: shown.update(f"{plan.name}: {line}"))
+    with console.status(Text(printable(plan.name))) as shown:
+
+        def show(text: str) -> None:
+            shown.update(Text(printable(text)))
+
+        runner = HostRunner(lambda line: show(f"{plan.name}: {line}"))
         if go.undo:
-            take_back(plan, runner, journal, say=console.print)
+            take_back(plan, runner, journal, say=tell)
             return
         if not journal.is_resumed:
             journal.begin(dict(facts), brokers=brokers)
         elif dict(facts) != journal.facts:
             journal.amend(dict(facts))
-        carry_out(plan, runner, journal, say=console.print, show=shown.update)
+        carry_out(plan, runner, journal, say=tell, show=show)
     for line in afterwards:
-        console.print(line)
+        tell(line)
 
 
 def _tell_age(plan: Plan, journal: Journal, go: Go) -> None:
     """Raises RunOpen for a run that nobody is asked about and that may be about another cluster by now."""
     age = datetime.now(UTC) - journal.last if journal.last else timedelta()
-    click.echo(
+    say(
         f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps, begun by"
         f" {journal.who}; its last line is of {journal.last:%F %T %Z}",
         err=True,

@@ -17,6 +17,7 @@ import click
 import lb.inventory
 from lb.inventory import Inventory, Node
 from messagebus.errors import ConfigError, ListInvalid
+from messagebus.terminal import say
 from messagebus.tls import TlsFiles, certificate_fault
 from ops import checkup, shell
 from ops.carrying import inventory_option
@@ -66,14 +67,12 @@ def check(file: Path) -> None:
         }
     )
     for each in found:
-        click.echo(str(each))
+        say(str(each))
     if found:
-        click.echo(f"{len(found)} differences", err=True)
+        say(f"{len(found)} differences", err=True)
         sys.exit(1)
     hosts = f", {len(inventory.hosts)} hosts" if inventory.hosts else ""
-    click.echo(
-        f"{inventory.cluster} is as its inventory says: {len(inventory.brokers)} brokers{hosts}"
-    )
+    say(f"{inventory.cluster} is as its inventory says: {len(inventory.brokers)} brokers{hosts}")
 
 
 def _everywhere(these: Iterable[T], look_at: Callable[[T], Iterable[Finding]]) -> list[Finding]:

@@ -9,6 +9,7 @@ import click
 
 from lb.inventory import Host
 from messagebus.errors import ConfigError
+from messagebus.terminal import say
 from ops.carrying import Go, carry, go_options, inventory_option, opened
 from ops.commands import drbd as argv
 from ops.commands import hosts
@@ -206,13 +207,13 @@ def _show(view: MirrorView) -> bool:
     """Returns whether all is well."""
     sides = view.sides()
     for host, side in sides.items():
-        click.echo(f"{view.name}  {host:12} {side}")
+        say(f"{view.name}  {host:12} {side}")
     is_split = view.is_split()
     if is_split:
-        click.echo(f"{view.name}  SPLIT BRAIN: python -m ops drbd resolve {view.name}")
+        say(f"{view.name}  SPLIT BRAIN: python -m ops drbd resolve {view.name}")
     whole = [side.is_whole for side in sides.values() if isinstance(side, Status)]
     if not all(whole) or len(whole) < len(sides):
-        click.echo(f"{view.name}  single copy")
+        say(f"{view.name}  single copy")
         return False
     return not is_split
 
@@ -306,12 +307,12 @@ def verify(go: Go, name: str) -> int:
         return 0
     after = view.status(home)
     if after.out_of_sync_kib:
-        click.echo(
+        say(
             f"{after.out_of_sync_kib:,} KiB differ: `ops drbd disconnect` and `ops drbd connect` "
             "copy them from the primary"
         )
         return 1
-    click.echo(f"{after.size_kib:,} KiB compared, all alike")
+    say(f"{after.size_kib:,} KiB compared, all alike")
     return 0
 
 
@@ -362,7 +363,7 @@ def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
     if not is_split(sides):
         raise OpsError(f"no split brain of {view.name}: {'; '.join(map(str, sides.values()))}")
     for host in view.hosts:
-        click.echo(f"{host.name}: {_belongings(view, host, sides[host.name])}")
+        say(f"{host.name}: {_belongings(view, host, sides[host.name])}")
     if not victim:
         names = " or ".join(view.mirror.hosts)
         victim = click.prompt(f"whose data are given up for ever, {names}?", err=True)

@@ -13,6 +13,7 @@ from lb.inventory import Inventory
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.moving import MessagesMoved, MovingProgress, move_messages
+from messagebus.terminal import say
 from ops.carrying import inventory_option
 from ops.errors import OpsError
 from ops.inventory_text import broker_table, with_broker, without_broker
@@ -46,7 +47,7 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
     for connection in left:
         view.hang_up(name, connection.name)
     if left:
-        click.echo(f"closed {len(left)} connections: {some([str(each) for each in left])}")
+        say(f"closed {len(left)} connections: {some([str(each) for each in left])}")
 
 
 @click.command()
@@ -97,8 +98,8 @@ def move(name: str, file: Path) -> None:
     )
     _tell_queues(moved)
     for queue, fault in moved.faults.items():
-        click.echo(f"{queue}: {fault}", err=True)
-    click.echo(f"moved {moved.total:,} messages of {len({q for q, _ in moved.moved})} queues")
+        say(f"{queue}: {fault}", err=True)
+    say(f"moved {moved.total:,} messages of {len({q for q, _ in moved.moved})} queues")
     if moved.faults:
         raise OpsError(f"not moved: {some(list(moved.faults))}")
 
@@ -116,7 +117,7 @@ class _Telling:
         self._next = now + PROGRESS_EVERY_S
         rate = progress.total / max(now - self._began, 0.001)
         left_s = max(0, self._total - progress.total) / max(rate, 1)
-        click.echo(
+        say(
             f"{progress.total:,} of {self._total:,} messages moved, {rate:,.0f}/s,"
             f" about {left_s:,.0f} s; {progress.queue}"
         )
@@ -124,7 +125,7 @@ class _Telling:
 
 def _tell_queues(moved: MessagesMoved) -> None:
     for (queue, broker), count in sorted(moved.moved.items()):
-        click.echo(f"{count:,} of {queue} to {broker}")
+        say(f"{count:,} of {queue} to {broker}")
 
 
 def _operator(inventory: Inventory) -> BusConfig:
@@ -193,7 +194,7 @@ def first_list(file: Path) -> None:
     """
     inventory = lb.inventory.load(file)
     if inventory.list_file.exists():
-        click.echo(f"{inventory.list_file} is there")
+        say(f"{inventory.list_file} is there")
         return
     listed = tuple(
         ListedBroker(broker=Broker.parse(str(node.address)), agent_port=node.agent.port)

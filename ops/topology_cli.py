@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from messagebus.terminal import say
 from ops import lock
 from ops.carrying import LOCK, confirm, inventory_option
 from ops.errors import OpsError
@@ -44,10 +45,10 @@ def diff(file: Path) -> None:
     view = View(file.absolute())
     told = [*map(str, drift(view)), *_otherwise(view)]
     for line in told:
-        click.echo(line)
+        say(line)
     if told:
         sys.exit(1)
-    click.echo(f"{len(view.nodes)} agents and brokers have the same")
+    say(f"{len(view.nodes)} agents and brokers have the same")
 
 
 @topology.command()
@@ -65,16 +66,16 @@ def sync(file: Path) -> None:
     view = View(file)
     with lock.held(file.parent / LOCK, "topology sync"):
         told = _tell_all(view)
-        click.echo(f"{told} entries were told to agents that did not know them")
+        say(f"{told} entries were told to agents that did not know them")
         until = time.monotonic() + SAME_WITHIN_S
         while left := [each for each in drift(view) if "wanted by nobody" not in each.what]:
             if time.monotonic() > until:
                 raise OpsError(f"after {SAME_WITHIN_S:.0f} s: {left[0]}; {len(left)} differences")
             time.sleep(POLL_S)
     for each in drift(view):
-        click.echo(str(each))
+        say(str(each))
     for line in _otherwise(view):
-        click.echo(line)
+        say(line)
 
 
 @topology.command()
@@ -98,9 +99,9 @@ def adopt(file: Path, yes: bool) -> None:
         for name, snapshot in told.items():
             wanted = sum(bool(entry["alive"]) for entry in _entries(snapshot).values())
             state = "intact" if snapshot["intact"] else "NOT intact"
-            click.echo(f"{name}: {wanted} wanted, {state}")
+            say(f"{name}: {wanted} wanted, {state}")
         for why in silent.values():
-            click.echo(f"{why}: its map is taken in when it answers")
+            say(f"{why}: its map is taken in when it answers")
         intact = [name for name, snapshot in told.items() if snapshot["intact"]]
         if len(intact) > len(view.nodes) // 2:
             raise OpsError(f"{', '.join(intact)} are a majority and intact: nothing to vouch for")
@@ -111,7 +112,7 @@ def adopt(file: Path, yes: bool) -> None:
         for name in told:
             for snapshot in told.values():
                 view.adopt(name, snapshot)
-        click.echo(f"{len(told)} agents have the map of all of them")
+        say(f"{len(told)} agents have the map of all of them")
 
 
 def drift(view: View) -> list[Difference]:

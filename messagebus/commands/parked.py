@@ -16,7 +16,6 @@ import click
 
 from messagebus import parked
 from messagebus.config import BusConfig
-from messagebus.core.parking import escaped
 from messagebus.parked import (
     ParkedCount,
     ParkedCounts,
@@ -25,6 +24,7 @@ from messagebus.parked import (
     ParkedMoved,
     ParkedProgress,
 )
+from messagebus.terminal import escaped, printable, say
 
 __all__ = ["group"]
 
@@ -121,7 +121,7 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
     elif found.counts:
         _print_counts(found)
     elif not found.faults:
-        click.echo("nothing is parked", err=True)
+        say("nothing is parked", err=True)
     return _tell(found.faults)
 
 
@@ -134,7 +134,7 @@ def _print_counts(found: ParkedCounts) -> None:
     ]
     widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(4)]
     for name, broker, count, oldest, reasons in (titles, *rows):
-        click.echo(
+        say(
             f"{name:<{widths[0]}}  {broker:<{widths[1]}}  {count:>{widths[2]}}  "
             f"{oldest:>{widths[3]}}  {reasons}"
         )
@@ -182,7 +182,7 @@ def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json
     else:
         for each in found.messages:
             click.echo("\n".join(_lines(each)) + "\n")
-        click.echo(f"{len(found.messages)} shown", err=True)
+        say(f"{len(found.messages)} shown", err=True)
     return _tell(found.faults)
 
 
@@ -345,7 +345,7 @@ def _move(
         done = move(progress)
     except KeyboardInterrupt:
         progress.end()
-        click.echo(f"messagebus: interrupted: {verb[1]} {progress.total}", err=True)
+        say(f"messagebus: interrupted: {verb[1]} {progress.total}", err=True)
         return EXIT_INTERRUPTED
     progress.end()
     return _tell_moved(done, verb[1], as_json)
@@ -357,8 +357,8 @@ def _tell_dry_run(found: ParkedCounts, expected: int, verb: str, as_json: bool) 
         _print_json({f"would_{verb}": expected, "parked": rows}, found.faults)
     else:
         for each in found.counts:
-            click.echo(f"{_many(each)} of {each.name} on {each.broker}: {_reasons(each)}")
-        click.echo(f"would {verb} {expected}")
+            say(f"{_many(each)} of {each.name} on {each.broker}: {_reasons(each)}")
+        say(f"would {verb} {expected}")
     return _tell(found.faults)
 
 
@@ -371,8 +371,8 @@ def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
         _print_json({verb: rows, "total": done.total}, done.faults)
     else:
         for (name, broker), count in sorted(done.moved.items()):
-            click.echo(f"{verb} {count} of {name} on {broker}")
-        click.echo(f"{verb} {done.total}")
+            say(f"{verb} {count} of {name} on {broker}")
+        say(f"{verb} {done.total}")
     return _tell(done.faults)
 
 
@@ -392,7 +392,9 @@ class _Progress:
             self._shown_s = now_s
             of = "" if self._expected is None else f" of {self._expected}"
             place = f"{progress.name} on {progress.broker}"
-            click.echo(f"\r\x1b[K{self._verb} {self.total}{of}: {place}", nl=False, err=True)
+            click.echo(
+                f"\r\x1b[K{self._verb} {self.total}{of}: {printable(place)}", nl=False, err=True
+            )
 
     def end(self) -> None:
         if self._shown_s:
@@ -410,7 +412,7 @@ def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
 
 def _tell(faults: Mapping[str, str]) -> int:
     for where, why in sorted(faults.items()):
-        click.echo(f"messagebus: {where}: {escaped(' '.join(why.split()), 400)}", err=True)
+        say(f"messagebus: {where}: {escaped(' '.join(why.split()), 400)}", err=True)
     return EXIT_FAILED if faults else 0
 
 

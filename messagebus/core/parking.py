@@ -24,7 +24,6 @@ __all__ = [
     "Facts",
     "Parked",
     "Undelivered",
-    "escaped",
     "is_dropped_by_redrive",
     "last_death",
     "read_facts",
@@ -235,12 +234,3 @@ def _texts(facts: Facts, body: bytes) -> Iterator[str]:
     for name, value in facts.headers.items():
         yield f"{name}: {value}"
     yield body[:MATCH_BYTES_MAX].decode("utf-8", "replace")
-
-
-def escaped(text: str, chars_max: int) -> str:
-    """Fit for a terminal: one line, nothing that moves the cursor, at most so many characters read."""
-    shown = "".join(
-        c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
-        for c in text[:chars_max]
-    )
-    return f"{shown}..." if len(text) > chars_max else shown

@@ -13,7 +13,9 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from messagebus.terminal import printable, say
 from ops.commands.paths import CHECKOUT
 from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
@@ -89,8 +91,12 @@ def up(
         raise click.UsageError("--rabbitmq or --root, not both")
     console = Console(stderr=True)
     with console.status("starting the local cluster") as shown:
+
+        def show(text: str) -> None:
+            shown.update(Text(printable(text)))
+
         if rabbitmq:
-            root = of_version(rabbitmq, say=shown.update)
+            root = of_version(rabbitmq, say=show)
         cluster = LocalCluster(
             dir,
             brokers or DEFAULT_BROKERS,
@@ -98,8 +104,8 @@ def up(
             port_offset=port_offset,
             tls=tls,
             root=root,
-            say=lambda line: console.print(line, highlight=False),
-            show=shown.update,
+            say=lambda line: console.print(Text(printable(line))),
+            show=show,
         )
         cluster.up()
     if brokers and len(cluster.names) != brokers:
@@ -146,7 +152,7 @@ def state(dir: Path, name: str) -> None:
     Example:
       python -m ops local state mb2-agent
     """
-    click.echo("active" if LocalCluster(dir).process_of(name) else "inactive")
+    say("active" if LocalCluster(dir).process_of(name) else "inactive")
 
 
 @local.command()
@@ -223,22 +229,25 @@ def _print_environment(cluster: LocalCluster) -> None:
 
 def _print_status(found: dict[str, Any]) -> None:
     console = Console()
-    console.print(
+    say(
         f"{found['cluster']}: AMQP {found['broker']}, list {found['list_url']} "
-        f"(generation {found['generation']}), statistics {found['stats_url']}",
-        highlight=False,
-        soft_wrap=True,
+        f"(generation {found['generation']}), statistics {found['stats_url']}"
     )
     table = Table("part", "address", "state", "pid", "agent", "verdict", "list", box=None)
     for one in found["parts"]:
         listed = "draining" if one.get("draining") else "yes" if one.get("listed") else "no"
         table.add_row(
-            one["name"],
-            one.get("address", ""),
-            one["state"],
-            str(one["pid"] or ""),
-            one.get("agent_state", ""),
-            one.get("verdict", ""),
-            listed if one["kind"] == "broker" else "",
+            *(
+                Text(printable(cell))
+                for cell in (
+                    one["name"],
+                    one.get("address", ""),
+                    one["state"],
+                    one["pid"] or "",
+                    one.get("agent_state", ""),
+                    one.get("verdict", ""),
+                    listed if one["kind"] == "broker" else "",
+                )
+            )
         )
     console.print(table)

@@ -13,6 +13,7 @@ import lb.inventory
 from lb.inventory import Inventory
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.terminal import say
 from ops import lock, shell
 from ops.carrying import LOCK, inventory_option
 from ops.errors import OpsError
@@ -49,7 +50,7 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
     looked = [_look(inventory, host.name, secrets, program) for host in hosts]
     for one in looked:
         for what in [change.what for change in one.changes] or ["nothing to change"]:
-            click.echo(f"{one.host}: {what}")
+            say(f"{one.host}: {what}")
     if dry_run:
         return
     for one in looked:
@@ -84,10 +85,10 @@ def _look(
 
 def _change(inventory: Inventory, one: _Looked, program: Program) -> None:
     with root_of(inventory, one.host) as root:
-        make(one.changes, root, program, say=lambda what: click.echo(f"  {what}", err=True))
-    click.echo(f"{one.host}: {len(one.changes)} changes made")
+        make(one.changes, root, program, say=lambda what: say(f"  {what}", err=True))
+    say(f"{one.host}: {len(one.changes)} changes made")
     if one.restart:
-        click.echo(f"{one.host}: its broker reads some of this when it starts: ops restart")
+        say(f"{one.host}: its broker reads some of this when it starts: ops restart")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import messagebus
 NOT_EXPORTED = {
     "messagebus.events": "columns of recorded events, for bench and spark",
     "messagebus.moving": "for operators' playbooks",
+    "messagebus.terminal": "what commands print, for the kits too",
     "messagebus.tls": "certificates, for the agent and the kits too",
     "messagebus.topology": "what agents declare",
     "messagebus.worker": "what the command of that name does",

@@ -85,3 +85,17 @@ def test_ten_thousand_clients_fit_a_screen() -> None:
     shown = console.export_text()
     assert "c0 (1 s ago), c1 (1 s ago)" in shown
     assert "c4 (1 s ago) and 9995 more" in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["boom[/x]", "[red]x", "x\x1b]0;title\x07\x1b[2J", "a\nb", "\x9b2J"]
+)
+def test_what_a_client_calls_itself_is_shown_as_it_is(text: str) -> None:
+    client = Client(id=text, subscription=text, applied=7, age_s=1)
+    out = io.StringIO()
+    console = Console(file=out, width=160)
+    console.print(client_table(OURS, [client]))
+    console.print(node_table(OURS, [Served(node=text, fault=text)]))
+    shown = text.encode("unicode_escape").decode()
+    assert out.getvalue().count(shown) == 4
+    assert out.getvalue().replace("\n", "").isprintable()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus.core.moving import parked_marks
-from messagebus.core.parking import Choice, Facts, escaped, is_dropped_by_redrive, read_facts
+from messagebus.core.parking import Choice, Facts, is_dropped_by_redrive, read_facts
 
 DIED_S = 1_700_000_000
 BY_CLIENT: dict[str, Any] = {
@@ -180,23 +180,3 @@ def test_a_message_that_does_not_say_when_it_was_parked_is_neither_old_nor_new()
     assert Choice().takes(unknown, b"")
     assert not Choice(since_ms=0).takes(unknown, b"")
     assert not Choice(until_ms=1 << 60).takes(unknown, b"")
-
-
-# ---------------------------------------------------------------------- showing
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain ü 漢", "plain ü 漢"),
-        ("a\x1b[2Jb\r\n", "a\\x1b[2Jb\\r\\n"),
-        ("\u202eevil\\", "\\u202eevil\\\\"),
-        ("\ud800", "\\ud800"),
-        ("x" * 40, "x" * 30 + "..."),
-    ],
-)
-def test_what_is_shown_moves_no_cursor_and_is_bounded(text: str, shown: str) -> None:
-    assert escaped(text, 30) == shown
-
-
-@given(st.text())
-def test_whatever_is_shown_prints_on_one_line(text: str) -> None:
-    assert escaped(text, 100).isprintable()

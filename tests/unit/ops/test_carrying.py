@@ -156,3 +156,17 @@ def test_an_inventory_that_is_a_link_has_the_lock_and_the_journal_of_the_file(
     words = ["remove", "mb2", "--abandon", "--inventory", str(link / "inventory.toml")]
     assert main(words) == 0
     assert not Journal(real / "journal", "remove mb2").is_resumed
+
+
+@pytest.mark.parametrize("text", ["boom[/x]", "x\x1b]0;title\x07\x1b[2J"])
+def test_what_a_client_calls_itself_ends_no_playbook(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([f"client {text} waits", f"{text} did not answer", ""])
+    wait = Step(name=f"wait for {text}", check=lambda: next(looks), until="all are gone")
+    journal = Journal(tmp_path / "journal", "remove mb2")
+    carry(Plan(name="remove mb2", steps=(wait,)), journal, go(tmp_path), {}, afterwards=[text])
+    said = "".join(capsys.readouterr())
+    assert text.encode("unicode_escape").decode() in said
+    assert said.replace("\n", "").isprintable()
+    assert not journal.is_resumed

@@ -1,0 +1,30 @@
+"""Text from elsewhere on a terminal: names, reasons and errors that others chose.
+
+What prints is shown as it is. All else could move the cursor, change colours, or pass for another line, and
+is shown by its escape, as ``\\x1b``. Libraries that read a markup of their own get such text as plain text.
+"""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["escaped", "printable", "say"]
+
+
+def printable(text: object) -> str:
+    """One line of characters that print. Of what this returned it changes nothing."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def escaped(text: str, chars_max: int) -> str:
+    """The same of at most so many characters, and so that what was a backslash can be told."""
+    shown = printable(text[:chars_max].replace("\\", "\\\\"))
+    return f"{shown}..." if len(text) > chars_max else shown
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print one line. err: to standard error."""
+    click.echo(printable(text), err=err)

@@ -1,0 +1,157 @@
+"""Text from elsewhere on a terminal, and that nothing prints past it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messagebus.terminal import escaped, printable, say
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of bench and spark all that is printed is their own: names and figures of what they started.
+KITS = ("messagebus", "lb", "consumer_lists", "ops")
+PRINTS = {"echo", "print", "add_row"}
+# What makes text fit to be printed. json writes ASCII.
+MAKES_FIT = {"printable", "escaped", "json.dumps", "len"}
+# File -> what it prints all the same, as it is in the source, and why that is well.
+ALLOWED = {
+    # Each of its lines is escaped where it is made.
+    "messagebus/commands/parked.py": {
+        "'\\n'.join(_lines(each)) + '\\n'",
+        "f'\\r\\x1b[K{self._verb} {self.total}{of}: {printable(place)}'",
+    },
+    "messagebus/agent/__init__.py": {"f'messagebus agent: {fault}'"},  # of its own settings
+    "messagebus/worker/process.py": {"f'messagebus: {text}'"},
+    "messagebus/publisher.py": {
+        "f'messagebus: exit with {left} publishes without a known outcome'"
+    },
+    # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
+    "consumer_lists/__main__.py": {"ours.render()", "table"},
+    "lb/__main__.py": {"text", "line", "view.server_table(shown)"},
+    "ops/units_cli.py": {"f'# ---- {path}\\n{text}'", "there"},
+    "ops/local/cli.py": {"f'export {key}={shlex.quote(value)}'", "table"},
+    # Figures and our own words.
+    "lb/view.py": {
+        "_state(server)",
+        "str(server.sessions)",
+        "str(server.queue)",
+        "str(server.weight)",
+        "in_words(server.changed_s)",
+    },
+    "consumer_lists/show.py": {
+        "str(node.generation) if node.served else '-'",
+        "str(len(node.served.listed)) if node.served else '-'",
+        "str(len(group))",
+        "Text(f'{applied} (behind)' if late else str(applied), style='red' if late else 'green')",
+    },
+    "lb/keeper.py": {"f'not saved: {fault}'"},
+    "ops/dist.py": {"path"},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ü 漢", "plain ü 漢"),
+        ("a\x1b[2Jb\r\n", "a\\x1b[2Jb\\r\\n"),
+        ("\x9b2J", "\\x9b2J"),
+        ("\u202eevil\\", "\\u202eevil\\\\"),
+        ("\ud800", "\\ud800"),
+        ("x" * 40, "x" * 30 + "..."),
+    ],
+)
+def test_what_is_shown_moves_no_cursor_and_is_bounded(text: str, shown: str) -> None:
+    assert escaped(text, 30) == shown
+
+
+@given(st.text())
+def test_whatever_is_shown_prints_on_one_line(text: str) -> None:
+    assert escaped(text, 100).isprintable()
+    assert printable(text).isprintable()
+
+
+@given(st.text())
+def test_what_is_fit_stays_as_it_is(text: str) -> None:
+    assert printable(printable(text)) == printable(text)
+
+
+def test_what_is_said_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say("x\x1b]0;title\x07\nforged")
+    say("y\x9b", err=True)
+    assert tuple(capsys.readouterr()) == ("x\\x1b]0;title\\x07\\nforged\n", "y\\x9b\n")
+
+
+def test_nothing_is_printed_that_was_not_made_fit_for_a_terminal() -> None:
+    found = {file: set(_printed(ROOT / file)) for file in _files()}
+    assert {file: texts for file, texts in found.items() if texts - ALLOWED.get(file, set())} == {}
+    assert {file for file, texts in ALLOWED.items() if texts - found[file]} == set(), "not needed"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "click.echo(name)",
+        "click.echo(f'{name} is there')",
+        "console.print(name)",
+        "table.add_row('x', name)",
+        "console.print(Text(name))",
+        "shown.update(f'{name}')",
+        "carry_out(plan, say=console.print)",
+    ],
+)
+def test_a_print_of_foreign_text_is_found(source: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(source)
+    assert list(_printed(tmp_path / "a.py"))
+
+
+def _files() -> list[str]:
+    return [str(p.relative_to(ROOT)) for kit in KITS for p in sorted((ROOT / kit).rglob("*.py"))]
+
+
+def _printed(path: Path) -> Iterator[str]:
+    """What is printed as it is, or handed on to be."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        yield from (
+            ast.unparse(each.value)
+            for each in node.keywords
+            if ast.unparse(each.value) in ("console.print", "click.echo", "shown.update")
+        )
+        if _prints(node.func):
+            yield from (ast.unparse(each) for each in node.args if not _is_fit(each))
+
+
+def _prints(called: ast.expr) -> bool:
+    if isinstance(called, ast.Name):
+        return called.id == "print"
+    if not isinstance(called, ast.Attribute):
+        return False
+    return called.attr in PRINTS or ast.unparse(called) in ("shown.update", "console.status")
+
+
+def _is_fit(text: ast.expr) -> bool:
+    match text:
+        case ast.Constant():
+            return True
+        case ast.IfExp(_, yes, no):
+            return _is_fit(yes) and _is_fit(no)
+        case ast.JoinedStr(values):
+            return all(_is_fit(each) for each in values)
+        case ast.FormattedValue(value, _, form):
+            is_figure = form is not None and ast.unparse(form).strip("f'").endswith((",", "f"))
+            return is_figure or _is_fit(value)
+        case ast.Starred(ast.GeneratorExp(made)):
+            return _is_fit(made)
+        case ast.Starred(ast.IfExp(_, ast.List([made]))):
+            return _is_fit(made)
+        case ast.Call(ast.Name("Text"), [made, *_]):
+            return _is_fit(made)
+        case ast.Call(called):
+            return ast.unparse(called) in MAKES_FIT
+    return False
