@@ -199,6 +199,11 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     "--recover", is_flag=True, help="After a disaster: under a generation above all that is known."
 )
 @click.option(
+    "--jump",
+    is_flag=True,
+    help=f"With --recover: even by more than {pushing.JUMP_MAX:,} generations at once.",
+)
+@click.option(
     "--within",
     "within_s",
     default=pushing.SERVED_WITHIN_S,
@@ -213,7 +218,9 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
 )
 @click.pass_obj
 @_one_line_errors
-def push_command(source: Source, recover: bool, within_s: float, without: tuple[str, ...]) -> None:
+def push_command(
+    source: Source, recover: bool, jump: bool, within_s: float, without: tuple[str, ...]
+) -> None:
     """Write the list to every node and wait until each serves it. Exit code 1 when one does not.
 
     Example: python -m consumer_lists push
@@ -221,8 +228,10 @@ def push_command(source: Source, recover: bool, within_s: float, without: tuple[
     if source.file is not None:
         raise click.UsageError("push takes the list of the inventory, not --file")
     cluster = source.cluster()
-    act = pushing.recover if recover else pushing.push
+    act = functools.partial(pushing.recover, is_jump_meant=jump) if recover else pushing.push
     pushed = act(cluster, write=_write, within_s=within_s, without=without)
+    if pushed.jump:
+        say(f"recovered {pushed.jump}", err=True)
     for name, fault in pushed.silent.items():
         say(f"{name} may know a newer generation and was not asked: {fault}", err=True)
     for name, fault in pushed.differing.items():

@@ -13,8 +13,10 @@ from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Client, Served
 from messagebus.broker import BrokerList
 
-__all__ = ["Pushed", "Write", "push", "recover", "write_local"]
+__all__ = ["JUMP_MAX", "Pushed", "Write", "push", "recover", "write_local"]
 
+JUMP_MAX = 1_000
+"""Generations that a recovery goes up by without being asked: edits of years."""
 SERVED_WITHIN_S = 10.0
 """Agents look at their file every 200 ms; the rest is for slow disks and transport."""
 POLL_S = 0.1
@@ -28,12 +30,14 @@ class Pushed:
     """What came of a push. differing: node name -> why it does not serve this list.
 
     silent: node name -> why a recovery could not ask it, so that it may know a newer generation.
+    jump: from which generation a recovery went up, and on whose word.
     """
 
     generation: int
     serving: tuple[str, ...]
     differing: Mapping[str, str] = field(default_factory=dict)
     silent: Mapping[str, str] = field(default_factory=dict)
+    jump: str = field(default="", compare=False)
 
     @property
     def complete(self) -> bool:
@@ -68,33 +72,50 @@ def recover(
     write: Write | None = None,
     within_s: float = SERVED_WITHIN_S,
     without: Collection[str] = (),
+    is_jump_meant: bool = False,
 ) -> Pushed:
     """The same after a disaster: the list gets a generation above all that anybody has seen.
 
     Asks every node what it serves and every client what it has applied; who cannot be asked is told
     in `silent`, so see that all agents are up that can be. The operators' file is changed, too.
+    Raises PushRefused as well, with nothing changed, for more than JUMP_MAX generations at once, unless
+    is_jump_meant: nothing proves what clients say, and there is no way back to a lower one.
     """
     with listfile.locked(cluster.list_file):
         text = listfile.read(cluster.list_file)
         ours, serving = BrokerList.parse(text), nodes.served(cluster.nodes)
         _refuse_strangers(cluster, ours, serving)
         known, silent = nodes.clients(cluster.nodes)
-        newest = max(
-            ours.generation,
-            *(node.generation for node in serving),
-            *(client.applied for client in known),
-            0,
-        )
+        newest, who = _newest(ours, serving, known)
+        jump = f"from generation {ours.generation} above {newest}: {who}"
+        if newest + 1 - ours.generation > JUMP_MAX and not is_jump_meant:
+            raise PushRefused(
+                f"{jump}; more than {JUMP_MAX} at once, and there is no way back. Look who says so;"
+                " if it is true: --jump"
+            )
         text = edit.with_generation(text, newest + 1)
         listfile.replace(cluster.list_file, text)
         pushed = _distribute(cluster, text, write or write_local, within_s, without)
-        return replace(pushed, silent=silent)
+        return replace(pushed, silent=silent, jump=jump)
 
 
 def write_local(_node: Node, path: Path, text: str) -> None:
     """Write on this machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     listfile.replace(path, text)
+
+
+def _newest(
+    ours: BrokerList, serving: Sequence[Served], known: Sequence[Client]
+) -> tuple[int, str]:
+    """The newest generation that anybody has seen, and who says so."""
+    said = [(ours.generation, "the operators' list has it")]
+    said += [(node.generation, f"{node.node} serves it") for node in serving]
+    said += [
+        (client.applied, f"client {client.id} of {client.subscription} says it has applied it")
+        for client in known
+    ]
+    return max(said, key=lambda one: one[0])
 
 
 def _refuse_strangers(cluster: Cluster, ours: BrokerList, serving: Sequence[Served]) -> None:

@@ -35,6 +35,7 @@ NOT_SETTINGS = frozenset(
 )
 DEFAULT_BROKER = "127.0.0.10:5672"
 DEFAULT_USER = "guest"
+CLIENT_ID_MAX = 200
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_-]+)*")
 
@@ -85,7 +86,7 @@ class BusConfig(_Settings):
     list_cache: file that keeps the last good list, so that a start without the balancer works.
     cluster: a list that names another cluster is refused; "" takes any.
     broker_hosts_allowed: shell patterns; a list that names another host is refused; empty takes any.
-    client_id: shown by brokers and agents.
+    client_id: shown by brokers and agents; at most 200 printing ASCII characters.
     heartbeat_s: AMQP heartbeat, 0 turns it off.
     dial_timeout_ms: for TCP connect and AMQP handshake of a first try, together; doubled by each
         failed try up to dial_timeout_max_ms.
@@ -147,11 +148,19 @@ class BusConfig(_Settings):
                     for url in self.list_urls
                     if not _is_http(url)
                 ),
+                *self._client_id_faults(),
                 *self._broker_faults(),
                 *self._login_faults(),
                 *self._tls_faults(),
             ]
         )
+
+    def _client_id_faults(self) -> list[str]:
+        told = str(self.client_id)
+        if len(told) <= CLIENT_ID_MAX and told.isascii() and told.isprintable():
+            return []
+        shown = told[:CLIENT_ID_MAX]
+        return [f"client_id {shown!r}: at most {CLIENT_ID_MAX} printing ASCII characters"]
 
     def _broker_faults(self) -> list[str]:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-__all__ = ["CLIENTS_MAX", "EXPIRY_MS", "Client", "Clients"]
+__all__ = ["CLIENTS_MAX", "EXPIRY_MS", "TEXT_MAX", "Client", "Clients"]
 
 # A waiting fetch takes up to 60 s and is followed by the next one.
 EXPIRY_MS = 90_000

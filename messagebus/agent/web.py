@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from messagebus.agent.clients import Clients
+from messagebus.agent.clients import TEXT_MAX, Clients
 from messagebus.agent.counting import Counting
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Admission, Login
@@ -39,6 +39,8 @@ WAIT_S_MAX = 60.0
 # 10,000 consumers on a single agent; one more is told to ask another.
 WAITING_MAX = 12_000
 BODY_BYTES_MAX = 4 << 20
+# Generations that a client may be ahead of the list here, which was restored from an old backup.
+APPLIED_AHEAD_MAX = 1_000
 NAMES_MAX = 1_000
 
 _HEALTH_CODES = {VerdictKind.READY: 200, VerdictKind.DRAIN: 404, VerdictKind.DOWN: 503}
@@ -151,10 +153,16 @@ class _Web:
 
     def _seen(self, request: Request) -> None:
         query = request.query_params
-        if client_id := query.get("client", ""):
-            applied = _whole(query.get("applied", "0"), "applied")
-            subscription = query.get("subscription", "")
-            self._parts.clients.seen(client_id, subscription, applied, _monotonic_ms())
+        client_id = _id(query.get("client", ""), "client")
+        if not client_id:
+            return
+        subscription = _id(query.get("subscription", ""), "subscription")
+        applied = _whole(query.get("applied", "0"), "applied")
+        current = self._parts.lists.current
+        # Nothing proves who asks: what no client can have applied must not hold up a push.
+        if current is not None and applied > current.generation + APPLIED_AHEAD_MAX:
+            return
+        self._parts.clients.seen(client_id, subscription, applied, _monotonic_ms())
 
     async def clients(self, _request: Request) -> Response:
         living = self._parts.clients.living(_monotonic_ms())
@@ -391,6 +399,8 @@ async def _json(request: Request) -> dict[str, Any]:
         value = json.loads(bytes(body))
     except ValueError as fault:
         raise BadRequest(f"not JSON: {fault}") from fault
+    except RecursionError as fault:
+        raise BadRequest("not JSON that is read here: too deep") from fault
     if not isinstance(value, dict):
         raise BadRequest("a JSON object wanted")
     return value
@@ -411,6 +421,13 @@ def _wanted(value: Any) -> dict[str, Wanted]:
     except NameInvalid as fault:
         raise BadRequest(str(fault)) from fault
     return wanted
+
+
+def _id(text: str, key: str) -> str:
+    """Of a client or its subscription; operators read it on their terminals."""
+    if len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()):
+        raise BadRequest(f"{key}: at most {TEXT_MAX} printing ASCII characters")
+    return text
 
 
 def _whole(text: str, key: str) -> int:

@@ -360,3 +360,10 @@ def test_what_is_no_password_and_one_address_for_several_are_told_once_each() ->
     assert "password: a text wanted, not bytes" in told
     assert told.count("list_urls") == 1
     assert "sesame" not in told
+
+
+@pytest.mark.parametrize("client_id", ["x\x1b[2J", "a\nb", "büro", "x" * 201])
+def test_a_client_id_that_does_not_print_is_refused(client_id: str) -> None:
+    with pytest.raises(ConfigError, match=r"client_id .*: at most 200 printing ASCII characters"):
+        BusConfig(client_id=client_id)
+    assert BusConfig(client_id="shop api, host-1:42 [blue]").client_id

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from messagebus.agent import web
 from messagebus.agent.clients import Clients
 from messagebus.agent.counting import Count
 from messagebus.agent.listfile import ListFile
@@ -423,3 +424,31 @@ async def test_only_operators_purge(rig: Rig) -> None:
     assert answer.json() == {"broker": "a:5672", "purged": {"orders/billing": 7}}
     rig.counting.is_down = True
     assert (await rig.http.post(path, json=body, headers=OPERATOR)).status_code == 503
+
+
+@pytest.mark.parametrize("key", ["client", "subscription"])
+@pytest.mark.parametrize("text", ["x\x1b[2J", "a\nb", "\x9b2J", "büro", "x" * 201])
+async def test_an_id_that_does_not_print_is_refused(rig: Rig, key: str, text: str) -> None:
+    rig.serve(17)
+    refused = await rig.http.get("/consumer-list", params={"client": "me", key: text})
+    assert refused.status_code == 400
+    assert refused.json() == {"error": f"{key}: at most 200 printing ASCII characters"}
+    assert (await rig.http.get("/clients")).json() == {"clients": []}
+
+
+async def test_a_generation_that_nobody_can_have_applied_is_not_believed(rig: Rig) -> None:
+    rig.serve(17)
+    margin = web.APPLIED_AHEAD_MAX
+    for client, applied in (("real", 17 + margin), ("forged", 18 + margin), ("evil", 10**17)):
+        params: dict[str, str | int] = {"client": client, "applied": applied}
+        served = await rig.http.get("/consumer-list", params=params)
+        assert served.status_code == 200
+    told = (await rig.http.get("/clients")).json()["clients"]
+    assert [(one["id"], one["applied"]) for one in told] == [("real", 17 + margin)]
+
+
+@pytest.mark.parametrize("path", ["/topology", "/topology/merge", "/topology/try", "/drain"])
+async def test_deep_json_is_a_bad_request(rig: Rig, path: str) -> None:
+    deep = await rig.http.post(path, content=b"[" * 200_000, headers=OPERATOR)
+    assert deep.status_code == 400
+    assert "too deep" in deep.json()["error"]

@@ -129,6 +129,27 @@ def test_recovering_goes_above_what_clients_have_applied(nodes: Nodes) -> None:
     assert recovered.silent == {"a": "Connection refused", "b": "Connection refused"}
 
 
+def test_recovering_tells_who_knows_the_newest_generation(nodes: Nodes) -> None:
+    nodes.attach("c", applied=40)
+    told = "from generation 7 above 40: client x of s says it has applied it"
+    assert nodes.recover().jump == told
+    nodes.serve("b", OURS.replace("7", "60"))
+    assert nodes.recover().jump == "from generation 41 above 60: b serves it"
+
+
+def test_a_jump_that_cannot_be_taken_back_is_made_when_it_is_meant(nodes: Nodes) -> None:
+    nodes.attach("c", applied=10**18 - 2)
+    with pytest.raises(PushRefused, match=r"client x of s says .* more than 1000 at once"):
+        nodes.recover()
+    assert nodes.written == []
+    assert nodes.cluster.list_file.read_text() == OURS
+    nodes.attach("c", applied=6 + pushing.JUMP_MAX)
+    assert nodes.recover().generation == 7 + pushing.JUMP_MAX
+    nodes.attach("c", applied=5_000)
+    meant = pushing.recover(nodes.cluster, write=nodes.write, within_s=0, is_jump_meant=True)
+    assert meant.generation == 5_001
+
+
 def test_a_client_that_has_applied_a_newer_list_stops_everything(nodes: Nodes) -> None:
     nodes.attach("c", applied=8)
     with pytest.raises(PushRefused, match="client x of s has applied generation 8, above 7"):
