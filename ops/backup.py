@@ -3,15 +3,19 @@
 In it: the inventory and what it names on this machine, the consumer list, every agent's topology, and every
 broker's definitions. Not in it: messages. Those are on the brokers' disks, and their copies are mirrors.
 
-What is there is never changed by a restore: only what is missing is made, and what differs is told.
+What is there is never changed by a restore: only what is missing is made, and what differs is told. What was
+deleted on purpose looks like what was lost, so rights come back only for users that the inventory names, and
+topology only while agents know what was deleted, or by name.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +24,15 @@ from ops.topology import latest, wanted_items
 
 __all__ = [
     "Missing",
+    "Rights",
+    "age_of",
     "definitions_of",
     "files_named",
     "generation_of",
     "missing_definitions",
     "missing_topology",
     "topology_of",
+    "without_memory",
 ]
 
 INVENTORY = "inventory.toml"
@@ -46,8 +53,21 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "bindings": lambda one: json.dumps(one, sort_keys=True),
 }
 _HASH = "password_hash"
+# Kinds of rights, and where they name their user.
+_USER = {"users": "name", "permissions": "user", "topic_permissions": "user"}
 # Made by agents, who settle what they make.
 _AGENTS = "mb."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """Whom a restore may make again and give rights to. users: names. admins: those who may do all."""
+
+    users: frozenset[str] = frozenset()
+    admins: frozenset[str] = frozenset()
+
+
+NOBODY = Rights()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +119,17 @@ def generation_of(archive: Archive) -> int:
     return int(archive.facts["generation"])
 
 
+def age_of(archive: Archive, now: datetime) -> timedelta:
+    """Since it was made. Raises ValueError, KeyError when it does not say so."""
+    made_at = datetime.strptime(archive.facts["made_at"], "%Y-%m-%dT%H:%M:%SZ")
+    return now - made_at.replace(tzinfo=UTC)
+
+
 def missing_definitions(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     *,
+    rights: Rights = NOBODY,
     is_password: Callable[[str, str], bool] = lambda user, stored: False,
 ) -> Missing:
     """What of a broker's definitions it does not have any more.
@@ -112,16 +139,43 @@ def missing_definitions(
     """
     wanted: dict[str, list[Any]] = {}
     told = []
+    there = {one["name"] for one in now.get("users", [])}
     for kind, key in _KINDS.items():
         has = {key(one): one for one in now.get(kind, [])}
         for one in before.get(kind, []):
             if _is_made_by_agents(kind, one):
                 continue
             if key(one) not in has:
+                if why := _why_left(kind, one, rights, there, is_password):
+                    told.append(f"{_one(kind)} {_name(one)} {why}")
+                    continue
+                there.update([one["name"]] if kind == "users" else [])
                 wanted.setdefault(kind, []).append(one)
             elif differs := _differs(kind, one, has[key(one)], is_password):
                 told.append(f"{_one(kind)} {_name(one)} {differs}")
     return Missing(definitions=wanted, told=tuple(told))
+
+
+def _why_left(
+    kind: str,
+    one: Mapping[str, Any],
+    rights: Rights,
+    there: set[str],
+    is_password: Callable[[str, str], bool],
+) -> str:
+    """Why a user who is missing, or a right, stays so; "" for what may be made again."""
+    if kind not in _USER:
+        return ""
+    name = one[_USER[kind]]
+    if name not in rights.users:
+        return "is missing: --users brings it back, when the inventory names the user"
+    if kind != "users":
+        return "" if name in there else "is missing, and so is its user"
+    if "administrator" in str(one.get("tags", "")) and name not in rights.admins:
+        return "is missing, and was an administrator, which the inventory does not say"
+    if not is_password(name, str(one.get(_HASH))):
+        return "is missing, and had another password than the inventory says"
+    return ""
 
 
 def _differs(
@@ -146,18 +200,43 @@ def missing_topology(
     now: Mapping[str, Mapping[str, Any]],
     *,
     floor: int = 0,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """What to register again, as agents take it, and names that were deleted since and stay so.
+    only: Iterable[str] = ("*",),
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """What to register again, as agents take it; and each other name that they lack, and why it stays so.
 
     floor: of the agents; what they do not know and has a number up to this was deleted.
+    only: patterns of the names that may come back.
     """
 
     def is_deleted(name: str, entry: Mapping[str, Any]) -> bool:
         return not now[name]["alive"] if name in now else entry["number"] <= floor
 
-    deleted = [name for name, e in before.items() if e["alive"] and is_deleted(name, e)]
-    missing = (e for name, e in before.items() if name not in now and name not in deleted)
-    return wanted_items(missing), sorted(deleted)
+    left = {}
+    for name, entry in sorted(before.items()):
+        if not entry["alive"]:
+            continue
+        if is_deleted(name, entry):
+            left[name] = "deleted since"
+        elif name not in now and "expires_s" in entry:
+            left[name] = "it expires by itself; who wants it makes it again"
+        elif name not in now and not any(fnmatchcase(name, each) for each in only):
+            left[name] = "not asked for by --topology"
+    missing = (e for name, e in before.items() if name not in now and name not in left)
+    return wanted_items(missing), left
+
+
+def without_memory(
+    before: Mapping[str, Mapping[str, Any]], snapshots: Iterable[Mapping[str, Any]]
+) -> bool:
+    """Whether no agent remembers the time of the backup, and so what was deleted since.
+
+    Numbers of changes never begin again below those that an agent knows.
+    """
+    tops = [
+        max([s.get("floor", 0), s.get("dropped", 0), *(e["number"] for e in s["entries"])])
+        for s in snapshots
+    ]
+    return max(tops, default=0) < max((entry["number"] for entry in before.values()), default=0)
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -6,7 +6,9 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,15 @@ from ops.archive import Archive
 from ops.backup import (
     INVENTORY,
     Missing,
+    Rights,
+    age_of,
     definitions_of,
     files_named,
     generation_of,
     missing_definitions,
     missing_topology,
     topology_of,
+    without_memory,
 )
 from ops.carrying import LOCK, confirm, inventory_option
 from ops.commands import lists
@@ -41,6 +46,8 @@ from ops.view import View
 __all__ = ["backup", "restore"]
 
 INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
+# Topology of an older backup comes back by name, where nobody remembers what was deleted since.
+OLD = timedelta(days=14)
 
 
 @click.command()
@@ -105,15 +112,36 @@ def _collect(file: Path, *, with_secrets: bool) -> Archive:
     is_flag=True,
     help="The inventory and the files that it names, to this machine; no host is asked.",
 )
+@click.option(
+    "--users",
+    is_flag=True,
+    help="Also users and rights that are missing, of users that the inventory names.",
+)
+@click.option(
+    "--topology",
+    "only",
+    metavar="PATTERN",
+    multiple=True,
+    help="Of topology only these names, as 'orders/*'; for a backup whose time no agent remembers.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what is missing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @inventory_option
-def restore(archive: Path, only_files: bool, dry_run: bool, yes: bool, file: Path) -> None:
+def restore(
+    archive: Path,
+    only_files: bool,
+    users: bool,
+    only: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    file: Path,
+) -> None:
     """Bring back what ARCHIVE holds and is missing now. What is there is never changed.
 
     First, on a machine that has lost them, --files; then the hosts are provisioned and run; then, without
-    it, what brokers and agents miss: users, policies, queues of others, topology. The consumer list gets a
-    generation above all that clients may know.
+    it, what brokers and agents miss: policies, queues of others, topology. The consumer list gets a
+    generation above all that clients may know. What was deleted on purpose looks like what was lost: look
+    at what it would bring back.
 
     \b
     Example:
@@ -126,7 +154,9 @@ def restore(archive: Path, only_files: bool, dry_run: bool, yes: bool, file: Pat
     if only_files:
         _restore_files(kept, file, dry_run=dry_run, yes=yes)
     else:
-        _restore_cluster(kept, file, dry_run=dry_run, yes=yes)
+        locked = nullcontext() if dry_run else lock.held(file.parent / LOCK, "restore")
+        with locked:
+            _restore_cluster(kept, file, users=users, only=only, dry_run=dry_run, yes=yes)
 
 
 def _restore_files(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> None:
@@ -159,11 +189,14 @@ def _write(path: Path, raw: bytes, mode: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
-    """definitions: by broker. generation: below which the list must not stay, 0 where it is above."""
+    """definitions: by broker. left: names of topology that stay away, and why.
+
+    generation: below which the list must not stay, 0 where it is above.
+    """
 
     definitions: Mapping[str, Missing]
     topology: list[dict[str, Any]]
-    deleted: list[str]
+    left: Mapping[str, str]
     generation: int
 
     @property
@@ -176,19 +209,21 @@ class Lack:
             yield from (f"{node}: make {name}" for name in missing.names)
             yield from (f"{node}: leave: {told}" for told in missing.told)
         yield from (f"topology: want {each['name']}" for each in self.topology)
-        yield from (f"topology: leave {name}: deleted since" for name in self.deleted)
+        yield from (f"topology: leave {name}: {why}" for name, why in self.left.items())
         if self.generation:
             yield f"list: push it under a generation above {self.generation}"
 
 
-def _restore_cluster(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> None:
+def _restore_cluster(
+    kept: Archive, file: Path, *, users: bool, only: tuple[str, ...], dry_run: bool, yes: bool
+) -> None:
     view = View(file)
     if view.inventory.cluster != kept.facts["cluster"]:
         raise OpsError(
             f"a backup of {kept.facts['cluster']!r}, and the inventory is of"
             f" {view.inventory.cluster!r}"
         )
-    lack = _lack(kept, view)
+    lack = _lack(kept, view, _rights(view.inventory) if users else Rights(), only)
     for line in lack.lines():
         say(line)
     if lack.is_nothing:
@@ -196,30 +231,54 @@ def _restore_cluster(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> 
     elif not dry_run:
         if not yes:
             confirm()
-        with lock.held(file.parent / LOCK, "restore"):
-            _make(lack, view, file)
+        _make(lack, view, file)
 
 
-def _lack(kept: Archive, view: View) -> Lack:
+def _rights(inventory: Inventory) -> Rights:
+    """Of the users that the inventory names."""
+    admins = {each.name for each in inventory.users if each.role == "operator"}
+    admins.add(inventory.admin_user)
+    users = {inventory.balancer.probe_user, *(each.name for each in inventory.users)}
+    return Rights(users=frozenset(users | admins), admins=frozenset(admins))
+
+
+def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> Lack:
+    """Raises OpsError where topology would come back that somebody may have deleted long ago."""
     snapshots = view.snapshots()
     maps = {
         name: {entry["wanted"]: entry for entry in snapshot["entries"]}
         for name, snapshot in snapshots.items()
     }
     floor = max((each.get("floor", 0) for each in snapshots.values()), default=0)
-    topology, deleted = missing_topology(topology_of(kept), latest(maps), floor=floor)
+    before = topology_of(kept)
+    topology, left = missing_topology(before, latest(maps), floor=floor, only=only or ("*",))
+    if topology and not only and without_memory(before, snapshots.values()):
+        _see_young(kept, [each["name"] for each in topology])
     is_password = partial(_is_password, view.inventory)
     return Lack(
         definitions={
             node.name: missing_definitions(
-                before, view.definitions(node.name), is_password=is_password
+                defined, view.definitions(node.name), rights=rights, is_password=is_password
             )
             for node in view.nodes
-            if (before := definitions_of(kept, node.name))
+            if (defined := definitions_of(kept, node.name))
         },
         topology=topology,
-        deleted=deleted,
+        left=left,
         generation=_generation_lacking(kept, view),
+    )
+
+
+def _see_young(kept: Archive, names: list[str]) -> None:
+    """Tell what nobody can know. Raises OpsError for a backup that is old."""
+    made_at = kept.facts["made_at"]
+    if not -OLD < age_of(kept, datetime.now(UTC)) < OLD:
+        raise OpsError(
+            f"the backup is of {made_at}, and no agent remembers what was deleted since: say by --topology"
+            f" what comes back, of {', '.join(names)}; or --topology '*'"
+        )
+    click.echo(
+        f"note: no agent remembers what was deleted since {made_at}; that comes back, too", err=True
     )
 
 

@@ -121,10 +121,17 @@ def backup(_context: Any, archive: str, with_secrets: bool = False) -> None:
 
 @fabric_task
 def restore(
-    _context: Any, archive: str, files: bool = False, dry_run: bool = False, yes: bool = False
+    _context: Any,
+    archive: str,
+    files: bool = False,
+    users: bool = False,
+    topology: str = "",
+    dry_run: bool = False,
+    yes: bool = False,
 ) -> None:
     """Bring back what ARCHIVE holds and is missing now, or its files alone (--files)."""
-    _run("restore", archive, files=files, dry_run=dry_run, yes=yes)
+    options: dict[str, str | bool] = {"files": files, "users": users, "topology": topology}
+    _run("restore", archive, **options, dry_run=dry_run, yes=yes)
 
 
 @fabric_task

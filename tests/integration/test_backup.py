@@ -19,13 +19,12 @@ from messagebus import (
     Topic,
     count_subscriptions,
 )
-from messagebus.secret import Secret
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR
 
 LIMIT = {"pattern": "^mb.sub/", "definition": {"max-length": 1_000_000}, "apply-to": "queues"}
-SHOP = Secret("a password of the shop")
+SHOP = {"password": "a password of the shop", "tags": ""}
 
 
 @pytest.fixture
@@ -55,13 +54,13 @@ def bus_of(cluster: LocalCluster) -> BusConfig:
     return BusConfig.from_env(cluster.client_env())
 
 
-def test_a_wiped_cluster_comes_back_with_its_users_topology_and_list(
+def test_a_wiped_cluster_comes_back_with_its_policies_topology_and_list(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     for name in cluster.names:
         with cluster.management(name) as api:
             rights = {"configure": "^$", "write": "^mb.topic/.*", "read": "^$"}
-            manage(api, "PUT", "/api/users/shop", {"password": SHOP.reveal(), "tags": ""})
+            manage(api, "PUT", "/api/users/shop", SHOP)
             manage(api, "PUT", "/api/permissions/%2F/shop", rights)
             manage(api, "PUT", "/api/policies/%2F/limit", LIMIT)
     bus = bus_of(cluster)
@@ -93,7 +92,7 @@ def test_a_wiped_cluster_comes_back_with_its_users_topology_and_list(
 
     lacking = ops(cluster, "restore", str(path), "--dry-run").stdout.splitlines()
     assert {
-        *(f"{name}: make {what}" for name in cluster.names for what in MADE),
+        *(f"{name}: {what}" for name in cluster.names for what in (MADE, *LEFT)),
         "topology: want orders/audit",
         "topology: want orders/billing",
         f"list: push it under a generation above {generation}",
@@ -106,8 +105,7 @@ def test_a_wiped_cluster_comes_back_with_its_users_topology_and_list(
 
     counted = {each.name: each for each in count_subscriptions(bus_of(cluster)).counts}
     assert set(counted) == {"orders/billing", "orders/audit"}
-    shop = BusConfig(broker=cluster.broker, list_urls=bus.list_urls, user="shop", password=SHOP)
-    with Publisher(shop) as publisher:
+    with Publisher(bus_of(cluster)) as publisher:
         publisher.send_safe("orders", Message.text("after all"), timeout_s=30)
     with Consumer(bus_of(cluster), wanted) as consumer:
         delivery = consumer.receive(timeout_s=30)
@@ -116,7 +114,12 @@ def test_a_wiped_cluster_comes_back_with_its_users_topology_and_list(
         consumer.ack(delivery)
 
 
-MADE = ("user shop", "permission of shop", "policy limit")
+MADE = "make policy limit"
+# Nobody knows whether a user that the inventory does not name was lost or revoked.
+LEFT = tuple(
+    f"leave: {what} is missing: --users brings it back, when the inventory names the user"
+    for what in ("user shop", "permission of shop")
+)
 
 
 def test_what_was_deleted_since_stays_deleted_and_what_differs_is_left(

@@ -8,12 +8,14 @@ import pytest
 
 from ops.archive import Archive
 from ops.backup import (
+    Rights,
     definitions_of,
     files_named,
     generation_of,
     missing_definitions,
     missing_topology,
     topology_of,
+    without_memory,
 )
 
 INVENTORY = """
@@ -86,14 +88,45 @@ def test_what_nobody_knows_any_more_is_registered_and_what_was_deleted_since_is_
         "dead": entry("dead", 4, alive=False),
     }
     now = {"kept": entry("kept", 1), "deleted": entry("deleted", 7, alive=False)}
-    missing, deleted = missing_topology(before, now)
+    missing, left = missing_topology(before, now)
     assert missing == [{"name": "lost", "durability": "page-cache"}]
-    assert deleted == ["deleted"]
+    assert left == {"deleted": "deleted since"}
     # Tombstones are forgotten; up to the floor what the agents do not know was deleted.
     assert missing_topology(before, now, floor=before["lost"]["number"]) == (
         [],
-        ["deleted", "lost"],
+        {"deleted": "deleted since", "lost": "deleted since"},
     )
+
+
+def test_what_expires_by_itself_never_comes_back_and_the_rest_by_name_where_one_is_said() -> None:
+    before = {
+        "orders/a": entry("orders/a", 1),
+        "orders/b": entry("orders/b", 2, expires_s=300),
+        "bills/a": entry("bills/a", 3),
+    }
+    missing, left = missing_topology(before, {})
+    assert [each["name"] for each in missing] == ["orders/a", "bills/a"]
+    assert list(left) == ["orders/b"]
+    missing, left = missing_topology(before, {}, only=("orders/*",))
+    assert [each["name"] for each in missing] == ["orders/a"]
+    assert left["bills/a"] == "not asked for by --topology"
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "forgot"),
+    [
+        ([], True),
+        ([{"entries": []}], True),
+        ([{"floor": 6, "dropped": 6, "entries": [entry("new", 2)]}], True),
+        ([{"entries": []}, {"floor": 0, "entries": [entry("lost", 7)]}], False),
+        ([{"floor": 9, "entries": []}], False),
+        ([{"dropped": 8, "entries": []}], False),
+    ],
+)
+def test_who_has_numbers_of_before_remembers_what_was_deleted(
+    snapshots: list[dict[str, Any]], forgot: bool
+) -> None:
+    assert without_memory({"lost": entry("lost", 7)}, snapshots) is forgot
 
 
 def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
@@ -111,7 +144,8 @@ def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
         "permissions": [{"user": "bus", "vhost": "/", "configure": "^$"}],
         "policies": [{"vhost": "/", "name": "limit", "definition": {"max-length": 2}}],
     }
-    missing = missing_definitions(before, now)
+    known = Rights(users=frozenset({"shop"}))
+    missing = missing_definitions(before, now, rights=known, is_password=lambda _u, h: h == "y")
     assert missing.definitions == {
         "users": [{"name": "shop", "password_hash": "y"}],
         "permissions": [{"user": "shop", "vhost": "/", "configure": "^$"}],
@@ -121,6 +155,58 @@ def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
         "user bus has another password now, or the same stored anew",
         "policy limit is another one now",
     )
+
+
+LEFT = "is missing: --users brings it back, when the inventory names the user"
+
+
+@pytest.mark.parametrize(
+    ("rights", "tags", "hashed", "made", "why"),
+    [
+        (Rights(), [], "right", 0, (LEFT, LEFT)),
+        (Rights(users=frozenset({"bus"})), [], "right", 0, (LEFT, LEFT)),
+        (Rights(users=frozenset({"eve"})), [], "right", 2, ()),
+        (
+            Rights(users=frozenset({"eve"})),
+            ["administrator"],
+            "right",
+            0,
+            (
+                "is missing, and was an administrator, which the inventory does not say",
+                "is missing, and so is its user",
+            ),
+        ),
+        (
+            Rights(users=frozenset({"eve"}), admins=frozenset({"eve"})),
+            ["administrator"],
+            "right",
+            2,
+            (),
+        ),
+        (
+            Rights(users=frozenset({"eve"})),
+            [],
+            "of before",
+            0,
+            (
+                "is missing, and had another password than the inventory says",
+                "is missing, and so is its user",
+            ),
+        ),
+    ],
+)
+def test_a_user_who_was_revoked_comes_back_only_by_the_inventory_s_word(
+    rights: Rights, tags: list[str], hashed: str, made: int, why: tuple[str, ...]
+) -> None:
+    before = {
+        "users": [{"name": "eve", "password_hash": hashed, "tags": tags}],
+        "permissions": [{"user": "eve", "vhost": "/", "configure": "^$"}],
+    }
+    missing = missing_definitions(
+        before, {"users": []}, rights=rights, is_password=lambda _user, stored: stored == "right"
+    )
+    assert len(missing.names) == made
+    assert [told.split(" ", 2)[2].removeprefix("eve ") for told in missing.told] == list(why)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,21 @@ import pytest
 
 import lb.inventory
 from messagebus.broker import BrokerList
+from messagebus.secret import Secret
 from ops import backup_cli
 from ops.__main__ import main
 from ops.errors import NoAnswer
+from ops.local import secrets
 from ops.local.files import inventory_toml
 from ops.local.layout import Layout
 from ops.runner import HostRunner
 from ops.step import Command
 
 LIST = "# cluster: local\n# generation: 5\n127.0.0.11:5672\n127.0.0.12:5672\n"
+LIMIT = {"vhost": "/", "name": "limit", "definition": {"max-length": 1}}
+ADMIN_HASH = secrets.password_hash(Secret("secret of admin.password"))
+LEFT = "leave: user shop is missing: --users brings it back, when the inventory names the user"
+MISSING = ("make policy limit", LEFT, LEFT.replace("shop", "admin"))
 ENTRY = {"origin": "mb1", "alive": True, "tomb": 0, "changed_at_ms": 1}
 
 
@@ -35,8 +42,10 @@ class Cluster:
             self.layout.secret(name).write_text(f"secret of {name}")
         entries = [{**ENTRY, "wanted": name, "number": 1} for name in ("orders", "orders/billing")]
         self.maps: dict[str, Any] = {name: {"entries": entries} for name in ("mb1", "mb2")}
-        users = {"users": [{"name": "shop", "password_hash": "h"}]}
-        self.defined: dict[str, Any] = {name: copy.deepcopy(users) for name in ("mb1", "mb2")}
+        admin = {"name": "admin", "password_hash": ADMIN_HASH, "tags": ["administrator"]}
+        shop = {"name": "shop", "password_hash": "h"}
+        defined = {"users": [shop, admin], "policies": [LIMIT]}
+        self.defined: dict[str, Any] = {name: copy.deepcopy(defined) for name in ("mb1", "mb2")}
         self.served = {"mb1": 5, "mb2": 5}
         self.wanted: list[dict[str, Any]] = []
         self.ran: list[tuple[str, ...]] = []
@@ -130,8 +139,7 @@ def test_what_is_missing_is_made(cluster: Cluster, tmp_path: Path, capsys: Said)
     capsys.readouterr()
     assert main(["restore", archive, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "mb1: make user shop",
-        "mb2: make user shop",
+        *(f"{name}: {what}" for name in cluster.defined for what in MISSING),
         "topology: want orders",
         "topology: want orders/billing",
         "list: push it under a generation above 5",
@@ -139,9 +147,46 @@ def test_what_is_missing_is_made(cluster: Cluster, tmp_path: Path, capsys: Said)
     assert (cluster.wanted, cluster.ran) == ([], [])
     assert main(["restore", archive, "--yes"]) == 0
     assert [each["name"] for each in cluster.wanted] == ["orders", "orders/billing"]
-    assert cluster.defined["mb2"] == {"users": [{"name": "shop", "password_hash": "h"}]}
+    assert cluster.defined["mb2"] == {"policies": [LIMIT]}
     assert cluster.listed.generation == 5
     assert [argv[-2:] for argv in cluster.ran] == [("push", "--recover")]
+
+
+def test_a_user_who_was_revoked_stays_so_and_one_of_the_inventory_comes_back_when_asked_for(
+    cluster: Cluster, tmp_path: Path, capsys: Said
+) -> None:
+    archive = str(tmp_path / "a")
+    main(["backup", archive])
+    for name in cluster.defined:
+        cluster.defined[name]["users"] = []
+    assert main(["restore", archive, "--yes"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing is missing"
+    assert main(["restore", archive, "--yes", "--users"]) == 0
+    assert f"mb1: {LEFT}" in capsys.readouterr().out.splitlines()
+    for name in cluster.defined:
+        assert [each["name"] for each in cluster.defined[name]["users"]] == ["admin"]
+
+
+def test_topology_of_an_old_backup_comes_back_by_name_where_nobody_remembers_what_was_deleted(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    archive = str(tmp_path / "a")
+    main(["backup", archive])
+    maps = copy.deepcopy(cluster.maps)
+    cluster.forget()
+    capsys.readouterr()
+    assert main(["restore", archive, "--dry-run"]) == 0
+    assert "no agent remembers what was deleted since" in capsys.readouterr().err
+    monkeypatch.setattr(backup_cli, "OLD", timedelta())
+    assert main(["restore", archive, "--yes"]) == 1
+    assert "by --topology what comes back, of orders, orders/billing" in capsys.readouterr().err
+    assert (cluster.wanted, cluster.ran) == ([], [])
+    assert main(["restore", archive, "--yes", "--topology", "orders/*"]) == 0
+    assert [each["name"] for each in cluster.wanted] == ["orders/billing"]
+    cluster.wanted = []
+    cluster.maps = {"mb1": {"entries": [], "floor": 0, "dropped": 1}, "mb2": maps["mb2"]}
+    assert main(["restore", archive, "--yes"]) == 0
+    assert cluster.wanted == []
 
 
 def test_lost_files_come_back_and_others_stay(

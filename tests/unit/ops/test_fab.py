@@ -41,6 +41,10 @@ from ops.commands.paths import CHECKOUT
         (lambda: fab.backup.body(None, "x", with_secrets=True), ["backup", "x", "--with-secrets"]),
         (lambda: fab.restore.body(None, "x", files=True), ["restore", "x", "--files"]),
         (
+            lambda: fab.restore.body(None, "x", users=True, topology="a/*"),
+            ["restore", "x", "--users", "--topology", "a/*"],
+        ),
+        (
             lambda: fab.replace.body(None, "mb1", lose_messages=True),
             ["replace", "mb1", "--lose-messages"],
         ),
