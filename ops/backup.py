@@ -11,6 +11,7 @@ topology only while agents know what was deleted, or by name.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = [
     "age_of",
     "definitions_of",
     "files_named",
+    "is_named",
     "generation_of",
     "missing_definitions",
     "missing_topology",
@@ -99,6 +101,19 @@ def files_named(inventory: str, base: Path) -> dict[Path, bool]:
         elif key.endswith("_dir") and path.is_dir():
             found.update({each: True for each in sorted(path.iterdir()) if each.is_file()})
     return found
+
+
+def is_named(inventory: str, base: Path, path: Path) -> bool:
+    """Whether an inventory names this path, of a normal form, or its folder. It need not be there."""
+
+    def normal(value: str) -> Path:
+        return Path(os.path.normpath(base / value))
+
+    return any(
+        (key.endswith("_file") and key not in _NOT_OURS and path == normal(value))
+        or (key.endswith("_dir") and path.parent == normal(value))
+        for key, value in _texts(tomllib.loads(inventory))
+    )
 
 
 def definitions_of(archive: Archive, node: str) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from ops.backup import (
     definitions_of,
     files_named,
     generation_of,
+    is_named,
     missing_definitions,
     missing_topology,
     topology_of,
@@ -124,6 +125,13 @@ def _collect(file: Path, *, with_secrets: bool) -> Archive:
     multiple=True,
     help="Of topology only these names, as 'orders/*'; for a backup whose time no agent remembers.",
 )
+@click.option(
+    "--outside",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path, resolve_path=False),
+    help="With --files: also this one, which the inventory names outside of its folder. Several.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what is missing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @inventory_option
@@ -132,6 +140,7 @@ def restore(
     only_files: bool,
     users: bool,
     only: tuple[str, ...],
+    outside: tuple[Path, ...],
     dry_run: bool,
     yes: bool,
     file: Path,
@@ -152,19 +161,33 @@ def restore(
     say(f"{kept.facts['cluster']} of {kept.facts['made_at']}")
     file = file.absolute()
     if only_files:
-        _restore_files(kept, file, dry_run=dry_run, yes=yes)
+        _restore_files(kept, file, outside, dry_run=dry_run, yes=yes)
     else:
         locked = nullcontext() if dry_run else lock.held(file.parent / LOCK, "restore")
         with locked:
             _restore_cluster(kept, file, users=users, only=only, dry_run=dry_run, yes=yes)
 
 
-def _restore_files(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> None:
-    wanted = {file: INVENTORY} | {
-        Path(os.path.normpath(file.parent / name.removeprefix("files/"))): name
-        for name in kept.files
-        if name.startswith("files/")
-    }
+def _restore_files(
+    kept: Archive, file: Path, outside: tuple[Path, ...], *, dry_run: bool, yes: bool
+) -> None:
+    """What is written is what the inventory names: the one that is here, else the archive's.
+
+    That may name a file anywhere on this machine: outside of its folder by the operator's word only.
+    """
+    text = file.read_text() if file.exists() else kept.files[INVENTORY].decode()
+    may_write = {Path(os.path.normpath(Path.cwd() / path)) for path in outside}
+    wanted, left_out = {file: INVENTORY}, []
+    for name in kept.files:
+        if not name.startswith("files/"):
+            continue
+        path = Path(os.path.normpath(file.parent / name.removeprefix("files/")))
+        if not is_named(text, file.parent, path):
+            say(f"left out, because the inventory does not name it: {path}", err=True)
+        elif path.is_relative_to(file.parent) or path in may_write or path.exists():
+            wanted[path] = name
+        else:
+            left_out.append(str(path))
     missing = {path: name for path, name in wanted.items() if not path.exists()}
     for path, name in wanted.items():
         if path not in missing and path.read_bytes() != kept.files[name]:
@@ -178,6 +201,11 @@ def _restore_files(kept: Archive, file: Path, *, dry_run: bool, yes: bool) -> No
             confirm()
         for path, name in missing.items():
             _write(path, kept.files[name], SECRET_MODE if name in kept.secret else INVENTORY_MODE)
+    if left_out:
+        raise OpsError(
+            f"left out, because it is outside of {file.parent}: {', '.join(left_out)};"
+            " to write one: --outside PATH"
+        )
 
 
 def _write(path: Path, raw: bytes, mode: int) -> None:
@@ -277,7 +305,7 @@ def _see_young(kept: Archive, names: list[str]) -> None:
             f"the backup is of {made_at}, and no agent remembers what was deleted since: say by --topology"
             f" what comes back, of {', '.join(names)}; or --topology '*'"
         )
-    click.echo(
+    say(
         f"note: no agent remembers what was deleted since {made_at}; that comes back, too", err=True
     )
 

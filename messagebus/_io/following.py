@@ -211,7 +211,10 @@ class ListFollower:
         path = Path(self._bus.list_cache)
         candidate = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
-            candidate.write_text(found.render())
+            candidate.unlink(missing_ok=True)
+            # Made anew, so that a link which somebody put there is not followed.
+            with candidate.open("x") as file:
+                file.write(found.render())
             candidate.replace(path)
         except OSError as fault:
             log.warning("list cache not written file=%s reason=%r", path, str(fault))

@@ -82,7 +82,20 @@ def _lock(name: str) -> int | None:
     """Descriptor of the locked file, None when somebody has it."""
     folder = Path(tempfile.gettempdir()) / f"messagebus-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # Anybody may have made it: the temporary folder is everybody's.
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as fault:
+        raise LocalFault(f"{folder}: not a folder of ours: {fault.strerror}") from fault
+    try:
+        if os.fstat(place).st_uid != os.getuid():
+            raise LocalFault(f"{folder} belongs to somebody else: remove it, or set TMPDIR")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o600, dir_fd=place)
+    except OSError as fault:
+        raise LocalFault(f"{folder / name}: {fault.strerror}") from fault
+    finally:
+        os.close(place)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -49,7 +49,7 @@ ALLOWED = {
         "str(len(group))",
         "Text(f'{applied} (behind)' if late else str(applied), style='red' if late else 'green')",
     },
-    "lb/keeper.py": {"f'not saved: {fault}'"},
+    "lb/keeper.py": {"f'not saved: {fault}'", "f'not read: {fault}'"},
     "ops/dist.py": {"path"},
 }
 

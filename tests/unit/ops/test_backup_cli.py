@@ -12,6 +12,7 @@ import pytest
 import lb.inventory
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
+from ops import archive as archives
 from ops import backup_cli
 from ops.__main__ import main
 from ops.errors import NoAnswer
@@ -225,3 +226,38 @@ def test_of_a_cluster_that_does_not_answer_there_is_no_backup(
     assert main(["backup", str(tmp_path / "a")]) == 1
     assert "agent of mb2: refused" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_restored_is_only_what_the_inventory_names_inside_its_folder(
+    cluster: Cluster, tmp_path: Path, capsys: Said
+) -> None:
+    elsewhere, archive = tmp_path.parent / f"{tmp_path.name}.out", tmp_path / "a"
+    named = elsewhere / "named.password"
+    path = cluster.layout.inventory
+    whole = path.read_text() + f'\n[[users]]\nname = "x"\npassword_file = "{named}"\n'
+    path.unlink()
+    files = {
+        "inventory.toml": whole.encode(),
+        f"files/../{elsewhere.name}/cron.d/evil": b"evil",
+        f"files/{elsewhere}/abs.pub": b"evil",
+        "files/secrets/strange": b"evil",
+        f"files/../{elsewhere.name}/named.password": b"named",
+        "files/secrets/token": b"secret of token",
+    }
+    cluster.layout.secret("token").unlink()
+    archives.write(archive, archives.Archive({"cluster": "local", "made_at": "x\x1b[2J"}, files))
+    restored = ["restore", str(archive), "--files", "--yes", "--inventory", str(path)]
+
+    assert main([*restored, "--dry-run"]) == 1
+    assert main(restored) == 1
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out
+    assert f"outside of {tmp_path}: {named}; to write one: --outside PATH" in said.err
+    assert said.err.count("the inventory does not name it") == 6
+    assert not elsewhere.exists()
+    assert not cluster.layout.secret("strange").exists()
+    assert cluster.layout.secret("token").read_text() == "secret of token"
+
+    assert main(restored) == 1, "nor by the inventory that it brought"
+    assert main([*restored, "--outside", str(named)]) == 0
+    assert [each.name for each in elsewhere.iterdir()] == ["named.password"]
