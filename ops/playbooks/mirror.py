@@ -17,7 +17,7 @@ from ops.errors import NoAnswer
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
 from ops.plan import Plan
-from ops.playbooks.promotion import leaving, state_brought
+from ops.playbooks.promotion import leaving, proof_forgotten, state_brought
 from ops.step import Blocked, Check, Command, Step
 
 __all__ = [
@@ -149,7 +149,13 @@ def connect(view: MirrorView) -> Plan:
     home, standby = view.hosts
     step = Step(
         name="connect the two",
-        commands=on([home, standby], drbd.adjust(view.name)),
+        commands=(
+            # What an interrupted or abandoned run said of a host that is here again.
+            *proof_forgotten(view, home).commands,
+            *on([home], drbd.adjust(view.name)),
+            *proof_forgotten(view, standby).commands,
+            *on([standby], drbd.adjust(view.name)),
+        ),
         until="both copies are good",
         check=_whole_or_split(view),
         within_s=COPY_WITHIN_S,

@@ -17,7 +17,7 @@ from ops.plan import Plan
 from ops.provision.wanted import STATE
 from ops.step import Blocked, Check, Command, Step
 
-__all__ = ["demote", "leaving", "promote", "promotion", "state_brought", "thaw"]
+__all__ = ["demote", "leaving", "promote", "promotion", "proof_forgotten", "state_brought", "thaw"]
 
 PROMOTE_WITHIN_S = 60.0
 POWER_WITHIN_S = 120.0
@@ -85,7 +85,17 @@ def promote(
 ) -> Plan:
     """Steps that make one host primary; see `promotion`."""
     steps = promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force)
-    return Plan(name=f"drbd promote {view.name}", steps=steps)
+    forgotten = (proof_forgotten(view, host),) if is_dead or power else ()
+    return Plan(name=f"drbd promote {view.name}", steps=(*steps, *forgotten))
+
+
+def proof_forgotten(view: MirrorView, host: Host) -> Step:
+    """A word of death is for one run: a peer that is back and lost again is outdated, not taken for dead."""
+    other = partner(view.inventory, view.mirror, host)
+    return Step(
+        name="forget the proof",
+        commands=on([host], hosts.forget_death(proof_of_death(view.name, other.name))),
+    )
 
 
 def demote(view: MirrorView, host: Host) -> Plan:
@@ -120,6 +130,7 @@ def thaw(view: MirrorView, host: Host) -> Plan:
                 until="they do",
                 check=view.has_role(host, "Primary"),
             ),
+            proof_forgotten(view, host),
         ),
     )
 

@@ -21,11 +21,11 @@ from lb.inventory import Host
 from ops.commands import balancer, drbd, hosts
 from ops.commands.hosts import on
 from ops.commands.paths import kit
-from ops.mirror_files import partner, proof_of_death
+from ops.mirror_files import partner
 from ops.mirrors import MirrorView, amqp_answers
 from ops.plan import Plan
 from ops.playbooks import add
-from ops.playbooks.promotion import leaving, promotion, state_brought
+from ops.playbooks.promotion import leaving, promotion, proof_forgotten, state_brought
 from ops.step import Step
 from ops.view import View
 
@@ -50,16 +50,12 @@ def failover(
 
     agent: the hosts have one.
     """
-    proof = proof_of_death(view.name, partner(view.inventory, view.mirror, host).name)
     return Plan(
         name=f"storage failover {view.name}",
         steps=(
             *promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force),
             *_arriving(view, file, host, consume_only=consume_only, agent=agent),
-            Step(
-                name="forget the proof",
-                commands=on([host], hosts.forget_death(proof)),
-            ),
+            proof_forgotten(view, host),
         ),
     )
 

@@ -90,7 +90,12 @@ def test_a_host_that_is_alone_already_is_not_disconnected_again(file: Path) -> N
 def test_small_orders(file: Path) -> None:
     seen = mirror_view(file)
     home, standby = seen.hosts
-    assert ran(playbooks.connect(seen)) == ["db1: drbdadm adjust mb1", "db2: drbdadm adjust mb1"]
+    assert ran(playbooks.connect(seen)) == [
+        "db1: rm -f /run/messagebus/dead/mb1.db2",
+        "db1: drbdadm adjust mb1",
+        "db2: rm -f /run/messagebus/dead/mb1.db1",
+        "db2: drbdadm adjust mb1",
+    ]
     assert ran(playbooks.disconnect(seen, standby)) == ["db2: drbdadm disconnect mb1"]
     assert ran(playbooks.verify(seen, home)) == ["db1: drbdadm verify mb1"]
     assert ran(playbooks.rate(seen, "40M")) == [

@@ -19,11 +19,12 @@ def test_a_promotion_needs_a_proof_first_where_the_other_is_silent(file: Path) -
         "here: /usr/bin/pdu off db1",
         "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
         "db2: drbdadm primary mb1",
+        "db2: rm -f /run/messagebus/dead/mb1.db1",
     ]
     by_word = promotion.promote(seen, host, is_dead=True, power=False, given_up=False, force=False)
     assert ran(by_word) == ran(by_power)[1:]
     given_up = promotion.promote(seen, host, is_dead=True, power=False, given_up=True, force=True)
-    assert ran(given_up)[-1] == "db2: drbdadm primary --force mb1"
+    assert ran(given_up)[-2] == "db2: drbdadm primary --force mb1"
     alive = promotion.promote(seen, host, is_dead=False, power=False, given_up=False, force=False)
     assert ran(alive) == ["db2: drbdadm primary mb1"]
 
@@ -71,6 +72,7 @@ def test_frozen_writes_are_let_go_only_when_the_handler_did_not_do_it(file: Path
     assert ran(plan) == [
         "db1: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db2",
         "db1: drbdadm resume-io mb1",
+        "db1: rm -f /run/messagebus/dead/mb1.db2",
     ]
     done = plan.steps[1].done
     assert done
