@@ -125,7 +125,7 @@ class LocalCluster:
     def _bring_up(self, layout: Layout, launched: list[str]) -> None:
         stopped = self._stopped_parts(layout)
         to_start = [node for node in layout.nodes if node.name in stopped]
-        self.dir.mkdir(parents=True, exist_ok=True)
+        self.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         preflight.check(layout, to_start=len(to_start))
         claim = self._claim(layout) if EPMD in stopped else ports.Claim(layout, ())
         try:
@@ -492,7 +492,8 @@ class LocalCluster:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Held while the cluster as a whole changes. Freed by the end of the process, however it ends."""
-        self.dir.mkdir(parents=True, exist_ok=True)
+        # Messages and hashes of passwords lie in it.
+        self.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             until = time.monotonic() + LOCK_WITHIN_S

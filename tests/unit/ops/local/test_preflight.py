@@ -6,6 +6,7 @@ import pytest
 
 from ops.errors import LocalFault
 from ops.local import preflight
+from ops.local.cluster import LocalCluster
 from ops.local.layout import Layout
 
 
@@ -38,3 +39,9 @@ def test_memory_is_what_linux_says_is_available(tmp_path: Path) -> None:
     file = tmp_path / "meminfo"
     file.write_text("MemTotal:  4000 kB\nMemAvailable:    2000 kB\n")
     assert preflight._memory_available_bytes(file) == 2000 * 1024
+
+
+def test_the_folder_of_a_local_cluster_is_its_owner_s_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "clusters" / "mine"
+    with LocalCluster(folder, 1)._lock():
+        assert folder.stat().st_mode & 0o777 == 0o700
