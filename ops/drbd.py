@@ -303,6 +303,8 @@ def may_promote(
     if not here.is_up:
         return No("the mirror is down here; bring it up first")
     if here.role == "Primary":
+        if there and there.role == "Primary":
+            return No(f"{peer} is primary, too: resolve the split brain")
         return Yes()
     if there and there.role == "Primary":
         return No(f"{peer} is primary; demote it first")

@@ -233,6 +233,12 @@ def test_a_peer_that_answers_and_tells_nothing_of_its_data_proves_nothing(state:
     assert may_promote(recorded("26 A"), recorded(state), peer="mbB")  # it knows what it is
 
 
+def test_of_two_primaries_none_is_promoted() -> None:
+    refused = may_promote(recorded("11 A"), recorded("11 B"), peer="mbB")
+    assert isinstance(refused, No)
+    assert "resolve the split brain" in refused.reason
+
+
 def test_another_name_gives_nothing_up() -> None:
     assert not may_promote(recorded("26 B"), None, peer="mbA", peer_is_dead=True, given_up="mbB")
 
