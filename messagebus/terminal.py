@@ -6,8 +6,6 @@ is shown by its escape, as ``\\x1b``. Libraries that read a markup of their own 
 
 from __future__ import annotations
 
-import click
-
 __all__ = ["escaped", "printable", "say"]
 
 
@@ -27,4 +25,6 @@ def escaped(text: str, chars_max: int) -> str:
 
 def say(text: object, *, err: bool = False) -> None:
     """Print one line. err: to standard error."""
+    import click  # whoever logs needs no command line
+
     click.echo(printable(text), err=err)

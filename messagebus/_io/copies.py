@@ -22,6 +22,7 @@ from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Delay, Source, Subscription, delay_step
 from messagebus.message import BINARY, Header
 from messagebus.outcome import Durability, Outcome, Published
+from messagebus.terminal import printable
 
 __all__ = ["PARK_REASON", "Copies", "Original", "Stored"]
 
@@ -180,7 +181,7 @@ class Copies:
             log.warning(
                 "copies not stored queue=%s message=%s outcome=%s reason=%r",
                 name,
-                published.message_id,
+                printable(published.message_id),
                 published.outcome.value,
                 published.reason + hint,
             )

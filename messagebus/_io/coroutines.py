@@ -18,6 +18,7 @@ from typing import Any
 
 from messagebus._io.handlers import Handling, Job
 from messagebus.core.attempts import Run
+from messagebus.terminal import printable
 
 __all__ = ["HandlerTasks"]
 
@@ -161,7 +162,7 @@ class HandlerTasks:
             log.warning(
                 "run does not end when cancelled handler=%s message=%s",
                 self._handling.name,
-                place.run.item.message_id,
+                printable(place.run.item.message_id),
             )
             self._leave(place)
 

@@ -38,6 +38,7 @@ from messagebus.handling import (
     single,
 )
 from messagebus.message import Delivery, Header
+from messagebus.terminal import printable
 
 __all__ = [
     "Answering",
@@ -242,7 +243,7 @@ class Handling:
                 "run cannot be judged handler=%s source=%s message=%s answer=park error=%s fault=%s",
                 self.name,
                 delivery.source,
-                delivery.message_id,
+                printable(delivery.message_id),
                 type(error).__name__,
                 type(fault).__name__,
             )
@@ -260,7 +261,7 @@ class Handling:
                 if self.chain is not None:
                     self.chain.handled(delivery, answer if live else "stale", error)
         except Exception:
-            log.exception("delivery without an answer message=%s", delivery.message_id)
+            log.exception("delivery without an answer message=%s", printable(delivery.message_id))
 
     def _judged(self, delivery: Delivery, error: BaseException) -> None:
         error = single(error)
@@ -322,7 +323,7 @@ class Handling:
             event + " handler=%s source=%s message=%s attempt=%d answer=%s error=%r at=%r",
             self.name,
             delivery.source,
-            delivery.message_id,
+            printable(delivery.message_id),
             delivery.attempt,
             answer,
             words.of(error),
@@ -330,7 +331,7 @@ class Handling:
         )
         if log.isEnabledFor(logging.DEBUG) and error.__traceback__ is not None:
             trace = words.short("".join(traceback.format_tb(error.__traceback__, -5)))
-            log.debug("run failed message=%s traceback:\n%s", delivery.message_id, trace)
+            log.debug("run failed message=%s traceback:\n%s", printable(delivery.message_id), trace)
 
     def _may_tell(self) -> bool:
         with self._lock:
@@ -357,7 +358,7 @@ class Handling:
             log.warning(
                 "run near the consumer timeout handler=%s message=%s owed_s=%.0f run_s=%.0f",
                 self.name,
-                run.item.message_id,
+                printable(run.item.message_id),
                 (now_ns - run.item.received_ns) / 1e9,
                 (now_ns - run.since_ns) / 1e9,
             )
@@ -380,7 +381,7 @@ class Handling:
         runs = self.runs.underway()
         if runs:
             oldest_s = self.runs.oldest_ns(time.monotonic_ns()) / 1e9
-            message = runs[0].item.message_id
+            message = printable(runs[0].item.message_id)
             log.warning(
                 "stopped too early handler=%s %s=%d oldest_run_s=%.1f message=%s",
                 self.name,

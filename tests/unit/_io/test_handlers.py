@@ -265,3 +265,13 @@ def test_the_statistics_say_how_long_the_oldest_run_has_been() -> None:
     bench.handling.runs.started(delivery(), 0)
     assert bench.handling.stats()["handling"] == 1
     assert bench.handling.stats()["oldest_run_s"] > 0
+
+
+def test_a_message_id_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    forged = Message(body=b"", message_id="id\nforged\x1b[2J")
+    strange = Delivery(forged, Receipt("mb1:5672", 1, 1), Queue("jobs"))
+    Bench().handling.failed(strange, ValueError("x"))
+    (line,) = caplog.messages
+    assert "message=id\\nforged\\x1b[2J attempt=" in line
+    assert line.isprintable()
