@@ -267,15 +267,15 @@ async def test_a_turn_for_room_is_the_next_ones_when_its_waiter_is_cancelled_jus
             first.pop().cancel()
 
     monkeypatch.setattr(AsyncPublisher, "_on_room", wake_and_cancel)
-    memory = MemoryBus()
+    memory, jobs = MemoryBus(), Queue("jobs", create=True)
     async with memory.async_publisher(PublisherConfig(backlog_messages_max=1, window=1)) as made:
-        await made.send_safe("queue:jobs", b"opens the lane")
+        await made.send_safe(jobs, b"opens the lane")
         memory.freeze()  # so that no confirm ever makes room
-        await made.submit("queue:jobs", b"in flight")
+        await made.submit(jobs, b"in flight")
         await asyncio.sleep(0)
-        await made.submit("queue:jobs", b"expires", timeout_s=0.1)
-        first.append(asyncio.create_task(made.submit("queue:jobs", b"cancelled")))
-        second = asyncio.create_task(made.submit("queue:jobs", b"next"))
+        await made.submit(jobs, b"expires", timeout_s=0.1)
+        first.append(asyncio.create_task(made.submit(jobs, b"cancelled")))
+        second = asyncio.create_task(made.submit(jobs, b"next"))
         await asyncio.wait_for(second, WITHIN_S)
         memory.thaw()
 

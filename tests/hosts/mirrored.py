@@ -83,7 +83,7 @@ class Mirrored:
 
     def steps(self, plan: str) -> dict[str, float]:
         """How long each step of the last finished run of a plan took."""
-        name = f"{plan} {NAME}".replace(" ", "-")
+        name = f"{plan} {NAME}".replace(" ", "+")
         *_, last = sorted((self.lab.folder / "journal").glob(f"{name}.2*"))
         lines = [json.loads(line) for line in last.read_text().splitlines()]
         return {line["step"]: line["took_s"] for line in lines if "step" in line}

@@ -130,6 +130,7 @@ def test_an_application_registers_by_its_broker_login(cluster: LocalCluster, top
         "held": sorted(cluster.node(name).broker for name in cluster.names),
         "later": [],
         "missing": {},
+        "options": dict.fromkeys(wanted, {}),
     }
     for name in cluster.names:
         settled = agent_answer(cluster, name, "/settled")
@@ -259,6 +260,15 @@ def test_a_suspended_broker_without_its_agent_makes_a_change_incomplete(
     finally:
         broken.start("mb2")
         broken.start("mb2", agent=True)
+
+
+def test_a_broker_that_makes_no_quorum_queues_any_more_does_so_again(
+    broken: LocalCluster, topic: str
+) -> None:
+    """As after a deletion at the wrong moment of a boot: RabbitMQ does not start that supervisor again."""
+    erl(broken, "mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
+    eventually(lambda: register(broken, f"{topic}/billing")["complete"], within_s=30)
+    assert queue_exists(broken, "mb2", f"mb.sub/{topic}/billing")
 
 
 def test_without_a_majority_nothing_is_changed(broken: LocalCluster, topic: str) -> None:

@@ -26,7 +26,7 @@ from typing import Literal, TypeVar
 import pika
 import pika.spec as spec
 
-from messagebus.topology import declarations, parse_wanted
+from messagebus.topology import LADDER, declarations, parse_wanted
 from tests.support.fake_session import FRAME_END, Connection, Consumer, FakeQueue, Stored
 
 __all__ = [
@@ -158,17 +158,17 @@ class FakeRabbit:
 
     def hold(self, wanted: str) -> None:
         """Have what an entry of the topology needs, ``orders/billing`` or ``queue:jobs``, settled."""
-        parts = declarations(parse_wanted(wanted))
 
         def do() -> None:
-            for exchange in parts.exchanges:
-                self.exchanges.setdefault(exchange.name, exchange.type)
-            for queue in parts.queues:
-                arguments = dict(queue.arguments)
-                self.queues.setdefault(queue.name, FakeQueue(queue.name, arguments))
-                self.exchanges.setdefault(f"{SETTLED}{queue.name}", "fanout")
-            for bound in parts.bindings:
-                self.bindings.add((bound.exchange, bound.routing_key, bound.queue))
+            for parts in (LADDER, declarations(parse_wanted(wanted))):
+                for exchange in parts.exchanges:
+                    self.exchanges.setdefault(exchange.name, exchange.type)
+                for queue in parts.queues:
+                    arguments = dict(queue.arguments)
+                    self.queues.setdefault(queue.name, FakeQueue(queue.name, arguments))
+                    self.exchanges.setdefault(f"{SETTLED}{queue.name}", "fanout")
+                for bound in parts.bindings:
+                    self.bindings.add((bound.exchange, bound.routing_key, bound.queue))
 
         self.on_loop(do)
 
