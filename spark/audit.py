@@ -6,10 +6,10 @@ confirmed message.
 
 A repeat is a delivery of a pair after its first. Why it came, the first that applies:
 
-unknown               the publish was sent more than once: an earlier copy may be stored too
-owed                  an earlier delivery by that broker had no answer when its link ended
-acked_without_proof   an earlier delivery was acked, and its broker was killed between that and the
-                      repeat: AMQP confirms no acks, so the broker may never have applied it
+owed                  the delivery before it by that broker had no answer when its link ended
+acked_without_proof   that one was acked, and its broker was killed soon after and before the repeat:
+                      AMQP confirms no acks, so the broker may never have applied it
+unknown               another copy of the message may be stored, and came; each copy comes once
 unexplained           nothing of these: a fault
 """
 
@@ -23,8 +23,10 @@ from pyspark.sql import functions as F
 from spark.manifest import Manifest
 
 __all__ = [
+    "COUNTED",
     "COUNTS",
     "FAULTS",
+    "JUDGED",
     "REPEATS",
     "TOTALS",
     "VERDICTS",
@@ -45,6 +47,8 @@ VERDICTS = (
     "lost",
     "altered",
     "unexpected",
+    "refused_delivered",
+    "early",
     "unexplained",
     "pending",
     "doubled",
@@ -52,9 +56,15 @@ VERDICTS = (
     "unconfirmed_delivered",
     "unconfirmed_absent",
 )
-FAULTS = VERDICTS[:6]
+FAULTS = VERDICTS[: VERDICTS.index("pending")]
+# Of these a broker has said that it stores no copy.
+TURNED_AWAY = ("refused", "unroutable")
 # A client writes acks into a dead broker's socket until it hears of the death.
 KILL_NOTICED_NS = 1_000_000_000
+# A broker applies acks within milliseconds, one with a slow disk within seconds; not an hour later.
+ACK_UNPROVEN_NS = 60_000_000_000
+# Clocks of hosts are trusted that far here; what is below zero and less is the latency report's.
+EARLY_NS = 1_000_000_000
 
 OF_PUBLISH = (
     *("publisher", "broker", "key", "sequence", "outcome"),
@@ -86,6 +96,16 @@ COUNTS = (
     "orphan_deliveries",
     "unexpected",
 )
+
+# Of `events.FAULTS` -> its count here; and those that are verdicts, of which messages are counted.
+COUNTED = {
+    "lost": "lost",
+    "altered": "altered",
+    "unexplained": "unexplained",
+    "orphan": "orphan_deliveries",
+    "unexpected": "unexpected",
+}
+JUDGED = ("reused", "refused_delivered", "early")
 
 
 def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> DataFrame:
@@ -175,27 +195,29 @@ def suspects(fates: DataFrame) -> DataFrame:
 
 
 def first_deliveries(fates: DataFrame) -> DataFrame:
-    """topic, subscription, broker, waiting_ns (stored there, as far as is known), first_ns.
+    """topic, subscription, broker, waiting_ns (stored there, as far as is known), first_ns (null: never).
 
     Repeats are left out: they trail behind and would fill a silence. A copy that an unconfirmed
     attempt left on another broker has no time of storing: it counts from its receipt.
     """
-    came = fates.filter(F.col("expected") & (F.col("deliveries") > 0))
-    stored_there = F.col("first_broker") == F.col("broker")
+    came = F.col("deliveries") > 0
+    stored_there = ~came | (F.col("first_broker") == F.col("broker"))
     waiting = F.when(stored_there, F.col("confirmed_ns")).otherwise(F.col("first_ns"))
-    return came.select(
+    return fates.filter("expected").select(
         "topic",
         "subscription",
-        F.col("first_broker").alias("broker"),
+        F.when(came, F.col("first_broker")).otherwise(F.col("broker")).alias("broker"),
         waiting.alias("waiting_ns"),
-        "first_ns",
+        F.when(came, F.col("first_ns")).alias("first_ns"),
     )
 
 
 def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
-    """message_id, best (publish), attempts, reused (other body under the same id), date, had (deliveries).
+    """message_id, best (publish), attempts, copies, reused, since_ns, date, had (deliveries).
 
-    The only shuffle. `had` holds a message's deliveries of all subscriptions, a handful.
+    copies: that brokers may have stored. reused: confirmed twice, or of several bodies or topics under
+    one id. since_ns: before that no delivery can have come. The only shuffle. `had` holds a message's
+    deliveries of all subscriptions, a handful.
     """
     rank = F.array_position(F.array(*map(F.lit, OUTCOME_ORDER)), F.col("outcome")).alias("rank")
     sent = F.struct(
@@ -211,11 +233,21 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
     rows = published.select("message_id", sent.alias("sent"), nothing.alias("had")).unionByName(
         delivered.select("message_id", nothing.alias("sent"), had.alias("had"))
     )
-    body = F.col("sent.body_hash")
+    sent_out = F.col("sent.attempts")
+    turned_away = F.col("sent.outcome").isin(*TURNED_AWAY).cast("int")
+    several = [
+        F.min(f"sent.{name}") != F.max(f"sent.{name}") for name in ("body_hash", "size", "topic")
+    ]
+    confirms = F.count_if(F.col("sent.outcome") == "confirmed")
+    attempts = F.sum(sent_out)
     return rows.groupBy("message_id").agg(
         F.min("sent").alias("best"),
-        F.sum("sent.attempts").alias("attempts"),
-        (F.min(body) != F.max(body)).alias("reused"),
+        attempts.alias("attempts"),
+        F.sum(F.greatest(sent_out - turned_away, F.lit(0))).alias("copies"),
+        reduce(Column.__or__, several, confirms > 1).alias("reused"),
+        F.when(attempts == 1, F.min("sent.sent_ns"))
+        .otherwise(F.min("sent.intended_ns"))
+        .alias("since_ns"),
         F.coalesce(F.min("sent.date"), F.min("had.date")).alias("date"),
         F.collect_list("had").alias("had"),
     )
@@ -235,6 +267,7 @@ def _is_plain(manifest: Manifest) -> Column:
         F.col("best.outcome") == "confirmed",
         F.col("attempts") == 1,
         ~F.col("reused"),
+        ~_is_early(),
         F.sort_array("had.subscription") == named,
         *same,
     ]
@@ -304,11 +337,18 @@ def _judged(pair: Column, manifest: Manifest) -> Column:
             (one["size"] != F.col("best.size")) | (one.body_hash != F.col("best.body_hash"))
         ),
     )
-    again = F.transform(
+    known = F.transform(
         F.slice(mine, 2, F.size(mine)),
         lambda one, position: F.struct(
             one.broker.alias("broker"),
             _why(one, F.slice(mine, F.lit(1), position + 1), manifest).alias("why"),
+        ),
+    )
+    again = F.transform(
+        known,
+        lambda one, position: F.struct(
+            one.broker.alias("broker"),
+            F.coalesce(one.why, _of_a_copy(F.slice(known, F.lit(1), position + 1))).alias("why"),
         ),
     )
     first = F.get(mine, F.lit(0))
@@ -334,25 +374,30 @@ def _judged(pair: Column, manifest: Manifest) -> Column:
 
 
 def _why(one: Column, earlier: Column, manifest: Manifest) -> Column:
-    unanswered = F.exists(earlier, lambda e: (e.broker == one.broker) & (e.ack != "acked"))
+    """owed or acked_without_proof; null for neither."""
+    same = F.filter(earlier, lambda e: e.broker == one.broker)
+    last = F.get(same, F.size(same) - 1)
+    acked_ns = F.coalesce(last.acknowledged_ns, last.received_ns)
     unproven = [
-        (one.broker == broker) & (one.received_ns > at_ns) & _acked_by(earlier, broker, at_ns)
+        (one.broker == broker)
+        & (one.received_ns > at_ns)
+        & acked_ns.between(at_ns - ACK_UNPROVEN_NS, at_ns + KILL_NOTICED_NS)
         for broker, at_ns in manifest.kills
     ]
-    return (
-        F.when(F.col("attempts") > 1, "unknown")
-        .when(unanswered, "owed")
-        .when(reduce(Column.__or__, unproven, F.lit(False)), "acked_without_proof")
-        .otherwise("unexplained")
+    return F.when(last.ack != "acked", "owed").when(
+        reduce(Column.__or__, unproven, F.lit(False)), "acked_without_proof"
     )
 
 
-def _acked_by(earlier: Column, broker: str, killed_ns: int) -> Column:
-    until = killed_ns + KILL_NOTICED_NS
-    return F.exists(
-        earlier,
-        lambda e: (e.broker == broker) & (F.coalesce(e.acknowledged_ns, e.received_ns) <= until),
-    )
+def _of_a_copy(upto: Column) -> Column:
+    """unknown, while copies are left for it; upto: the repeats of its pair, it being the last."""
+    number = F.size(F.filter(upto, lambda one: one.why.isNull()))
+    return F.when(number < F.coalesce("copies", F.lit(0)), "unknown").otherwise("unexplained")
+
+
+def _is_early() -> Column:
+    first_ns = F.array_min(F.col("had.received_ns"))
+    return F.coalesce(first_ns < F.col("since_ns") - EARLY_NS, F.lit(False))
 
 
 def _verdict() -> Column:
@@ -366,12 +411,15 @@ def _verdict() -> Column:
         "pairs", lambda pair: F.exists(pair.repeats, lambda one: one.why == "unexplained")
     )
     confirmed = F.col("best.outcome") == "confirmed"
+    turned_away = F.col("best.outcome").isin(*TURNED_AWAY) & (F.col("copies") == 0)
     return (
         F.when(F.col("best").isNull(), "orphan")
         .when(F.col("reused"), "reused")
         .when(lost, "lost")
         .when(altered, "altered")
         .when(unexpected, "unexpected")
+        .when(turned_away & came, "refused_delivered")
+        .when(_is_early(), "early")
         .when(unexplained, "unexplained")
         .when(pending, "pending")
         .when(confirmed & doubled, "doubled")

@@ -6,10 +6,14 @@ brokers' own counts, where they were sampled, stand beside: they know what other
 
 from __future__ import annotations
 
+from functools import reduce
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = ["DIMS", "depths", "drains", "sampled", "waits"]
+from spark.throughput import window
+
+__all__ = ["DIMS", "depths", "drains", "left", "sampled", "still", "together", "waits"]
 
 SECOND_NS = 1_000_000_000
 DIMS = ("broker", "topic", "subscription")
@@ -34,9 +38,10 @@ def waits(fates: DataFrame) -> DataFrame:
 
 
 def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
-    """DIMS, second, entered, left, depth, age_ms: of each second in which anything moved.
+    """DIMS, second, entered, left, depth, age_ms, oldest_ms: of each second in which anything moved.
 
-    depth: what waits at its end. age_ms: the longest that anything had waited in it, 0 for nothing.
+    depth: what waits at its end. age_ms: the longest that anything had waited in it, 0 for nothing;
+    oldest_ms: of what still waits at its end.
     """
     never = F.lit(end_ns + SECOND_NS)
     ends = waits.withColumn("gone_ns", F.coalesce("out_ns", never))
@@ -76,7 +81,39 @@ def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
         "left",
         F.sum(F.col("entered") - F.col("left")).over(upto).alias("depth"),
         (age_ns / 1_000_000).alias("age_ms"),
+        (F.greatest(waits_ns, F.lit(0)) / 1_000_000).alias("oldest_ms"),
     ).filter(F.col("second") <= (end_ns - start_ns) / SECOND_NS)
+
+
+def still(waits: DataFrame, start_ns: int, at_ns: int) -> DataFrame:
+    """Of `depths`, for the second before a moment: what waits then, whether or not anything moves."""
+    there = (F.col("in_ns") < at_ns) & (F.col("out_ns").isNull() | (F.col("out_ns") >= at_ns))
+    age_ms = ((F.lit(at_ns) - F.min("in_ns")) / 1_000_000).alias("age_ms")
+    found = waits.filter(there).groupBy(*DIMS).agg(F.count(F.lit(1)).alias("depth"), age_ms)
+    none = F.lit(0).cast("long")
+    return found.select(
+        *DIMS,
+        F.lit((at_ns - 1 - start_ns) // SECOND_NS).cast("long").alias("second"),
+        none.alias("entered"),
+        none.alias("left"),
+        "depth",
+        "age_ms",
+        F.col("age_ms").alias("oldest_ms"),
+    )
+
+
+def together(*depths: DataFrame) -> DataFrame:
+    """Rows of `depths` from several, one for each second."""
+    most = [F.max(name).alias(name) for name in ("depth", "age_ms", "oldest_ms")]
+    moved = [F.sum(name).alias(name) for name in ("entered", "left")]
+    rows = reduce(DataFrame.unionByName, depths).groupBy(*DIMS, "second").agg(*moved, *most)
+    return rows.select(*depths[0].columns)
+
+
+def left(waits: DataFrame, end_ns: int) -> DataFrame:
+    """DIMS, never: how many had come in by then and were never taken out."""
+    kept = waits.filter(F.col("out_ns").isNull() & (F.col("in_ns") < end_ns))
+    return kept.groupBy(*DIMS).agg(F.count(F.lit(1)).alias("never"))
 
 
 def drains(depths: DataFrame) -> DataFrame:
@@ -110,4 +147,4 @@ def sampled(samples: DataFrame, start_ns: int) -> DataFrame:
 
 
 def _second(column_ns: str, start_ns: int) -> Column:
-    return F.call_function("div", F.col(column_ns) - F.lit(start_ns), F.lit(SECOND_NS))
+    return window(column_ns, start_ns, 1)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
-from spark import audit, hdr
-from spark.throughput import CONFIRMED, totals
+from messagebus.events import FAULTS
+from spark import hdr
 
 __all__ = ["Row", "compared", "numbers", "worse"]
 
 PERCENTILES = (50, 99, 99.9, 100)
+CONFIRMED, RATE = "messages confirmed", "confirmed per second"
 # What is better when there is more of it; everything else is better when there is less.
-MORE_IS_BETTER = ("confirmed per second", "messages confirmed")
-# Counts of what must not be: any more of it is worse, whatever the bound.
-FAULTS = ("lost", "altered", "unexplained", "orphan_deliveries", "unexpected")
+MORE_IS_BETTER = (RATE, CONFIRMED)
 NS_PER_MS = 1_000_000
 
 
@@ -37,37 +33,27 @@ class Row:
         return self.b / self.a if self.a and self.b is not None else None
 
 
-def numbers(seconds: DataFrame, bins: DataFrame, fates: DataFrame) -> DataFrame:
-    """name, unit, value: of one run. seconds, bins, fates: the tables of that name."""
-    confirmed = totals(seconds, []).filter(F.col("kind") == CONFIRMED)
-    rates = confirmed.select(
-        F.inline(
-            F.array(
-                _number("messages confirmed", "", F.col("messages")),
-                _number("confirmed per second", "/s", F.col("messages") / F.col("active_s")),
-            )
-        )
-    )
-    found = hdr.percentiles(bins, ["measure"], PERCENTILES)
-    latencies = found.select(
-        F.inline(
-            F.array(
-                *[
-                    F.struct(
-                        F.concat("measure", F.lit(f" p{each:g}")).alias("name"),
-                        F.lit("ms").alias("unit"),
-                        (F.col(hdr.name(each)) / NS_PER_MS).alias("value"),
-                    )
-                    for each in PERCENTILES
-                ]
-            )
-        )
-    )
-    whole = audit.totals(fates).filter(F.col("of") == "publisher").groupBy()
-    fated = whole.agg(*[F.sum(name).alias(name) for name in FAULTS]).select(
-        F.inline(F.array(*[_number(name, "", F.coalesce(name, F.lit(0))) for name in FAULTS]))
-    )
-    return rates.unionByName(latencies).unionByName(fated)
+def numbers(
+    found: Iterable[Mapping[str, Any]],
+    *,
+    confirmed: int,
+    span_s: float,
+    faults: Mapping[str, int],
+    errors: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """name, unit, value: of one run.
+
+    found: of `hdr.percentiles` by measure. span_s: of the run: a stall is in its rate. faults: of
+    `events.FAULTS`, name -> how many. errors: measure -> by how much clocks differ, ns. A percentile that
+    says nothing has no value.
+    """
+    rows = [_number(CONFIRMED, "", confirmed), _number(RATE, "/s", confirmed / span_s)]
+    for row in sorted(found, key=lambda row: str(row["measure"])):
+        for each in PERCENTILES:
+            value_ns = hdr.shown(row, each, errors.get(row["measure"], 0))
+            value = None if value_ns is None else value_ns / NS_PER_MS
+            rows.append(_number(f"{row['measure']} p{each:g}", "ms", value))
+    return rows + [_number(name, "", faults.get(name, 0)) for name in FAULTS]
 
 
 def compared(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -81,11 +67,18 @@ def compared(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> 
 def worse(rows: Sequence[Row], worse_max: float) -> list[str]:
     """In words, what of b is worse than of a by more than that part; empty when nothing is."""
     found = []
+    of_b = {_measure(row.name) for row in rows if row.b is not None}
     for row in rows:
         if row.name in FAULTS:
+            # Counts of what must not be: any more of it is worse, whatever the bound.
             if (row.b or 0) > (row.a or 0):
                 found.append(f"{row.name}: {row.b:,.0f} after {row.a or 0:,.0f}")
-        elif row.ratio is None or row.name == "messages confirmed":
+        elif row.name == CONFIRMED:
+            if row.b == 0:
+                found.append("the second confirmed nothing")
+        elif row.a is not None and row.b is None and _measure(row.name) not in of_b:
+            found.append(f"{row.name}: the second has none")
+        elif row.ratio is None:
             continue
         elif row.name in MORE_IS_BETTER and row.ratio < 1 - worse_max:
             found.append(f"{row.name}: {1 - row.ratio:.0%} less")
@@ -96,7 +89,10 @@ def worse(rows: Sequence[Row], worse_max: float) -> list[str]:
     return found
 
 
-def _number(name: str, unit: str, value: Any) -> Any:
-    return F.struct(
-        F.lit(name).alias("name"), F.lit(unit).alias("unit"), value.cast("double").alias("value")
-    )
+def _measure(name: str) -> str:
+    """Of a percentile: it may have none where others of its measure have one, for want of samples."""
+    return name.rpartition(" p")[0] or name
+
+
+def _number(name: str, unit: str, value: float | None) -> dict[str, Any]:
+    return {"name": name, "unit": unit, "value": value}

@@ -7,13 +7,15 @@ Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from hdrh.histogram import HdrHistogram
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 __all__ = [
+    "BELOW",
     "DIGITS",
     "TOP_NS",
     "bins",
@@ -24,14 +26,19 @@ __all__ = [
     "lowest",
     "name",
     "percentiles",
+    "shown",
     "supported",
 ]
 
 # Of every histogram that is written down: 39 hours, in ns; and its significant digits.
 TOP_NS = 1 << 47
 DIGITS = 3
-# A percentile is shown when that many samples lie beyond it: one alone is an accident.
+# A percentile is shown when that many samples lie beyond it; the maximum always is.
 BEYOND_MIN = 1
+# Of what is below zero.
+BELOW = -1
+# Times the error of clocks, so that a latency is at most a tenth off.
+BEARS = 10
 
 # 3 significant digits: 2 * 10**3 rounded up to a power of two, half of it per bucket.
 SUB_BUCKET_MASK = 2047
@@ -65,15 +72,16 @@ def lowest(index: Column) -> Column:
 
 
 def bins(rows: DataFrame, dims: Sequence[str], value: str) -> DataFrame:
-    """dims, bin, n. Negative values have no bin: the caller counts and shows them."""
-    kept = rows.filter(F.col(value) >= 0)
-    return kept.groupBy(*dims, index(F.col(value)).alias("bin")).agg(F.count(F.lit(1)).alias("n"))
+    """dims, bin, n. Negative values are in the bin `BELOW`: left out, they would lift all others."""
+    own = F.when(F.col(value) < 0, BELOW).otherwise(index(F.greatest(F.col(value), F.lit(0))))
+    return rows.groupBy(*dims, own.alias("bin")).agg(F.count(F.lit(1)).alias("n"))
 
 
 def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -> DataFrame:
     """dims, total, and one column per wanted percentile (0 to 100), called by `name`.
 
-    The same rule as HdrHistogram: the value at rank floor(p * total / 100 + 0.5), at least 1.
+    The same rule as HdrHistogram: the value at rank floor(p * total / 100 + 0.5), at least 1; `BELOW`
+    where that is below zero.
     """
     group = Window.partitionBy(*dims)
     upto = group.orderBy("bin").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -95,8 +103,9 @@ def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -
 
 def _reported(percentile: float) -> Column:
     """The highest value of its bin; percentile 0 is the lowest of the first, as HdrHistogram has it."""
-    bound = highest if percentile else lowest
-    return bound(F.col(name(percentile))).alias(name(percentile))
+    bound, bin = highest if percentile else lowest, F.col(name(percentile))
+    value = F.when(bin == BELOW, F.lit(BELOW).cast("long")).otherwise(bound(bin))
+    return value.alias(name(percentile))
 
 
 def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
@@ -113,16 +122,28 @@ def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
 
 
 def histogram(bins: Iterable[tuple[int, int]]) -> HdrHistogram:
-    """Of (bin, n): the histogram that had been fed every value, which other tools read."""
+    """Of (bin, n): the histogram that had been fed every value, which other tools read; none below 0."""
     made = HdrHistogram(1, TOP_NS, DIGITS)
     for each, n in bins:
-        made.record_value(made.get_value_from_index(each), n)
+        if each != BELOW:
+            made.record_value(made.get_value_from_index(each), n)
     return made
 
 
 def supported(percentile: float, total: int) -> bool:
     """Whether so many samples say anything about a percentile; the maximum always is."""
     return percentile >= 100 or total * (100 - percentile) / 100 >= BEYOND_MIN
+
+
+def shown(row: Mapping[str, Any], percentile: float, error_ns: int = 0) -> int | None:
+    """The percentile of a row of `percentiles`, in ns; None where it says nothing.
+
+    error_ns: by how much clocks differ, as far as is known: a figure is given if it is `BEARS` times that.
+    """
+    value: int | None = row[name(percentile)]
+    if value is None or value < max(0, BEARS * error_ns) or not supported(percentile, row["total"]):
+        return None
+    return value
 
 
 def name(percentile: float) -> str:

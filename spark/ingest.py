@@ -89,6 +89,15 @@ class Ingested:
         return max(1, len(offsets))
 
     @property
+    def quiet(self) -> list[tuple[str, str]]:
+        """(topic, subscription) of the manifest that received nothing, as far as files were asked."""
+        files = [file for file in self.files.values() if file["kind"] == "delivered"]
+        if any("pairs" not in file for file in files):
+            return []
+        had = {(topic, name) for file in files for topic, name in file["pairs"]}
+        return [pair for pair in self.manifest.pairs if pair not in had]
+
+    @property
     def weight(self) -> int:
         """Of the whole run, as `EventFile.weight`."""
         return sum(int(file["weight"]) for file in self.files.values())
@@ -265,8 +274,12 @@ def _by_file(
     wanted = F.col(SOURCE).isin(*[file.source for file in files])
     partitions = f"{DATE}=*/{RUN}={run_id}"
     kept = lake.read(session, kind, schema_of(kind), partitions).filter(wanted)
-    counts = kept.groupBy(SOURCE).agg(F.count(F.lit(1)).alias("n"))
-    good = {row[SOURCE]: row.n for row in counts.collect()}
+    pairs = [F.collect_set(F.array("topic", "subscription")).alias("pairs")]
+    counts = kept.groupBy(SOURCE).agg(
+        F.count(F.lit(1)).alias("n"), *(pairs if kind == "delivered" else [])
+    )
+    rows = {row[SOURCE]: row for row in counts.collect()}
+    good = {source: row.n for source, row in rows.items()}
     bad: dict[str, dict[str, int]] = {file.source: {} for file in files}
     examples: dict[str, dict[str, str]] = {file.source: {} for file in files}
     if not is_whole:
@@ -292,5 +305,10 @@ def _by_file(
             "bad": bad[file.source],
             "examples": examples[file.source],
         }
+        | (
+            {"pairs": sorted(rows[file.source].pairs if file.source in rows else [])}
+            if kind == "delivered"
+            else {}
+        )
         for file in files
     }

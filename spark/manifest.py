@@ -120,6 +120,11 @@ class Manifest:
         return self.end_ns - self.grace_ns
 
     @property
+    def is_grace_too_long(self) -> bool:
+        """Whether so much of the run lies within the grace that the rest says little."""
+        return self.end_ns is not None and 2 * self.grace_ns > self.end_ns - self.start_ns
+
+    @property
     def kills(self) -> list[tuple[str, int]]:
         """(broker, when) of every kill, and of what else cuts links."""
         return [(i.broker, i.at_ns) for i in self.incidents if i.kind in CUTS]

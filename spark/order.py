@@ -1,7 +1,8 @@
 """Which messages came after a later one: per publisher, key and broker, as one consumer received them.
 
 Only first deliveries count, of messages that were sent once: a repeat comes late by its nature, and a
-publish that was sent again promises no order. Deliveries of one instant are taken to be in order.
+publish that was sent again promises no order. Deliveries of one instant are taken to be in order. A
+publisher that began anew, with numbers that it had given before, is judged by its intended times.
 
 An *arrival* is a first delivery whose order is judged. To sort all arrivals of a stream is dear, and one
 stream may have most of them. Nearly always all is in order, which `shaken` shows by short pieces of time.
@@ -12,7 +13,16 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = ["ARRIVAL", "arrivals", "left_out", "of_streams", "out_of_order", "shaken"]
+__all__ = [
+    "ARRIVAL",
+    "arrivals",
+    "by_time",
+    "left_out",
+    "of_streams",
+    "out_of_order",
+    "renumbered",
+    "shaken",
+]
 
 # A broker gives a queue to each of its consumers in the order of the queue.
 STREAM = ("topic", "subscription", "first_consumer", "first_broker", "publisher", "key")
@@ -88,6 +98,23 @@ def of_streams(arrivals: DataFrame, streams: DataFrame) -> DataFrame:
     return (
         arrivals.withColumn("stream", _stream()).join(streams, "stream", "left_semi").drop("stream")
     )
+
+
+def renumbered(published: DataFrame) -> DataFrame:
+    """publisher: those that gave one number to several messages, as one does that began anew."""
+    numbers = published.groupBy("publisher", "sequence").agg(
+        (F.min("message_id") != F.max("message_id")).alias("is_repeated")
+    )
+    return numbers.filter("is_repeated").select("publisher").distinct()
+
+
+def by_time(arrivals: DataFrame, published: DataFrame, publishers: DataFrame) -> DataFrame:
+    """The arrivals, of those publishers with their intended times as numbers, which go on."""
+    own = published.join(publishers, "publisher", "left_semi")
+    times = own.groupBy("message_id").agg(F.min("intended_ns").alias("intended_ns"))
+    timed = arrivals.join(times, "message_id", "left")
+    number = F.coalesce("intended_ns", "sequence").alias("sequence")
+    return timed.select(*[number if name == "sequence" else name for name in arrivals.columns])
 
 
 def left_out(fates: DataFrame) -> DataFrame:

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spark.bars import LOOKS, NO_BARS, Bars
 from spark.drawing import milliseconds
+from spark.faults import PROMISE
 from spark.tables import COLUMNS, Table, text_table
 
 __all__ = [
@@ -49,19 +50,31 @@ class Section:
 class Page:
     """faults: why it does not hold; empty when it does. words: (word, what it means or leaves out).
 
-    tables: the names of the lake's tables that the page was made from.
+    verdict: in its place stands `broken` where a fault breaks the promise, `unshown` where others leave it
+    open; "" for the verdict itself. notes: what it is not about, on the first line. tables: the names
+    of the lake's tables that the page was made from.
     """
 
     job: str
     title: str
     meta: str
     verdict: str
+    broken: str = ""
+    unshown: str = ""
+    notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     comment: str = ""
     figures: tuple[Figure, ...] = ()
     sections: tuple[Section, ...] = ()
     words: tuple[tuple[str, str], ...] = ()
     tables: str = ""
+
+    @property
+    def first(self) -> str:
+        """The verdict as it stands, and what it leaves out."""
+        is_broken = any(getattr(fault, "name", "") in PROMISE for fault in self.faults)
+        said = (self.broken if is_broken else self.unshown) if self.faults else ""
+        return " ".join((said or self.verdict, *self.notes))
 
     @property
     def shown(self) -> list[Section]:
@@ -99,7 +112,7 @@ def render_html(page: Page) -> str:
 def render_text(page: Page, columns: int = COLUMNS) -> str:
     """The same without the charts and the words' meaning."""
     lines = [
-        f"{page.job}, {page.title}: {page.verdict}",
+        f"{page.job}, {page.title}: {page.first}",
         *[f"  ! {fault}" for fault in page.faults],
         f"  {page.meta}",
         "",

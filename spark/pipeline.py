@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Observation
@@ -40,8 +40,8 @@ AT_ONCE = 2
 class Numbers:
     """Everything that a report needs, as plain rows; which columns, say the transforms.
 
-    negative: measure -> values below 0. window_s: width of the
-    windows of `timeline` and `latency_timeline`. rows: by name
+    negative: measure -> values below 0. backwards, errors: of `latency.below`, by measure. window_s:
+    width of the windows of `timeline` and `latency_timeline`. span_s: of the run. rows: by name
     distinct_ids, totals, brokers, publishers, publisher_gaps, broker_gaps, timeline, latency,
     latency_timeline, out_of_order, and, where there are any, repeats and suspects.
     """
@@ -49,6 +49,9 @@ class Numbers:
     negative: dict[str, int]
     window_s: int
     rows: Mapping[str, Rows]
+    span_s: float | None = None
+    backwards: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
 
 
 def collect(run: Run) -> Numbers:
@@ -78,31 +81,55 @@ class _Collector:
             self._ask_latency(latency.samples(published, fates), window_s)
             self._ask_particulars(fates)
             rows = {name: found.result() for name, found in self._found.items()}
-        return Numbers(negative=dict(self._negative.get), window_s=window_s, rows=rows)
+        seen = self._negative.get
+
+        def of(name: str) -> dict[str, int]:
+            return {measure: seen[f"{measure} {name}"] for measure in latency.MEASURES}
+
+        return Numbers(
+            negative=of("below"),
+            backwards=of("backwards"),
+            errors=of("error_ns"),
+            window_s=window_s,
+            span_s=self._run.span_s,
+            rows=rows,
+        )
 
     def _ask_publishes(self, published: DataFrame, delivered: DataFrame) -> None:
         ids = published.select("message_id").union(delivered.select("message_id"))
         self._ask("distinct_ids", ids.agg(F.count_distinct("message_id").alias("ids")))
         self._ask("publishers", throughput.publishers(published))
-        confirmed = published.filter(F.col("outcome") == "confirmed")
+        waiting = {"start": "intended_ns", "end": "confirmed_ns"}
+        until_ns = self._run.until_ns
         self._ask(
-            "publisher_gaps",
-            gaps.longest(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns"),
+            "publisher_gaps", gaps.longest(published, ["publisher"], **waiting, until_ns=until_ns)
         )
 
     def _ask_seconds(self, seconds: DataFrame) -> int:
-        first, last = seconds.agg(F.min("second"), F.max("second")).first() or (0, 0)
-        window_s = 1 + ((last or 0) - (first or 0)) // WINDOWS_MAX
+        [last] = seconds.agg(F.max("second")).first() or (0,)
+        window_s = 1 + int(max(self._run.span_s, (last or 0) + 1) - 1) // WINDOWS_MAX
         self._ask("timeline", throughput.windows(seconds, window_s))
         self._ask("brokers", throughput.totals(seconds, ["broker"]))
         return window_s
 
     def _ask_fates(self, fates: DataFrame) -> None:
         self._ask("totals", audit.totals(fates))
-        self._ask("out_of_order", order.out_of_order(order.arrivals(fates)).groupBy().count())
+        self._ask("out_of_order", self._late(fates).groupBy().count())
         firsts = audit.first_deliveries(fates)
-        dims = ["topic", "subscription", "broker"]
-        self._ask("broker_gaps", gaps.longest(firsts, dims, start="waiting_ns", end="first_ns"))
+        dims, waiting = (
+            ["topic", "subscription", "broker"],
+            {"start": "waiting_ns", "end": "first_ns"},
+        )
+        until_ns = self._run.until_ns
+        self._ask("broker_gaps", gaps.longest(firsts, dims, **waiting, until_ns=until_ns))
+
+    def _late(self, fates: DataFrame) -> DataFrame:
+        arrivals, published = order.arrivals(fates), self._run.events("published")
+        return order.out_of_order(
+            order.by_time(arrivals, published, order.renumbered(published))
+            if order.out_of_order(arrivals).limit(1).count()
+            else arrivals
+        )
 
     def _ask_particulars(self, fates: DataFrame) -> None:
         """What only a run with repeats or faults has."""
@@ -114,8 +141,9 @@ class _Collector:
 
     def _ask_latency(self, samples: DataFrame, window_s: int) -> None:
         below = [
-            F.count_if((F.col("measure") == name) & (F.col("value_ns") < 0)).alias(name)
-            for name in latency.MEASURES
+            value.alias(f"{measure} {name}")
+            for measure in latency.MEASURES
+            for name, value in latency.below(measure).items()
         ]
         windows = samples.observe(self._negative, *below).withColumn(
             "window", throughput.window("at_ns", self._start_ns, BIN_WINDOW_S)

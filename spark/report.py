@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,15 @@ from spark.audit import REPEATS
 from spark.bars import Bar, Bars, Part
 from spark.charts import DASHED, DOTTED, Dashes, Mark, Panel, Series, Span
 from spark.drawing import COLOURS, milliseconds
-from spark.latency import CONFIRM, END_TO_END, RECEIVED_SENT, SENT, SUBSCRIPTION, WHOLE
+from spark.latency import (
+    CONFIRM,
+    END_TO_END,
+    MEASURE_NAMES,
+    RECEIVED_SENT,
+    SENT,
+    SUBSCRIPTION,
+    WHOLE,
+)
 from spark.page import environment
 from spark.summary import Summary
 from spark.tables import COLUMNS, Table, text_table
@@ -27,12 +36,6 @@ BROKERS_DRAWN_MAX = len(COLOURS)
 ROWS_SHOWN_MAX = 40
 WINDOWS_MIN = 3
 TABLE_PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
-MEASURE_NAMES = {
-    CONFIRM: "publish: intended to confirmed",
-    SENT: "publish: sent to confirmed",
-    END_TO_END: "end to end: intended to received",
-    RECEIVED_SENT: "end to end: sent to received",
-}
 # Shaded from their beginning to their end; of a killed broker, until it is back.
 LASTING = ("add", "remove", "freeze", "alarm", "agent", "drain")
 DOWN = ("kill", "freeze")
@@ -63,7 +66,7 @@ def render_text(summary: Summary, columns: int = COLUMNS) -> str:
     short = _short_names(summary)
     doubled = summary["doubled"]
     lines = [
-        f"run {summary['run_id']}: {'holds' if summary['holds'] else 'DOES NOT HOLD'}",
+        " ".join((f"run {summary['run_id']}: {_verdict(summary)}", *summary.get("notes", ()))),
         *[f"  ! {fault}" for fault in summary["faults"]],
         "",
         f"  published {summary['published']:,}, confirmed {summary['confirmed']:,}, "
@@ -117,21 +120,31 @@ def render_text(summary: Summary, columns: int = COLUMNS) -> str:
         "",
         *_table(
             columns,
-            ("latency", *[f"p{each:g}" for each in TABLE_PERCENTILES]),
+            ("latency", *[f"p{each:g}" if each < 100 else "max" for each in TABLE_PERCENTILES]),
             [
-                (row["label"], *[milliseconds(value) for value in row["values"]])
+                (row["label"], *[_ms(value) for value in row["values"]])
                 for row in _latency_table(summary)
                 if row["scope"] == WHOLE
             ],
         ),
     ]
-    if balance := summary["imbalance"]["confirmed_per_s"]:
+    if balance := summary["imbalance"]["confirmed"]:
         lines += [
             "",
-            f"  balance while taking publishes: busiest broker {balance['max_over_mean']:.2f} x "
+            f"  balance of messages confirmed: busiest broker {balance['max_over_mean']:.2f} x "
             f"the mean, Gini {balance['gini']:.3f}",
         ]
     return "\n".join(lines)
+
+
+def _verdict(summary: Summary) -> str:
+    if summary["holds"]:
+        return "holds"
+    return "DOES NOT HOLD" if summary.get("is_broken", True) else "NOT SHOWN TO HOLD"
+
+
+def _ms(value: float | None) -> str:
+    return NONE if value is None else milliseconds(value)
 
 
 def render_html(summary: Summary) -> str:
@@ -142,7 +155,10 @@ def render_html(summary: Summary) -> str:
         environment()
         .get_template(PAGE)
         .render(
-            **{key: value for key, value in summary.items() if key != "timeline"},
+            **(
+                {"notes": (), "is_broken": True}
+                | {key: value for key, value in summary.items() if key != "timeline"}
+            ),
             short=short,
             reasons=REPEATS,
             broker_bars=_broker_bars(summary, short, drawn),
@@ -154,6 +170,7 @@ def render_html(summary: Summary) -> str:
             rows_max=ROWS_SHOWN_MAX,
             curves_max=BROKERS_DRAWN_MAX,
             gap=_gap,
+            latency_note=_latency_note(summary),
         )
     )
 
@@ -196,16 +213,20 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
             "delivered again",
             f"{doubled['unexplained']:,} without explanation",
         ),
-        (f"{busiest:,.0f}/s", "confirmed at best", _best_of(summary["timeline"]["window_s"])),
         (
-            milliseconds(publish[99.0]) if publish else NONE,
-            "publish, p99",
-            f"median {milliseconds(publish[50.0])}" if publish else "",
+            _rate(summary),
+            "confirmed",
+            f"at best {busiest:,.0f}/s, {_best_of(summary['timeline']['window_s'])}",
         ),
         (
-            milliseconds(end_to_end[99.0]) if end_to_end else NONE,
+            _ms(publish.get(99.0)),
+            "publish, p99",
+            "; ".join(filter(None, (f"median {_ms(publish.get(50.0))}", _none(summary)))),
+        ),
+        (
+            _ms(end_to_end.get(99.0)),
             "end to end, p99",
-            f"median {milliseconds(end_to_end[50.0])}" if end_to_end else "",
+            f"median {_ms(end_to_end.get(50.0))}",
         ),
         (
             milliseconds(longest[0]) if longest[0] is not None else NONE,
@@ -213,13 +234,42 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
             longest[1],
         ),
         (
-            f"{summary['imbalance']['confirmed_per_s']['max_over_mean']:.2f}"
-            if summary["imbalance"]["confirmed_per_s"]
+            f"{summary['imbalance']['confirmed']['max_over_mean']:.2f}"
+            if summary["imbalance"]["confirmed"]
             else NONE,
             "busiest broker / mean",
-            "of rates while taking publishes",
+            "of messages confirmed",
         ),
     ]
+
+
+def _rate(summary: Summary) -> str:
+    """Over the whole run, whatever was silent in it."""
+    span_s = summary["run"].get("span_s") or summary["run"]["duration_s"]
+    return f"{summary['confirmed'] / span_s:,.0f}/s" if span_s else NONE
+
+
+def _none(summary: Summary) -> str:
+    """Of publishes without a confirm, which no percentile knows of."""
+    without = summary["published"] - summary["confirmed"]
+    return f"{without:,} of {summary['published']:,} have none" if without else ""
+
+
+def _latency_note(summary: Summary) -> str:
+    note = (
+        "From the time at which a message was meant to be sent, so that a stall counts for everything it "
+        "held up; the dashed line starts at the actual sending."
+        if summary["run"].get("is_corrected")
+        else "From the time at which a message was handed over, for no intended times were recorded: what a "
+        "stall kept from being handed over shows nowhere. The dashed line starts at the actual sending."
+    )
+    return f"{note} {_none(summary)}: they are in no percentile." if _none(summary) else note
+
+
+def _names(summary: Summary) -> dict[str, str]:
+    if summary["run"].get("is_corrected"):
+        return MEASURE_NAMES
+    return {name: text.replace("intended", "handed over") for name, text in MEASURE_NAMES.items()}
 
 
 def _best_of(window_s: int) -> str:
@@ -234,7 +284,7 @@ def _busiest(summary: Summary) -> float:
     return max(rates.values(), default=0.0)
 
 
-def _percentile(summary: Summary, measure: str) -> dict[float, float]:
+def _percentile(summary: Summary, measure: str) -> dict[float, float | None]:
     for row in summary["latency"]:
         if row["measure"] == measure and row["scope"] == WHOLE:
             return {float(each): value for each, value in row["percentiles_ms"]}
@@ -252,7 +302,7 @@ def _latency_table(summary: Summary) -> list[dict[str, Any]]:
         rows.append(
             {
                 "scope": row["scope"],
-                "label": MEASURE_NAMES[row["measure"]] if row["scope"] == WHOLE else name,
+                "label": _names(summary)[row["measure"]] if row["scope"] == WHOLE else name,
                 "samples": row["samples"],
                 "values": [found[each] for each in TABLE_PERCENTILES],
             }
@@ -293,7 +343,7 @@ def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str])
                 "step",
                 height=1.6,
             ),
-            Panel("latency", _latency_lines(timeline["latency"]), "line", "ms", height=2.4),
+            Panel("latency", _latency_lines(summary, windows), "step", "ms", height=2.4),
         ],
         marks=marks,
         spans=spans,
@@ -319,15 +369,30 @@ def _windows(summary: Summary) -> tuple[list[int], int]:
     if not starts:
         return [], 1
     width = timeline["window_s"]
-    windows = list(range(min(starts), max(starts) + 1, width))
-    kept = windows[:-1] if len(windows) > WINDOWS_MIN else windows
+    ended = int((summary["run"].get("span_s") or 0) // width) * width
+    windows = list(range(min(starts), max(max(starts), ended - width) + 1, width))
+    is_partly_filled = len(windows) > WINDOWS_MIN and windows[-1] == max(starts)
+    kept = windows[:-1] if is_partly_filled else windows
     return kept, kept[-1] + width
 
 
-def _latency_lines(rows: Sequence[Mapping[str, Any]]) -> list[Series]:
+def _latency_lines(summary: Summary, windows: Sequence[int]) -> list[Series]:
+    """A window without a sample, or with too few, is a gap in its line."""
+    rows, width = summary["timeline"]["latency"], summary["timeline"]["window_s"]
+    starts = sorted({*windows, *(row["at_s"] for row in rows)})
+    every = list(range(starts[0], starts[-1] + 1, width)) if starts else []
+
     def line(measure: str, key: str, label: str, colour: str, dashes: Dashes = None) -> Series:
-        own = [row for row in rows if row["measure"] == measure and row[key] > 0]
-        return Series(label, [r["at_s"] for r in own], [r[key] for r in own], colour, dashes)
+        own = {row["at_s"]: row[key] for row in rows if row["measure"] == measure and row[key]}
+        values = [own.get(at, math.nan) for at in every] if own else []
+        # Steps hold their value until the next point: one more point ends the last of them.
+        return Series(
+            label,
+            [*every, every[-1] + width] if own else [],
+            [*values, *values[-1:]],
+            colour,
+            dashes,
+        )
 
     lines = [
         line(CONFIRM, "p50_ms", "publish, median", COLOURS[0]),
@@ -375,14 +440,14 @@ def _percentiles(summary: Summary) -> str:
         return [
             (float(each), value)
             for each, value in row["percentiles_ms"]
-            if value > 0 and (100 - each) / 100 * row["samples"] >= 1
+            if value and value > 0 and (100 - each) / 100 * row["samples"] >= 1
         ]
 
     curves = []
     for row in summary["latency"]:
         if row["scope"] == WHOLE and row["measure"] in (CONFIRM, SENT):
             curves.append(
-                (MEASURE_NAMES[row["measure"]], row, DASHED if row["measure"] == SENT else None)
+                (_names(summary)[row["measure"]], row, DASHED if row["measure"] == SENT else None)
             )
         elif row["scope"] == SUBSCRIPTION and row["measure"] == END_TO_END:
             curves.append((f"end to end: {row['name']}", row, None))

@@ -78,7 +78,8 @@ def depths(run: Run) -> Answer:
     """
     manifest = run.manifest
     waits = backlog.waits(run.fates())
-    return _rows(backlog.depths(waits, manifest.start_ns, manifest.end_ns or manifest.start_ns))
+    end_ns = manifest.end_ns or manifest.start_ns
+    return _rows(backlog.depths(waits, manifest.start_ns, end_ns).drop("oldest_ms"))
 
 
 def verdicts(run: Run) -> Answer:

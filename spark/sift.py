@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.audit import COUNTS, TOTALS
+from spark.audit import COUNTS, EARLY_NS, TOTALS
 from spark.manifest import Manifest
 from spark.order import ARRIVAL
 
@@ -26,6 +26,8 @@ __all__ = ["arrivals", "counts", "has_origins", "odd", "only", "plain", "without
 SUBSCRIPTIONS_MAX = 32
 # In place of its bit, of a delivery that makes its message odd: below what all bits together can undo.
 ODD = -(1 << 37)
+# Above all times.
+FAR_NS = 1 << 62
 # What a publisher may tell its consumers of a message, in headers.
 ORIGIN = ("publisher", "sequence", "key")
 COUNTED = ("topic", "publisher", "broker")
@@ -51,8 +53,16 @@ def odd(
     columns = ["topic", "size", "body_hash", *(ORIGIN if origins else ()), "message_id"]
     content = F.xxhash64(*columns).alias("content")
     none = F.lit(0).cast("long")
-    sent = published.select(_message(), content, _owed(manifest).alias("owed"), none.alias("had"))
-    had = delivered.select(_message(), content, none.alias("owed"), _had(manifest).alias("had"))
+    # One column for both times, so that no more is shuffled: its lowest is the publish's, its highest the
+    # earliest delivery's.
+    sent_at, came_at = -F.col("sent_ns"), FAR_NS - (F.col("received_ns") + EARLY_NS)
+    sent = published.select(
+        *(_message(), content, _owed(manifest).alias("owed"), none.alias("had")),
+        sent_at.alias("at"),
+    )
+    had = delivered.select(
+        *(_message(), content, none.alias("owed"), _had(manifest).alias("had")), came_at.alias("at")
+    )
     found = (
         sent.unionAll(had)
         .groupBy("message")
@@ -62,6 +72,8 @@ def odd(
             F.sum("had").alias("had"),
             F.min("content").alias("low"),
             F.max("content").alias("high"),
+            F.min("at").alias("sent_at"),
+            F.max("at").alias("came_at"),
         )
     )
     # Numbers of n different bits add up to n bits, and no fewer of them do: with one row more than bits
@@ -70,6 +82,7 @@ def odd(
         (F.col("owed") == F.col("had"))
         & (F.col("rows") == F.bit_count("owed") + 1)
         & (F.col("low") == F.col("high"))
+        & (FAR_NS - F.col("came_at") >= -F.col("sent_at"))
     )
     return found.filter(~is_plain).select("message")
 

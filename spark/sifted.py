@@ -23,9 +23,9 @@ NO_PARTIAL = "spark.sql.execution.bypassPartialAggregation"
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """published, delivered: of the run, or of the day and its neighbours. odd: digests, of `sift.odd`.
+    """published, delivered: of the whole run, whatever day is asked about. odd: digests, of `sift.odd`.
 
-    odd_published: the publishes of odd messages. fates: of `audit.fates`, of odd messages; kept.
+    odd_published: the publishes of odd messages. every_fate: of `audit.fates`, of odd messages; kept.
     """
 
     run: Run
@@ -34,7 +34,12 @@ class Sifted:
     odd: DataFrame
     odd_published: DataFrame
     origins: bool
-    fates: DataFrame
+    every_fate: DataFrame
+
+    @property
+    def fates(self) -> DataFrame:
+        """Of the run, or of the messages that were published on its day."""
+        return self._of_day(self.every_fate)
 
     def counts(self) -> DataFrame:
         """Of `audit.totals`, of plain messages."""
@@ -44,16 +49,19 @@ class Sifted:
     def arrivals(self) -> DataFrame:
         """`order.ARRIVAL`: of plain messages, which all are judged, and of odd ones.
 
-        Of a day: with those of its neighbours, which may have come before.
+        Of all days: those of others may have come before.
         """
         came = sift.without(self.delivered, self.odd)
         plain = sift.arrivals(self.published, came, origins=self.origins)
-        return plain.unionByName(order.arrivals(self.fates))
+        return plain.unionByName(order.arrivals(self.every_fate))
 
     def late(self) -> DataFrame:
         """Of `order.out_of_order`; of a day, what came late on it."""
         arrivals = self.arrivals()
-        doubtful = order.of_streams(arrivals, held(order.shaken(arrivals)))
+        streams = held(order.shaken(arrivals))
+        doubtful = order.of_streams(arrivals, streams)
+        if not streams.isEmpty():
+            doubtful = order.by_time(doubtful, self.published, order.renumbered(self.published))
         return self._of_day(order.out_of_order(doubtful))
 
     def _of_day(self, rows: DataFrame) -> DataFrame:
@@ -61,15 +69,18 @@ class Sifted:
 
 
 def sifted(run: Run) -> Sifted:
-    """Read all events once, and those of odd messages once more."""
-    published, delivered = run.around("published"), run.around("delivered")
+    """Read all events once, and those of odd messages once more.
+
+    Of a day too: what was confirmed on it may have been delivered on any other.
+    """
+    whole = run.whole
+    published, delivered = whole.events("published"), whole.events("delivered")
     origins = sift.has_origins(delivered)
     with _no_partial_aggregation(run.session):
         odd = held(sift.odd(published, delivered, run.manifest, origins=origins))
     odd_published = sift.only(published, odd).persist()
     fates = audit.fates(odd_published, sift.only(delivered, odd), run.manifest)
-    own = fates.filter(F.col(DATE) == run.day) if run.day else fates
-    kept = run.keep(ODD_FATES, own)
+    kept = whole.keep(ODD_FATES, fates)
     return Sifted(run, published, delivered, odd, odd_published, origins, kept)
 
 

@@ -7,16 +7,17 @@ start of the run (`_s`) or durations with their unit; ids are hex text.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from spark.audit import COUNTS, REPEATS, VERDICTS
-from spark.hdr import name
+from spark import hdr, latency
+from spark.audit import COUNTED, COUNTS, JUDGED, REPEATS, VERDICTS
+from spark.faults import PROMISE, Fault, allowed, bad_faults, clocks, counted, said, standing
 from spark.imbalance import imbalance
 from spark.ingest import Ingested
-from spark.latency import CONFIRM, SENT, WHOLE
+from spark.latency import MEASURES, ONE_CLOCK, WHOLE
 from spark.manifest import Manifest
 from spark.pipeline import CURVE, Numbers, Rows
 from spark.throughput import CONFIRMED, DELIVERED
@@ -26,8 +27,6 @@ __all__ = ["DoesNotAddUp", "Summary", "line_summary", "summarize"]
 Summary: TypeAlias = dict[str, Any]
 
 PAIR_KEYS = ("expected", "delivered", "deliveries", "lost", "pending", "altered")
-# What begins and ends in one process: below zero only when its clock went back.
-ONE_CLOCK = (CONFIRM, SENT)
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 
@@ -36,10 +35,18 @@ class DoesNotAddUp(Exception):
     """Raised when an audit contradicts itself: a bug in the report, not in the run."""
 
 
-def summarize(numbers: Numbers, ingested: Ingested, *, bad_max: int) -> Summary:
+def summarize(
+    numbers: Numbers,
+    ingested: Ingested,
+    *,
+    bad_max: int,
+    faults: Sequence[Fault] = (),
+    allow: Collection[str] = (),
+) -> Summary:
     """Judge a run. Raises DoesNotAddUp.
 
-    bad_max: bad lines that are put up with.
+    bad_max: bad lines that are put up with. faults: of `faults.of_publishes`. allow: names of faults that
+    are put up with.
     """
     manifest = ingested.manifest
     totals = _totals(numbers.rows["totals"])
@@ -47,16 +54,25 @@ def summarize(numbers: Numbers, ingested: Ingested, *, bad_max: int) -> Summary:
     messages = _messages(totals["verdict"])
     lines = line_summary(ingested)
     _check(numbers, whole, messages, lines)
-    faults = _faults(whole, messages, lines, bad_max, complete=manifest.complete)
-    backwards = {each: n for each, n in numbers.negative.items() if n and each in ONE_CLOCK}
-    if backwards:
-        faults.append(
-            f"{sum(backwards.values()):,} publishes end before they begin: a clock went back"
-        )
+    late = numbers.rows["out_of_order"][0]["count"]
+    errors = _errors(numbers, ingested)
+    latencies = _latency(numbers.rows["latency"], errors)
+    every = [
+        *_counted(whole, messages, late, manifest),
+        *bad_faults(ingested, bad_max),
+        *_nothing(messages),
+        *faults,
+        *_backwards(numbers),
+        *clocks(latency.names(manifest), _below(numbers, errors), ingested),
+    ]
+    every = list(dict.fromkeys(every))
+    failing = standing(every, allow)
     return {
         "run_id": manifest.run_id,
-        "holds": not faults,
-        "faults": faults,
+        "holds": not failing,
+        "is_broken": any(getattr(fault, "name", "") in PROMISE for fault in failing),
+        "faults": failing,
+        "notes": [*said(ingested), *allowed(every, allow)],
         "run": _run(ingested, numbers),
         **{key: messages[key] for key in ("published", "confirmed")},
         **{key: whole[key] for key in PAIR_KEYS},
@@ -71,16 +87,16 @@ def summarize(numbers: Numbers, ingested: Ingested, *, bad_max: int) -> Summary:
         "unexpected": whole["unexpected"],
         "reused_ids": messages["verdicts"]["reused"],
         "verdicts": messages["verdicts"],
-        "out_of_order": numbers.rows["out_of_order"][0]["count"],
+        "out_of_order": late,
         "lines": lines,
         "subscriptions": _subscriptions(totals["subscription"]),
         "brokers": _brokers(numbers, totals["broker"], manifest),
         "publishers": _publishers(numbers, totals["publisher"], manifest),
         "imbalance": _imbalance(numbers.rows["brokers"], manifest),
-        "latency": _latency(numbers.rows["latency"]),
+        "latency": latencies,
         "negative_latencies": numbers.negative,
         "suspects": numbers.rows.get("suspects", []),
-        "timeline": _timeline(numbers),
+        "timeline": _timeline(numbers, errors),
     }
 
 
@@ -161,34 +177,55 @@ def _check(
         )
 
 
-def _faults(
-    whole: Mapping[str, int],
-    messages: Mapping[str, Any],
-    lines: Mapping[str, Any],
-    bad_max: int,
-    *,
-    complete: bool,
-) -> list[str]:
-    """Why the promise does not hold, in words; empty when it does."""
-    counted = {
-        "confirmed and never delivered": whole["lost"],
-        "delivered with another body": whole["altered"],
-        "delivered again without an explanation": whole["unexplained"],
-        "delivered and never published": whole["orphan_deliveries"],
-        "delivered to a subscription of another topic": whole["unexpected"],
-        "published under an id that another body has": messages["verdicts"]["reused"],
+def _counted(
+    whole: Mapping[str, int], messages: Mapping[str, Any], late: int, manifest: Manifest
+) -> list[Fault]:
+    """Why the promise does not hold."""
+    counts = {name: whole[count] for name, count in COUNTED.items()}
+    counts |= {name: messages["verdicts"][name] for name in JUDGED}
+    counts["pending"] = whole["pending"] if manifest.is_grace_too_long else 0
+    return counted(counts | {"late": late})
+
+
+def _nothing(messages: Mapping[str, Any]) -> list[Fault]:
+    return [] if messages["published"] else [Fault("nothing", "nothing was published")]
+
+
+def _errors(numbers: Numbers, ingested: Ingested) -> dict[str, int]:
+    """measure -> by how much clocks differ, as far as is known, ns."""
+    return {
+        measure: max(
+            numbers.errors.get(measure, 0),
+            0 if measure in ONE_CLOCK else ingested.clock_doubt_ns,
+        )
+        for measure in MEASURES
     }
-    faults = [f"{number:,} {what}" for what, number in counted.items() if number]
-    if lines["bad"] > bad_max:
-        faults.append(f"{lines['bad']:,} bad lines, {bad_max:,} allowed")
-    faults += [
-        f"{file} cannot be read: its rows are in no number" for file in lines["files_missing"]
-    ]
-    if not complete:
-        faults.append("the run did not end in order")
-    if not messages["published"]:
-        faults.append("nothing was published")
-    return faults
+
+
+def _below(numbers: Numbers, errors: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Of `faults.clocks`."""
+    rows = {row["measure"]: row for row in numbers.rows["latency"] if row["scope"] == WHOLE}
+
+    def hidden(measure: str) -> int:
+        row = rows.get(measure)
+        supported = [each for each in (50, 99) if row and hdr.supported(each, row["total"])]
+        return [hdr.shown(row, each, errors[measure]) for each in supported if row].count(None)
+
+    return {
+        measure: {
+            "backwards": numbers.backwards.get(measure, 0),
+            "error_ns": errors[measure],
+            "hidden": hidden(measure),
+        }
+        for measure in MEASURES
+        if measure not in ONE_CLOCK
+    }
+
+
+def _backwards(numbers: Numbers) -> list[Fault]:
+    count = sum(n for measure, n in numbers.negative.items() if measure in ONE_CLOCK)
+    text = f"{count:,} publishes end before they begin: a clock went back"
+    return [Fault("clocks", text, count)] if count else []
 
 
 def _run(ingested: Ingested, numbers: Numbers) -> dict[str, Any]:
@@ -198,6 +235,9 @@ def _run(ingested: Ingested, numbers: Numbers) -> dict[str, Any]:
     return {
         "started_at": datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC).isoformat(),
         "duration_s": end_s,
+        "span_s": numbers.span_s,
+        "share": manifest.share,
+        "is_corrected": manifest.is_corrected,
         "last_event_before_s": max(windows, default=0),
         "complete": manifest.complete,
         "topics": {topic: list(names) for topic, names in manifest.topics.items()},
@@ -249,6 +289,7 @@ def _brokers(numbers: Numbers, totals: Rows, manifest: Manifest) -> Rows:
             "confirmed_bytes": confirmed["bytes"],
             "active_s": confirmed["active_s"],
             "confirmed_per_s": confirmed["messages"] / max(1, confirmed["active_s"]),
+            "mean_per_s": confirmed["messages"] / (numbers.span_s or 1),
             "peak_per_s": confirmed["peak_per_s"],
             "deliveries": delivered["messages"],
             "lost": fates[broker]["lost"] if broker in fates else 0,
@@ -284,8 +325,9 @@ def _gap(manifest: Manifest, gap_ns: int | None, until_ns: int | None) -> dict[s
 def _imbalance(rows: Rows, manifest: Manifest) -> dict[str, Any]:
     """Over all brokers of the run: of messages, and of the rate while a broker took any."""
     loads = {(row["kind"], row["broker"]): row for row in rows}
-    confirmed = [loads.get((CONFIRMED, broker)) for broker in manifest.brokers]
-    delivered = [loads.get((DELIVERED, broker)) for broker in manifest.brokers]
+    brokers = sorted({*manifest.brokers, *(broker for _, broker in loads)} - {""})
+    confirmed = [loads.get((CONFIRMED, broker)) for broker in brokers]
+    delivered = [loads.get((DELIVERED, broker)) for broker in brokers]
     judged = {
         "confirmed": imbalance([row["messages"] if row else 0 for row in confirmed]),
         "confirmed_per_s": imbalance(
@@ -296,13 +338,14 @@ def _imbalance(rows: Rows, manifest: Manifest) -> dict[str, Any]:
     return {of: asdict(found) if found else None for of, found in judged.items()}
 
 
-def _latency(rows: Rows) -> Rows:
+def _latency(rows: Rows, errors: Mapping[str, int]) -> Rows:
+    """A percentile that says nothing is None."""
     order = sorted(rows, key=lambda row: (row["measure"], row["scope"] != WHOLE, row["name"]))
     return [
         {
             **{key: row[key] for key in ("measure", "scope", "name")},
             "samples": row["total"],
-            "percentiles_ms": [[each, row[name(each)] / MILLISECOND_NS] for each in CURVE],
+            "percentiles_ms": [[each, _ms(row, each, errors[row["measure"]])] for each in CURVE],
         }
         for row in sorted(
             order, key=lambda row: (row["measure"], row["scope"] != WHOLE, row["scope"])
@@ -310,7 +353,12 @@ def _latency(rows: Rows) -> Rows:
     ]
 
 
-def _timeline(numbers: Numbers) -> dict[str, Any]:
+def _ms(row: Mapping[str, Any], percentile: float, error_ns: int) -> float | None:
+    value = hdr.shown(row, percentile, error_ns)
+    return None if value is None else value / MILLISECOND_NS
+
+
+def _timeline(numbers: Numbers, errors: Mapping[str, int]) -> dict[str, Any]:
     loads = sorted(numbers.rows["timeline"], key=lambda r: (r["kind"], r["broker"], r["window"]))
     return {
         "window_s": numbers.window_s,
@@ -323,9 +371,9 @@ def _timeline(numbers: Numbers) -> dict[str, Any]:
             {
                 "measure": row["measure"],
                 "at_s": row["window"],
-                "p50_ms": row["p50"] / MILLISECOND_NS,
-                "p99_ms": row["p99"] / MILLISECOND_NS,
-                "max_ms": row["p100"] / MILLISECOND_NS,
+                "p50_ms": _ms(row, 50, errors[row["measure"]]),
+                "p99_ms": _ms(row, 99, errors[row["measure"]]),
+                "max_ms": _ms(row, 100, errors[row["measure"]]),
             }
             for row in sorted(
                 numbers.rows["latency_timeline"], key=lambda r: (r["measure"], r["window"])

@@ -17,6 +17,7 @@ from spark import audit, order, troubles
 from spark.bars import Bar, Bars, Part
 from spark.charts import Panel, Series, over_time
 from spark.drawing import COLOURS
+from spark.faults import Fault, counted
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
 from spark.page import Figure, Page, Section
@@ -37,14 +38,6 @@ LOOKS = {
 }
 
 Rows: TypeAlias = list[dict[str, Any]]
-WRONG = {
-    "lost": "confirmed and never delivered",
-    "altered": "delivered with another body",
-    "unexplained": "delivered again without an explanation",
-    "orphan": "delivered and never published",
-    "unexpected": "delivered to a subscription of another topic",
-    "reused": "published under an id that another body has",
-}
 
 
 def measure(run: Run) -> Answer:
@@ -70,9 +63,20 @@ def measure(run: Run) -> Answer:
         found["repeats"] = words.collected(audit.repeats(judged.fates))
     late = run.keep(LATE, judged.late())
     found["order"]["out_of_order"] = late.count()
+    found["counts"] = _counts(run, found)
     found["late"] = words.collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
     _check(run, found)
     return Answer(found, _page(run, found))
+
+
+def _counts(run: Run, found: dict[str, Any]) -> dict[str, int]:
+    """Of `events.FAULTS`, by name: what the audit itself finds."""
+    rows = found["subscriptions"]
+    counts = {name: sum(row[count] for row in rows) for name, count in audit.COUNTED.items()}
+    counts |= {name: found["verdicts"][name] for name in audit.JUDGED}
+    pending = sum(row["pending"] for row in rows)
+    counts["pending"] = pending if run.manifest.is_grace_too_long else 0
+    return counts | {"late": found["order"]["out_of_order"]}
 
 
 def _width(run: Run) -> int:
@@ -125,11 +129,9 @@ def _check(run: Run, found: dict[str, Any]) -> None:
 def _page(run: Run, found: dict[str, Any]) -> Page:
     verdicts, late = found["verdicts"], found["order"]["out_of_order"]
     messages = sum(verdicts.values())
-    faults = [f"{verdicts[name]:,} {text}" for name, text in WRONG.items() if verdicts[name]]
-    if late:
-        faults.append(f"{late:,} delivered after a later one of the same publisher and key")
+    faults: list[str] = [*counted(found["counts"])]
     if not messages:
-        faults.append("nothing was published")
+        faults.append(Fault("nothing", "nothing was published"))
     repeats = {
         why: sum(row["repeats"] for row in found["repeats"] if row["why"] == why)
         for why in audit.REPEATS
@@ -138,7 +140,9 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         job="audit",
         title=run.manifest.run_id,
         meta=words.meta(run),
-        verdict="The promise does not hold." if faults else "The promise holds.",
+        verdict="The promise holds.",
+        broken="The promise does not hold.",
+        unshown="Whether the promise holds was not shown.",
         faults=tuple(faults),
         comment=f"Every one of {messages:,} messages has the fate that it should have.",
         figures=(
@@ -207,7 +211,8 @@ WORDS = (
     (
         "lost",
         "a confirmed message that a subscription of its topic never had. Which subscriptions "
-        "should have it says the manifest, so one that received nothing is missed too.",
+        "should have it says the manifest, so one that received nothing is missed too, if the manifest "
+        "names it: recorders learn of others by what they receive.",
     ),
     (
         "pending",
@@ -221,9 +226,10 @@ WORDS = (
     ),
     (
         "again",
-        "unknown: the publish was sent more than once; owed: an earlier delivery was never "
-        "answered; acked without proof: its broker was killed after the ack, which AMQP does not "
-        "confirm; unexplained: none of these.",
+        "owed: the delivery before it by that broker was never answered; acked without proof: its "
+        "broker was killed soon after the ack, which AMQP does not confirm; unknown: one more copy may "
+        "be stored, for the publish was sent more than once, and each comes once; unexplained: none of "
+        "these.",
     ),
     (
         "out of order",

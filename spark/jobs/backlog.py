@@ -9,7 +9,6 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,13 @@ if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark import backlog, throughput
 from spark.charts import Panel, Series, over_time
 from spark.drawing import milliseconds
+from spark.faults import Fault
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
 from spark.page import Figure, Page, Section
@@ -31,18 +32,28 @@ from spark.tables import table_of
 __all__ = ["command", "measure"]
 
 TABLE = "backlog"
+SECOND_NS = 1_000_000_000
 
 
 def measure(run: Run) -> Answer:
-    manifest = run.manifest
-    waits = backlog.waits(run.fates())
-    last = waits.agg(F.max(F.greatest("in_ns", "out_ns")).alias("last_ns")).first()
-    end_ns = max(manifest.end_ns or 0, (last["last_ns"] if last else 0) or 0, manifest.start_ns)
-    depths = run.keep(
-        TABLE,
-        backlog.depths(waits, manifest.start_ns, end_ns).withColumn("date", F.lit(_day(run))),
-    )
-    drains = words.collected(backlog.drains(depths))
+    waits = backlog.waits(run.whole.fates()).persist()
+    start_ns, end_ns = run.manifest.start_ns, _end_ns(run, waits)
+    rows = [backlog.depths(waits, start_ns, end_ns), backlog.still(waits, start_ns, end_ns)]
+    if run.start_ns > start_ns:
+        # What waits at midnight waits on the day that begins, too.
+        rows.append(backlog.still(waits, start_ns, run.start_ns + 1))
+    first, last = ((at_ns - start_ns) // SECOND_NS for at_ns in (run.start_ns, end_ns - 1))
+    own = backlog.together(*rows).filter(F.col("second").between(first, max(first, last)))
+    depths = run.keep(TABLE, own.withColumn("date", _day(run)))
+    never = {_queue(row): row["never"] for row in words.collected(backlog.left(waits, end_ns))}
+    drains = [
+        row | {"never": never.get(_queue(row), 0)}
+        for row in words.collected(backlog.drains(depths))
+    ]
+    for row in drains:
+        # It was empty for a while, and is not now.
+        row["empty_second"] = None if row["never"] else row["empty_second"]
+    waits.unpersist()
     width = words.window_for(words.since_s(run, end_ns))
     windows = depths.groupBy(
         "broker", "topic", "subscription", throughput.whole("second", width).alias("at")
@@ -50,8 +61,10 @@ def measure(run: Run) -> Answer:
         F.max("depth").alias("depth"),
         F.max_by("depth", "second").alias("left"),
         F.max("age_ms").alias("age_ms"),
+        F.max_by("oldest_ms", "second").alias("oldest_ms"),
+        F.max("second").alias("second"),
     )
-    samples = backlog.sampled(run.events("sampled"), manifest.start_ns)
+    samples = backlog.sampled(run.events("sampled"), start_ns)
     told = samples.groupBy(
         "broker", "topic", "subscription", throughput.whole("second", width).alias("at")
     ).agg(
@@ -69,15 +82,28 @@ def measure(run: Run) -> Answer:
     return Answer(found, _page(run, found))
 
 
-def _day(run: Run) -> str:
-    """Depths go on from day to day, so they are kept with the first."""
-    started = datetime.fromtimestamp(run.manifest.start_ns // 1_000_000_000, UTC)
-    return run.day or f"{started:%Y-%m-%d}"
+def _end_ns(run: Run, waits: DataFrame) -> int:
+    """Of the run, or of what moved after it; of its day."""
+    last = waits.agg(F.max(F.greatest("in_ns", "out_ns")).alias("last_ns")).first()
+    if run.day is not None or last is None or last["last_ns"] is None:
+        return run.until_ns
+    return max(run.until_ns, int(last["last_ns"]) + 1)
+
+
+def _day(run: Run) -> Column:
+    at_ns = F.lit(run.manifest.start_ns) + F.col("second") * SECOND_NS
+    return F.date_format(
+        F.timestamp_micros(F.call_function("div", at_ns, F.lit(1000))), "yyyy-MM-dd"
+    )
+
+
+def _queue(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(row[name] for name in backlog.DIMS)
 
 
 def _page(run: Run, found: dict[str, Any]) -> Page:
     drains = found["drains"]
-    left = [row for row in drains if row["empty_second"] is None]
+    left = [row for row in drains if row["never"]]
     worst = max(drains, key=lambda row: row["peak"], default=None)
     oldest = max((row["age_ms"] for row in drains), default=0.0)
     marks, spans = words.incidents(run)
@@ -97,7 +123,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         if not left
         else f"Not everything was taken out of {len(left)} of {len(drains)} queues.",
         faults=tuple(
-            f"{row['broker']}, {row['topic']}/{row['subscription']}: not empty at the end"
+            Fault(
+                "backlog",
+                f"{row['broker']}, {row['topic']}/{row['subscription']}: not empty at the end: "
+                f"{row['never']:,} were never taken out",
+            )
             for row in left
         ),
         comment=f"The oldest message waited {milliseconds(oldest)}."
@@ -183,13 +213,24 @@ def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
 
 
 def _oldest(found: dict[str, Any]) -> list[Series]:
-    """Where nothing had to wait there is no line."""
-    largest: dict[tuple[str, int], float] = {}
+    """Where nothing waits there is no line; what waits grows older while nothing moves."""
+    width, end_s = found["window_s"], found["end_s"]
+    queues: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in found["timeline"]:
-        if row["age_ms"] > 0:
-            at = row["broker"], row["at"]
-            largest[at] = max(largest.get(at, 0.0), row["age_ms"])
-    return _series(largest, max, width=found["window_s"])
+        queues[_queue(row)][row["at"]] = row
+    largest: dict[tuple[str, int], float] = {}
+    for (broker, *_), own in queues.items():
+        before: dict[str, Any] | None = None
+        for at in range(min(own), max(own) + 1, width):
+            row, age_ms = own.get(at), 0.0
+            if row:
+                age_ms, before = row["age_ms"], row
+            elif before and before["left"]:
+                until_s = min(at + width, end_s)
+                age_ms = before["oldest_ms"] + (until_s - before["second"] - 1) * 1000
+            if age_ms > 0:
+                largest[broker, at] = max(largest.get((broker, at), 0.0), age_ms)
+    return _series(largest, max, width=width)
 
 
 def _series(

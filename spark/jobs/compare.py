@@ -6,6 +6,7 @@ spark-submit spark/jobs/compare.py --lake DIR --out DIR RUN RUN
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ if __package__ in (None, ""):
 import click
 from pyspark.sql import DataFrame
 
+from messagebus.events import FAULTS
 from spark import hdr, latency, throughput
 from spark.charts import DASHED, Series, percentiles
 from spark.compare import Row, compared, numbers, worse
 from spark.drawing import COLOURS
+from spark.faults import Fault, bad_faults, counted, of_publishes, said
 from spark.ingest import Ingested, ingested
-from spark.jobs import words
+from spark.jobs import audit, words
 from spark.jobs.frame import (
     HELP,
     Answer,
@@ -33,11 +36,11 @@ from spark.jobs.frame import (
     session_for,
     write,
 )
+from spark.jobs.latency import below
 from spark.lake import Lake
-from spark.latency import CONFIRM, END_TO_END
+from spark.latency import CONFIRM, END_TO_END, MEASURE_NAMES
 from spark.page import Figure, Page, Section
 from spark.pipeline import BIN_WINDOW_S, CURVE
-from spark.report import MEASURE_NAMES
 from spark.run import Run
 from spark.tables import table_of
 
@@ -82,7 +85,8 @@ def command(root: Path, out: Path, worse_max: float, first: str, second: str) ->
             "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
         }
         page = _page([first, second], rows, measured, worse(rows, worse_max))
-        return write("compare", Answer(found, page), out)
+        notes = [text for each in measured for text in each["notes"]]
+        return write("compare", Answer(found, page), out, notes=notes)
 
     return in_one_line("compare", work)
 
@@ -97,15 +101,33 @@ def _source(lake: Lake, named: str) -> tuple[Ingested, str | None]:
 def _measured(run: Run) -> dict[str, Any]:
     published, fates = run.events("published"), run.fates()
     start_ns = run.manifest.start_ns
-    seconds = run.keep(
-        "throughput", throughput.per_second(published, run.events("delivered"), start_ns)
+    run.keep("throughput", throughput.per_second(published, run.events("delivered"), start_ns))
+    samples = latency.samples(published, fates)
+    bins = run.keep("latency_bins", _bins(samples, start_ns))
+    curves = words.collected(hdr.percentiles(bins, ["measure"], CURVE))
+    faults: Counter[str] = Counter()
+    for fault in (*_counted(run), *of_publishes(run), *bad_faults(run.ingested, 0)):
+        faults[fault.name] += fault.found
+    clocks = below(run, samples)
+    faults["clocks"] += sum(row["backwards"] for row in clocks.values())
+    found = numbers(
+        curves,
+        confirmed=published.filter("outcome = 'confirmed'").count(),
+        span_s=run.span_s,
+        faults=faults,
+        errors={measure: row["error_ns"] for measure, row in clocks.items()},
     )
-    bins = run.keep("latency_bins", _bins(latency.samples(published, fates), start_ns))
-    curves = hdr.percentiles(bins, ["measure"], CURVE)
     return {
-        "numbers": words.collected(numbers(seconds, bins, fates)),
-        "curves": {row["measure"]: row for row in words.collected(curves)},
+        "numbers": found,
+        "curves": {row["measure"]: row for row in curves},
+        "manifest": run.manifest,
+        "notes": [f"{run.manifest.run_id}: {text}" for text in said(run.ingested)],
     }
+
+
+def _counted(run: Run) -> list[Fault]:
+    """What the audit says, each by its name."""
+    return counted(audit.measure(run).found["counts"])
 
 
 def _bins(samples: DataFrame, start_ns: int) -> DataFrame:
@@ -117,11 +139,13 @@ def _bins(samples: DataFrame, start_ns: int) -> DataFrame:
 def _page(
     names: list[str], rows: list[Row], measured: list[dict[str, Any]], faults: list[str]
 ) -> Page:
+    # What was handed over in one of them is not compared as intended.
+    words_of = latency.names(*[each["manifest"] for each in measured])
     table = table_of(
         ("", *names, "second / first"),
         [
             (
-                _name(row),
+                _name(row, words_of),
                 *[_value(row, value) for value in (row.a, row.b)],
                 words.NONE if row.ratio is None else f"{row.ratio:.2f}",
             )
@@ -137,7 +161,7 @@ def _page(
         figures=tuple(
             Figure(
                 words.NONE if row.ratio is None else f"{row.ratio:.2f}",
-                _name(row),
+                _name(row, words_of),
                 "second / first",
             )
             for row in rows
@@ -162,11 +186,11 @@ def _page(
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: Row, words_of: dict[str, str]) -> str:
     measure, _, percentile = row.name.rpartition(" ")
-    if measure in MEASURE_NAMES:
-        return f"{MEASURE_NAMES[measure]} {percentile}"
-    return row.name.replace("_", " ")
+    if measure in words_of:
+        return f"{words_of[measure]} {percentile}"
+    return FAULTS.get(row.name, row.name)
 
 
 def _value(row: Row, value: float | None) -> str:
@@ -180,7 +204,7 @@ def _curves(names: list[str], measured: list[dict[str, Any]]) -> list[Series]:
     for name, each, dashes in zip(names, measured, (None, DASHED), strict=True):
         for number, measure in enumerate((CONFIRM, END_TO_END)):
             if row := each["curves"].get(measure):
-                kept = [one for one in CURVE if hdr.supported(one, row["total"])]
+                kept = [one for one in CURVE if hdr.shown(row, one) is not None]
                 values = [max(1, row[hdr.name(one)]) / NS_PER_MS for one in kept]
                 label = f"{name}, {MEASURE_NAMES[measure].split(':')[0]}"
                 drawn.append(Series(label, kept, values, COLOURS[number], dashes))

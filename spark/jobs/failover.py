@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from spark import audit, failover, gaps
 from spark.drawing import milliseconds
+from spark.faults import Fault, unconfirmed
 from spark.gapchart import Around, Gap, silences
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
@@ -34,12 +35,18 @@ FIGURES_MAX = 10
 
 
 def measure(run: Run) -> Answer:
-    confirmed = run.events("published").filter(F.col("outcome") == "confirmed")
+    published, until_ns = run.events("published"), run.until_ns
     received = audit.first_deliveries(run.fates())
     incidents = failover.incident_rows(run.session, run.manifest.incidents)
-    by_publisher = gaps.every(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns")
-    by_broker = gaps.every(received, BROKER_DIMS, start="waiting_ns", end="first_ns")
-    whole = gaps.longest(confirmed, ["publisher"], start="intended_ns", end="confirmed_ns")
+    waiting = published.select(
+        "publisher",
+        F.col("intended_ns").alias("waiting_ns"),
+        F.col("confirmed_ns").alias("first_ns"),
+    )
+    dims, of = ["publisher"], {"start": "waiting_ns", "end": "first_ns"}
+    by_publisher = gaps.every(waiting, dims, **of, until_ns=until_ns)
+    by_broker = gaps.every(received, BROKER_DIMS, **of, until_ns=until_ns)
+    whole = gaps.longest(waiting, dims, **of, until_ns=until_ns)
     found: dict[str, Any] = {
         "incidents": [
             {
@@ -54,6 +61,7 @@ def measure(run: Run) -> Answer:
         "publishers": _told(run, failover.around(by_publisher, ["publisher"], incidents)),
         "brokers": _told(run, failover.around(by_broker, BROKER_DIMS, incidents)),
         "longest": _told(run, whole),
+        "unconfirmed": unconfirmed(run),
     }
     return Answer(found, _page(run, found))
 
@@ -77,10 +85,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         job="failover",
         title=run.manifest.run_id,
         meta=words.meta(run),
-        verdict=f"No publisher waited longer than {milliseconds(longest['gap_ms'])}."
+        verdict=f"No publisher waited longer than {milliseconds(longest['gap_ms'])}"
+        f"{_without(found['unconfirmed'])}."
         if longest
-        else "Nothing was confirmed.",
-        faults=() if longest else ("nothing was confirmed",),
+        else "Nothing was published.",
+        faults=() if longest else (Fault("nothing", "nothing was published"),),
         comment=f"{len(found['incidents'])} things were done to the cluster.",
         figures=tuple(_figure(one, found) for one in found["incidents"][:FIGURES_MAX]),
         sections=(
@@ -123,7 +132,8 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             (
                 "gap",
                 "time without a confirm, or without a first delivery, while something was "
-                "waiting for one. Repeats fill no gap.",
+                "waiting for one. Repeats fill no gap. What was never confirmed waits until the next "
+                "confirm of its publisher, or to the end of the run; so does what was never delivered.",
             ),
             (
                 "around",
@@ -134,6 +144,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         ),
         tables="fates",
     )
+
+
+def _without(unconfirmed: dict[str, int]) -> str:
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(unconfirmed.items()))
+    return f"; {sum(unconfirmed.values()):,} publishes have no confirm ({told})" if told else ""
 
 
 def _rest(found: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -21,7 +21,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from messagebus.events import EVENTS
+from messagebus.events import EVENTS, FAULTS
+from spark.faults import allowed, bad_faults, of_publishes, said, standing
 from spark.ingest import Ingested, Plan, ingest, ingested, plan
 from spark.lake import Lake
 from spark.manifest import RunInvalid
@@ -33,6 +34,7 @@ from spark.tables import columns_here
 
 __all__ = [
     "Answer",
+    "allow_option",
     "bad_faults",
     "check_day",
     "exit_code",
@@ -64,6 +66,14 @@ class Answer:
 
 Measure = Callable[[Run], Answer]
 
+allow_option = click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(list(FAULTS)),
+    metavar="NAME",
+    help="A fault that is put up with, such as unconfirmed; docs/MEASURING.md has the names.",
+)
+
 
 def job_command(name: str, what: str, measure: Measure) -> click.Command:
     """The command of a job over one run, or one day of it."""
@@ -85,6 +95,7 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
     @click.option("--date", "day", help="Of one day, UTC: 2026-11-21.")
     @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
     @click.option("--max-bad", "bad_max", default=0, show_default=True, type=click.IntRange(min=0))
+    @allow_option
     def command(
         folder: Path | None,
         root: Path | None,
@@ -92,6 +103,7 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
         day: str | None,
         out: Path,
         bad_max: int,
+        allow: tuple[str, ...],
     ) -> int:
         if (folder is None) == (run_id is None):
             raise click.UsageError("one of --events and --run")
@@ -104,8 +116,10 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
             lake.check()
             with session_for(name, source.weight) as session:
                 found = ingest(session, lake, source) if isinstance(source, Plan) else source
-                answer = measure(run_of(session, lake, found, day))
-            return write(name, answer, out, bad_faults(found, bad_max))
+                run = run_of(session, lake, found, day)
+                answer = measure(run)
+                faults = [*of_publishes(run), *bad_faults(found, bad_max)]
+            return write(name, answer, out, faults, allow=allow, notes=said(found))
 
         return in_one_line(name, work)
 
@@ -131,24 +145,32 @@ def run_of(session: SparkSession, lake: Lake, found: Ingested, day: str | None) 
     return Run(session, lake, found, day)
 
 
-def bad_faults(found: Ingested, bad_max: int) -> list[str]:
-    """Why no report on such events can hold."""
-    faults = [f"{name} cannot be read: its rows are in no number" for name in found.missing]
-    if found.bad > bad_max:
-        lines = "line" if found.bad == 1 else "lines"
-        faults.append(f"{found.bad:,} bad {lines}, {bad_max:,} allowed")
-    if not found.manifest.complete:
-        faults.append("the run did not end in order: what it has is counted, and no more")
-    return faults
+def write(
+    name: str,
+    answer: Answer,
+    out: Path,
+    faults: Sequence[str] = (),
+    *,
+    allow: Collection[str] = (),
+    notes: Sequence[str] = (),
+) -> int:
+    """Write NAME.json, NAME.txt and NAME.html, print the text. Returns the exit code.
 
-
-def write(name: str, answer: Answer, out: Path, faults: Sequence[str] = ()) -> int:
-    """Write NAME.json, NAME.txt and NAME.html, print the text. Returns the exit code."""
-    page = answer.page
-    if faults:
-        page = dataclasses.replace(page, faults=(*page.faults, *faults))
+    allow: names of faults that are put up with. notes: for the first line.
+    """
+    every = list(dict.fromkeys((*answer.page.faults, *faults)))
+    page = dataclasses.replace(
+        answer.page,
+        faults=tuple(standing(every, allow)),
+        notes=(*answer.page.notes, *notes, *allowed(every, allow)),
+    )
     out.mkdir(parents=True, exist_ok=True)
-    found = {**answer.found, "holds": not page.faults, "faults": list(page.faults)}
+    found = {
+        **answer.found,
+        "holds": not page.faults,
+        "faults": list(page.faults),
+        **({"notes": list(page.notes)} if page.notes else {}),
+    }
     (out / f"{name}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
     (out / f"{name}.txt").write_text(render_text(page) + "\n")
     (out / f"{name}.html").write_text(render_html(page))

@@ -16,6 +16,7 @@ if __package__ in (None, ""):
 
 from spark import throughput
 from spark.bars import BARS_MAX, NO_BARS, Bars, against_mean
+from spark.faults import Fault
 from spark.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
@@ -58,9 +59,8 @@ def _judged(
     connections: list[dict[str, Any]],
     loads: list[tuple[int, int]],
 ) -> dict[str, Imbalance | None]:
-    """Brokers of the run without a message are brokers too."""
     of = {(row["kind"], row["broker"]): row for row in brokers}
-    names = run.manifest.brokers
+    names = _brokers(run, brokers)
     confirmed = [of.get((CONFIRMED, name)) for name in names]
     return {
         "brokers, messages confirmed": imbalance([r["messages"] if r else 0 for r in confirmed]),
@@ -77,9 +77,15 @@ def _judged(
     }
 
 
+def _brokers(run: Run, rows: list[dict[str, Any]]) -> list[str]:
+    """Brokers of the run without a message are brokers too, and so are those that nobody listed."""
+    seen = {row["broker"] for row in rows if row["broker"]}
+    return [*run.manifest.brokers, *sorted(seen - {*run.manifest.brokers})]
+
+
 def _page(run: Run, found: dict[str, Any]) -> Page:
     judged = {name: one for name, one in found["judged"].items() if one}
-    rate = judged.get("brokers, rate while they took any")
+    load = judged.get("brokers, messages confirmed")
     figures = [
         Figure(
             f"{one['max_over_mean']:.2f}", f"largest / mean of {name}", f"Gini {one['gini']:.3f}"
@@ -103,11 +109,10 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         job="imbalance",
         title=run.manifest.run_id,
         meta=words.meta(run),
-        verdict=f"While it took any, the busiest broker took {rate['max_over_mean']:.2f} times the "
-        "mean rate."
-        if rate
+        verdict=f"Of all messages the busiest broker took {load['max_over_mean']:.2f} times the mean."
+        if load
         else "Nothing was confirmed.",
-        faults=() if rate else ("nothing was confirmed",),
+        faults=() if load else (Fault("nothing", "nothing was confirmed"),),
         figures=tuple(figures),
         sections=(
             Section(
@@ -151,7 +156,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             (
                 "rate while they took any",
                 "messages over the seconds in which the broker confirmed any: one that was added "
-                "late, or was down, is judged for its own time.",
+                "late, or was down, is judged for its own time. It forgives a broker that took little.",
             ),
             words.input_words(run),
         ),
@@ -162,7 +167,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
 def _broker_bars(run: Run, found: dict[str, Any]) -> Bars:
     """Of all brokers of the run, in their order."""
     loads = {row["broker"]: row["messages"] for row in found["brokers"] if row["kind"] == CONFIRMED}
-    named = [(broker, loads.get(broker, 0)) for broker in run.manifest.brokers]
+    named = [(broker, loads.get(broker, 0)) for broker in _brokers(run, found["brokers"])]
     if len(named) > BARS_MAX:
         named.sort(key=lambda load: -load[1])
     return _bars(found, "brokers, messages confirmed", named, is_sorted=True)

@@ -15,8 +15,9 @@ if __package__ in (None, ""):
 
 import click
 
+from spark.faults import Fault, bad_faults, said
 from spark.ingest import Ingested, Plan, ingest, plan
-from spark.jobs.frame import HELP, Answer, bad_faults, exit_code, in_one_line, session_for, write
+from spark.jobs.frame import HELP, Answer, allow_option, exit_code, in_one_line, session_for, write
 from spark.jobs.words import plural
 from spark.lake import Lake
 from spark.manifest import RunInvalid
@@ -42,7 +43,10 @@ __all__ = ["command"]
 @click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--max-bad", "bad_max", default=0, show_default=True, type=click.IntRange(min=0))
-def command(folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: int) -> int:
+@allow_option
+def command(
+    folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: int, allow: tuple[str, ...]
+) -> int:
     """Read what is new of recorded runs into the lake; what is bad goes into its quarantine.
 
     Exits with 1 when there are more bad lines than --max-bad, or a run cannot be read; the others are.
@@ -63,8 +67,13 @@ def command(folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: in
         with session_for("ingest", sum(each.weight for each in plans)) as session:
             found = [ingest(session, lake, each) for each in plans]
         for one in found:
-            faults += [f"{one.manifest.run_id}: {text}" for text in bad_faults(one, bad_max)]
-        return write("ingest", Answer(_as_json(found), _page(found, lake)), out, faults)
+            faults += [
+                Fault(fault.name, f"{one.manifest.run_id}: {fault}")
+                for fault in bad_faults(one, bad_max)
+            ]
+        notes = [f"{one.manifest.run_id}: {text}" for one in found for text in said(one)]
+        answer = Answer(_as_json(found), _page(found, lake))
+        return write("ingest", answer, out, faults, allow=allow, notes=notes)
 
     return in_one_line("ingest", work)
 

@@ -16,8 +16,9 @@ if __package__ in (None, ""):
 
 import click
 
+from spark.faults import of_publishes
 from spark.ingest import ingest, plan
-from spark.jobs.frame import HELP, exit_code, in_one_line, session_for
+from spark.jobs.frame import HELP, allow_option, exit_code, in_one_line, session_for
 from spark.lake import Lake
 from spark.pipeline import collect
 from spark.report import write_reports
@@ -53,11 +54,12 @@ __all__ = ["command", "main"]
     type=click.IntRange(min=0),
     help="Bad lines that are put up with.",
 )
-def command(folder: Path, out: Path, bad_max: int) -> int:
+@allow_option
+def command(folder: Path, out: Path, bad_max: int, allow: tuple[str, ...]) -> int:
     """Report on one recorded run: was anything lost, altered or doubled; how fast; how even.
 
-    Exits with 0 only when nothing was lost, altered or doubled without explanation, and there were no
-    more bad lines than --max-bad allows.
+    Exits with 0 only when nothing was lost, altered or doubled without explanation, nothing went without
+    a confirm or was left out of the record, and there were no more bad lines than --max-bad allows.
     """
 
     def work() -> int:
@@ -66,7 +68,8 @@ def command(folder: Path, out: Path, bad_max: int) -> int:
         lake.check()
         with session_for("report", source.weight) as session:
             run = Run(session, lake, ingest(session, lake, source))
-            summary = summarize(collect(run), run.ingested, bad_max=bad_max)
+            numbers, faults = collect(run), of_publishes(run)
+        summary = summarize(numbers, run.ingested, bad_max=bad_max, faults=faults, allow=allow)
         (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")
         text = write_reports(summary, out, columns_here())
         click.echo(text)

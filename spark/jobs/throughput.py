@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from spark import throughput
 from spark.charts import Panel, Series, over_time
+from spark.faults import Fault
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
 from spark.page import Figure, Page, Section
@@ -30,7 +31,7 @@ __all__ = ["command", "measure"]
 TABLE = "throughput"
 # Of what counts where one kind alone means something.
 KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
-HEAD = ("messages", "MB", "seconds with any", "mean of those", "best second")
+HEAD = ("messages", "MB", "mean", "seconds with any", "mean of those", "best second")
 
 
 def measure(run: Run) -> Answer:
@@ -48,33 +49,39 @@ def measure(run: Run) -> Answer:
             "publishers": ["publisher"],
         }.items()
     }
-    spans = seconds.agg(F.min("second").alias("first"), F.max("second").alias("last")).first()
-    first, last = (spans["first"] or 0, spans["last"] or 0) if spans else (0, 0)
-    found["window_s"] = width = words.window_for(last - first + 1)
+    seen = seconds.agg(F.max("second").alias("last")).first()
+    last = (seen["last"] or 0) if seen else 0
+    found["window_s"] = width = words.window_for(max(run.span_s, last + 1))
     found["timeline"] = words.collected(throughput.windows(seconds, width))
-    return Answer(found, _page(run, found, last))
+    found["span_s"] = run.span_s
+    until_s = max(last + 1, words.since_s(run, run.until_ns))
+    return Answer(found, _page(run, found, until_s))
 
 
 def _busiest(row: dict[str, Any]) -> tuple[str, int]:
     return row["kind"], -row["messages"]
 
 
-def _page(run: Run, found: dict[str, Any], last: int) -> Page:
+def _page(run: Run, found: dict[str, Any], until_s: float) -> Page:
     whole = {row["kind"]: row for row in found["whole"]}
     figures = [
-        Figure(words.count(whole[kind]["messages"]), f"messages {kind}", _rates(whole[kind]))
+        Figure(words.count(whole[kind]["messages"]), f"messages {kind}", _rates(run, whole[kind]))
         for kind in (CONFIRMED, DELIVERED)
         if kind in whole
     ]
     marks, spans = words.incidents(run)
     chart = over_time(
         [
-            Panel("confirmed per second", _series(found, CONFIRMED, "broker"), "stack", height=3),
             Panel(
-                "delivered per second", _series(found, DELIVERED, "topic", "subscription"), "step"
+                "confirmed per second", _series(run, found, CONFIRMED, "broker"), "stack", height=3
+            ),
+            Panel(
+                "delivered per second",
+                _series(run, found, DELIVERED, "topic", "subscription"),
+                "step",
             ),
         ],
-        until_s=last + 1,
+        until_s=until_s,
         marks=marks,
         spans=spans,
     )
@@ -86,7 +93,7 @@ def _page(run: Run, found: dict[str, Any], last: int) -> Page:
         ("Publishers", "publishers", ("publisher",)),
     ):
         rows = [
-            (row["kind"], *[row[dim] or words.NONE for dim in dims], *_cells(row))
+            (row["kind"], *[row[dim] or words.NONE for dim in dims], *_cells(run, row))
             for row in found[key]
             if row["kind"] in KINDS.get(key, (CONFIRMED, DELIVERED))
         ]
@@ -96,10 +103,11 @@ def _page(run: Run, found: dict[str, Any], last: int) -> Page:
         job="throughput",
         title=run.manifest.run_id,
         meta=words.meta(run),
-        verdict=f"{whole[CONFIRMED]['peak_per_s']:,} confirmed in the best second"
+        verdict=f"{whole[CONFIRMED]['messages'] / run.span_s:,.0f}/s were confirmed over "
+        f"{run.span_s:,.0f} s, {whole[CONFIRMED]['peak_per_s']:,} in the best second."
         if CONFIRMED in whole
         else "Nothing was confirmed.",
-        faults=() if CONFIRMED in whole else ("nothing was confirmed",),
+        faults=() if CONFIRMED in whole else (Fault("nothing", "nothing was confirmed"),),
         figures=tuple(figures),
         sections=tuple(sections),
         words=(
@@ -108,6 +116,10 @@ def _page(run: Run, found: dict[str, Any], last: int) -> Page:
                 "counted in the second in which the confirm came, at the broker that gave it.",
             ),
             ("delivered", "counted in the second of receipt; repeats are deliveries too."),
+            (
+                "mean",
+                "over the whole run, or its day: seconds in which nothing was confirmed are in it.",
+            ),
             (
                 "mean of those",
                 "over the seconds in which there were any: a broker that was added late is not "
@@ -119,22 +131,26 @@ def _page(run: Run, found: dict[str, Any], last: int) -> Page:
     )
 
 
-def _rates(row: dict[str, Any]) -> str:
-    return f"{row['messages'] / row['active_s']:,.0f}/s, at best {row['peak_per_s']:,}"
+def _rates(run: Run, row: dict[str, Any]) -> str:
+    """Of a sample, with what it stands for."""
+    rate, share = row["messages"] / run.span_s, run.manifest.share
+    of_all = f", about {rate / share:,.0f}/s of all messages" if share < 1 else ""
+    return f"{rate:,.0f}/s, at best {row['peak_per_s']:,}{of_all}"
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(run: Run, row: dict[str, Any]) -> tuple[str, ...]:
     return (
         words.count(row["messages"]),
         f"{row['bytes'] / 1e6:,.1f}",
+        f"{row['messages'] / run.span_s:,.1f}/s",
         words.count(row["active_s"]),
         f"{row['messages'] / row['active_s']:,.0f}/s",
         f"{row['peak_per_s']:,}/s",
     )
 
 
-def _series(found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
-    """Per second, summed over everything but those dimensions."""
+def _series(run: Run, found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
+    """Per second, summed over everything but those dimensions; to the end of the run, silent or not."""
     width = found["window_s"]
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for row in found["timeline"]:
@@ -142,7 +158,11 @@ def _series(found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
             sums["/".join(row[dim] for dim in dims), row["window"]] += row["messages"] / width
     # The last window is only partly filled and would look like a fall.
     last = max((at for _, at in sums), default=0)
-    kept = {key: rate for key, rate in sums.items() if key[1] < last or last == 0}
+    ended = int(words.since_s(run, run.until_ns) // width * width)
+    kept = {key: rate for key, rate in sums.items() if key[1] < max(last, ended) or last == 0}
+    for name in {name for name, _ in kept}:
+        if ended > last:
+            kept.setdefault((name, ended), 0.0)
     rows = [{"name": name, "at": at, "rate": rate} for (name, at), rate in kept.items()]
     return words.series_by(rows, "name", "at", "rate", width=width)
 

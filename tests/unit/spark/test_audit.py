@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from messagebus.events import DELIVERED, PUBLISHED
 from spark import audit
-from spark.audit import COUNTS, KILL_NOTICED_NS
+from spark.audit import ACK_UNPROVEN_NS, COUNTS, KILL_NOTICED_NS
 from spark.manifest import Manifest
 from tests.support.literal_events import (
     KILL_NS,
@@ -42,6 +42,10 @@ def both(message: str, **changed: Any) -> list[dict[str, Any]]:
     return [delivery(message, "audit", **changed), delivery(message, "billing", **changed)]
 
 
+UNKNOWN: dict[str, Any] = {"outcome": "unknown", "confirmed_ns": None}
+REFUSED: dict[str, Any] = {"outcome": "refused", "confirmed_ns": None}
+
+
 def test_every_message_has_the_one_verdict_that_it_deserves(session: SparkSession) -> None:
     late = dataclasses.replace(RUN, grace_ns=10 * SECOND)
     in_grace = {"confirmed_ns": 195 * SECOND}
@@ -54,7 +58,13 @@ def test_every_message_has_the_one_verdict_that_it_deserves(session: SparkSessio
         "unexplained": [publish("unexplained")],
         "unexpected": [publish("unexpected", topic="elsewhere")],
         "reused": [publish("reused"), publish("reused", body_hash=OTHER_BODY)],
-        "again": [publish("again", outcome="unknown", confirmed_ns=None), publish("again")],
+        "twice": [publish("twice"), publish("twice", publisher="p2")],
+        "topics": [publish("topics"), publish("topics", topic="nobody", **UNKNOWN)],
+        "again": [publish("again", **UNKNOWN), publish("again")],
+        "refused, came": [publish("refused, came", **REFUSED)],
+        "refused at last": [publish("refused at last", attempts=2, **REFUSED)],
+        "early": [publish("early", sent_ns=7 * SECOND)],
+        "early, of several": [publish("early, of several", attempts=2, sent_ns=7 * SECOND)],
         "refused": [publish("refused", outcome="refused", confirmed_ns=None)],
         "unknown": [publish("unknown", outcome="unknown", confirmed_ns=None)],
         "no-topic": [publish("no-topic", topic="nobody")],
@@ -67,6 +77,12 @@ def test_every_message_has_the_one_verdict_that_it_deserves(session: SparkSessio
         *[*both("doubled"), delivery("doubled", broker="mb2", received_ns=4 * SECOND)],
         *[*both("unexplained"), delivery("unexplained", received_ns=4 * SECOND)],
         delivery("unexpected"),
+        *both("twice"),
+        *both("topics"),
+        delivery("refused, came"),
+        delivery("refused at last"),
+        *both("early"),
+        *both("early, of several"),
         *both("reused"),
         *both("again"),
         delivery("unknown"),
@@ -83,13 +99,19 @@ def test_every_message_has_the_one_verdict_that_it_deserves(session: SparkSessio
         "unexplained": "unexplained",
         "unexpected": "unexpected",
         "reused": "reused",
+        "twice": "reused",
+        "topics": "reused",
         "again": "ok",
+        "refused, came": "refused_delivered",
+        "refused at last": "unconfirmed_delivered",
+        "early": "early",
+        "early, of several": "ok",
         "refused": "unconfirmed_absent",
         "unknown": "unconfirmed_delivered",
         "no-topic": "ok",
         "orphan": "orphan",
     }
-    assert len(rows) == len({row.message_id for row in rows}) == 13
+    assert len(rows) == len({row.message_id for row in rows}) == 19
 
 
 STALE: dict[str, Any] = {"ack": "stale", "acknowledged_ns": None}
@@ -102,7 +124,9 @@ ON_MB2 = {"broker": "mb2"}
 # Attempts of the publish, first delivery, second one -> why there was a second.
 REPEATED: list[tuple[int, dict[str, Any], dict[str, Any], str]] = [
     (2, {}, {"received_ns": 4 * SECOND}, "unknown"),
-    (2, STALE, AFTER, "unknown"),
+    (2, STALE, AFTER, "owed"),
+    (2, BEFORE, AFTER, "acked_without_proof"),
+    (1, {"received_ns": KILL_NS - ACK_UNPROVEN_NS - 2}, AFTER, "unexplained"),
     (1, STALE, {"received_ns": 4 * SECOND}, "owed"),
     (1, UNANSWERED, AFTER, "owed"),
     (1, STALE, AFTER | ON_MB2, "unexplained"),
@@ -133,22 +157,41 @@ def test_a_repeat_has_the_first_reason_that_applies(session: SparkSession) -> No
 
 def test_repeats_are_counted_by_broker_and_reason(session: SparkSession) -> None:
     published = [publish("a"), publish("b"), publish("c", attempts=2)]
-    delivered = [row for name in "abc" for row in (delivery(name), delivery(name, **AFTER))]
+    delivered = [
+        row for name in "ab" for row in (delivery(name, **BEFORE), delivery(name, **AFTER))
+    ]
+    delivered += [delivery("c"), delivery("c", **AFTER | ON_MB2)]
     found = audit.repeats(fates(session, published, delivered)).collect()
     assert {(row.topic, row.subscription, row.broker, row.why, row.repeats) for row in found} == {
         ("orders", "billing", "mb1", "acked_without_proof", 2),
-        ("orders", "billing", "mb1", "unknown", 1),
+        ("orders", "billing", "mb2", "unknown", 1),
     }
 
 
-def test_a_third_delivery_is_judged_by_all_before_it(session: SparkSession) -> None:
-    delivered = [
-        delivery("m", **STALE),
-        delivery("m", received_ns=5 * SECOND),
-        delivery("m", received_ns=6 * SECOND),
+def test_each_reason_explains_one_repeat(session: SparkSession) -> None:
+    """One that was not acked comes again once; of two copies one comes beside the other, once."""
+    owed = [
+        delivery("owed", **STALE),
+        delivery("owed", received_ns=5 * SECOND),
+        delivery("owed", received_ns=6 * SECOND),
     ]
-    found = audit.repeats(fates(session, [publish("m")], delivered)).collect()
-    assert [(row.why, row.repeats) for row in found] == [("owed", 2)]
+    copies = [delivery("copies", received_ns=(3 + n) * SECOND) for n in range(11)]
+    # The other copy, from elsewhere, is not mistaken for what was owed here.
+    mixed = [
+        delivery("mixed", **STALE),
+        delivery("mixed", received_ns=5 * SECOND),
+        delivery("mixed", received_ns=6 * SECOND, **ON_MB2),
+    ]
+    published = [publish("owed"), publish("copies", attempts=2), publish("mixed", attempts=2)]
+    rows = fates(session, published, [*owed, *copies, *mixed]).filter("subscription = 'billing'")
+    found = {
+        bytes(row.message_id).decode(): [why for _, why in row.repeats] for row in rows.collect()
+    }
+    assert found == {
+        "owed": ["owed", "unexplained"],
+        "copies": ["unknown", *["unexplained"] * 9],
+        "mixed": ["owed", "unknown"],
+    }
 
 
 def counts(rows: DataFrame, of: str) -> dict[tuple[Any, ...], dict[str, int]]:
@@ -220,6 +263,14 @@ def test_suspects_are_the_messages_at_fault(session: SparkSession) -> None:
     assert {(row.verdict, row.message_id, row.subscription, row.deliveries) for row in found} == {
         ("lost", b"b".hex(), "audit", 1),
         ("lost", b"b".hex(), "billing", 0),
+    }
+
+
+def test_what_never_came_waits_where_it_was_confirmed(session: SparkSession) -> None:
+    found = audit.first_deliveries(fates(session, [publish("a")], [])).collect()
+    assert {(row.subscription, row.broker, row.waiting_ns, row.first_ns) for row in found} == {
+        ("audit", "mb1", 2 * SECOND, None),
+        ("billing", "mb1", 2 * SECOND, None),
     }
 
 

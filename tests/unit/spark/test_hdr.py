@@ -66,9 +66,20 @@ def test_bins_add_up_over_a_dimension_that_is_dropped(session: SparkSession) -> 
     assert [whole[hdr.name(each)] for each in WANTED] == expected
 
 
-def test_negative_values_have_no_bin(session: SparkSession) -> None:
-    rows = session.createDataFrame([(-1,), (0,), (3,)], "v long")
-    assert {(row.bin, row.n) for row in hdr.bins(rows, [], "v").collect()} == {(0, 1), (3, 1)}
+def test_negative_values_are_ranked_below_all_others(session: SparkSession) -> None:
+    rows = session.createDataFrame([(-1,), (-7_000,), (0,), (3,)], "v long")
+    bins = hdr.bins(rows, [], "v")
+    assert {(row.bin, row.n) for row in bins.collect()} == {(hdr.BELOW, 2), (0, 1), (3, 1)}
+    row = hdr.percentiles(bins, [], (0, 50, 75, 100)).first()
+    assert row is not None
+    assert (row.total, row.p0, row.p50, row.p75, row.p100) == (4, -1, -1, 0, 3)
+    assert hdr.histogram([(hdr.BELOW, 2), (3, 1)]).get_total_count() == 1
+
+
+def test_a_figure_is_given_where_its_samples_and_its_clocks_bear_it() -> None:
+    row = {"total": 100, "p50": -1, "p99": 900, "p99_9": 950, "p100": 1_000}
+    assert [hdr.shown(row, each) for each in (50, 99, 99.9, 100)] == [None, 900, None, 1_000]
+    assert [hdr.shown(row, each, 91) for each in (99, 100)] == [None, 1_000]
 
 
 def drawn(seed: int) -> list[int]:

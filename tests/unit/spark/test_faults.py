@@ -1,0 +1,421 @@
+"""Faults planted in small runs, one run for many of them: every page and every exit code notices each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from messagebus.events import FAULTS
+from spark.__main__ import jobs
+from spark.faults import Fault, allowed, counted, standing
+from spark.jobs import compare, frame, ingest, report
+from spark.jobs.frame import exit_code
+from tests.support.events import SECOND
+
+HOUR = 3600.0
+# 2026-11-18, 0:00.
+START_NS = 1_794_960_000 * SECOND
+DAY_S = 24 * HOUR
+# Of one run each; compare and ingest have arguments of their own.
+PAGES = ("throughput", "latency", "audit", "imbalance", "backlog", "failover", "report")
+HOST: dict[str, Any] = {"host": "h", "process": "p", "wall_minus_monotonic_ns": START_NS}
+
+
+@dataclass
+class Recorded:
+    """A run that is written out. at: seconds since its start."""
+
+    name: str
+    end_s: float
+    published: list[dict[str, Any]] = field(default_factory=list)
+    delivered: list[dict[str, Any]] = field(default_factory=list)
+    manifest: dict[str, Any] = field(default_factory=dict)
+    heads: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def publish(self, at: float, *, took_s: float = 0.005, **changed: Any) -> dict[str, Any]:
+        number = len(self.published)
+        row: dict[str, Any] = {
+            "run_id": self.name,
+            "message_id": f"{number:032x}",
+            "topic": "orders",
+            "broker": "mb1",
+            "publisher": "p1",
+            "sequence": number,
+            "size": 5,
+            "body_hash": "b" * 32,
+            "outcome": "confirmed",
+            "attempts": 1,
+            "intended_ns": ns(at),
+            "sent_ns": ns(at),
+        } | changed
+        if row["outcome"] == "confirmed":
+            row.setdefault("confirmed_ns", row["sent_ns"] + ns(took_s))
+        self.published.append(row)
+        return row
+
+    def deliver(
+        self, row: dict[str, Any], after_s: float = 0.006, **changed: Any
+    ) -> dict[str, Any]:
+        same = ("run_id", "message_id", "topic", "broker", "size", "body_hash")
+        at_ns = row["intended_ns"] + ns(after_s)
+        made = {name: row[name] for name in same} | {
+            **{"subscription": "billing", "consumer": "c1", "redelivered": 0, "ack": "acked"},
+            **{"received_ns": at_ns, "acknowledged_ns": at_ns + 1},
+            **changed,
+        }
+        self.delivered.append(made)
+        return made
+
+    def send(self, at: float, **changed: Any) -> dict[str, Any]:
+        """Publish and, if it was confirmed, deliver."""
+        row = self.publish(at, **changed)
+        if row["outcome"] == "confirmed":
+            self.deliver(row)
+        return row
+
+    def write(self, folder: Path) -> Path:
+        made = folder / self.name
+        made.mkdir(parents=True, exist_ok=True)
+        values = {
+            "run_id": self.name,
+            "topics": {"orders": ["billing"]},
+            "brokers": ["mb1"],
+            "anchor": HOST,
+            "start_ns": 0,
+            "end_ns": ns(self.end_s),
+            "publishers": ["p1"],
+            "consumers": [{"name": "c1", "subscription": "billing"}],
+            "incidents": [],
+            "loop": "open",
+            "complete": True,
+        } | self.manifest
+        (made / "manifest.json").write_text(json.dumps(values))
+        for kind, rows, by in (
+            ("published", self.published, "publisher"),
+            ("delivered", self.delivered, "consumer"),
+        ):
+            for process in sorted({row[by] for row in rows}):
+                head = json.dumps({"anchor": self.heads.get(process, HOST)})
+                own = [json.dumps(row) for row in rows if row[by] == process]
+                (made / f"{kind}-{process}.ndjson").write_text("\n".join([head, *own, ""]))
+        return made
+
+
+def ns(at_s: float) -> int:
+    return round(at_s * SECOND)
+
+
+@dataclass
+class Told:
+    """What a job said. first: the first line of its text."""
+
+    code: int
+    text: str
+    html: str
+    found: dict[str, Any]
+
+    @property
+    def first(self) -> str:
+        return self.text.partition("\n")[0]
+
+    @property
+    def said(self) -> str:
+        return " ".join(self.text.split())
+
+
+@dataclass
+class Asked:
+    """Jobs by their command lines, over runs that are in one lake by then."""
+
+    session: SparkSession
+    root: Path
+
+    def read(self, run: Recorded) -> Told:
+        run.write(self.root)
+        return self("ingest", "", "--events", str(self.root / run.name))
+
+    def __call__(self, job: str, run: str, *options: str) -> Told:
+        out = self.root / "out" / job
+        where = ["--run", run] if run else []
+        lake = ["--lake", str(self.root / "lake")]
+        if job == "report":
+            where, lake = ["--events", str(self.root / run)], []
+        code = exit_code(jobs, [job, *where, *lake, "--out", str(out), *options], prog_name="spark")
+        self.session.catalog.clearCache()
+        found = json.loads((out / f"{'audit' if job == 'report' else job}.json").read_text())
+        text, html = ((out / f"{job}.{form}").read_text() for form in ("txt", "html"))
+        return Told(code, text, html, found)
+
+
+@pytest.fixture(scope="module")
+def ask(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    @contextmanager
+    def shared(*_: object) -> Iterator[SparkSession]:
+        yield session
+
+    with pytest.MonkeyPatch.context() as changed:
+        for module in (frame, ingest, compare, report):
+            changed.setattr(module, "session_for", shared)
+        yield Asked(session, tmp_path_factory.mktemp("faults"))
+
+
+def names(told: Sequence[str]) -> set[str]:
+    """Of faults, by their words."""
+    return {name for name, words in FAULTS.items() for text in told if words in text}
+
+
+# ------------------------------------------------------------------ the words
+def test_a_fault_is_its_words_and_can_be_allowed_by_its_name() -> None:
+    faults = [*counted({"lost": 2, "late": 0, "early": 1_000}), "no name"]
+    assert faults == [
+        "2 confirmed and never delivered",
+        "1,000 delivered before it was sent",
+        "no name",
+    ]
+    assert standing(faults, ["lost"]) == faults[1:]
+    assert allowed(faults, ["lost", "late"]) == ["Allowed: 2 confirmed and never delivered."]
+    assert json.dumps(Fault("lost", "x")) == '"x"'
+
+
+# ------------------------------------------------------------------ on every page
+def steady(name: str, seconds: float = 60, **manifest: Any) -> Recorded:
+    """Two a second."""
+    made = Recorded(name, seconds, manifest=manifest)
+    for number in range(int(2 * seconds)):
+        made.send(number / 2)
+    return made
+
+
+def faulty(name: str) -> Recorded:
+    """A minute with nothing confirmed from 10 to 40 s, after a kill; and a record with holes in it."""
+    kill = {"kind": "kill", "broker": "mb1", "at_ns": ns(10), "done_ns": ns(10)}
+    made = Recorded(name, 60)
+    for number in range(120):
+        is_out = 10 <= number / 2 < 40
+        made.send(number / 2, **({"outcome": "unknown", "broker": ""} if is_out else {}))
+    made.publish(50.1, topic="alone")
+    made.send(50.2, broker="mb9")
+    made.manifest = {
+        "incidents": [kill],
+        "recorders": {
+            "p1": {"share": 0.1, "dropped": 4800, "files_deleted": 0},
+            "c1": {"share": 1.0, "dropped": 0, "files_deleted": 3},
+        },
+        "publishers": ["p1", "p2"],
+        "topics": {"orders": ["billing", "audit"], "alone": []},
+        "complete": False,
+        "loop": "closed",
+    }
+    return made
+
+
+@pytest.fixture(scope="module")
+def there(ask: Asked) -> Asked:
+    ask.read(steady("base"))
+    made = faulty("faulty")
+    (made.write(ask.root) / "published-p2.ndjson.gz").write_bytes(b"packed")
+    assert ask.read(made).code == 1
+    return ask
+
+
+@pytest.mark.parametrize("job", PAGES)
+def test_every_page_and_exit_code_notices_an_outage_and_what_the_record_leaves_out(
+    there: Asked, job: str
+) -> None:
+    told = there(job, "faulty")
+    assert told.code == 1
+    faults = "; ".join(told.found["faults"])
+    for text in (
+        "60 of 122 published without a confirm (60 unknown)",
+        "the longest silence of a publisher lasted 30.0",
+        "from 10.0 s on",
+        f"4,800 {FAULTS['dropped']}",
+        f"3 {FAULTS['deleted']}",
+        "unlike shares of the messages: 0.1 and 1",
+        f"1 {FAULTS['silent']}: p2",
+        f"1 {FAULTS['unlisted']}: mb9",
+        f"1 {FAULTS['unjudged']}",
+        "published-p2.ndjson.gz cannot be read",
+        "the run did not end in order",
+    ):
+        assert text in faults
+    assert "A sample of 0.1 of the messages" in told.first
+    assert "Nothing was received by orders/audit" in told.first
+    assert "intended to" not in told.html
+    assert all(text in told.html for text in ("60 of 122", "A sample of 0.1"))
+    if job == "failover":
+        assert "No publisher waited longer than 30.0" in told.first
+        assert "60 publishes have no confirm (60 unknown)" in told.first
+    elif job == "latency":
+        assert "until the confirm; 60 of 122 publishes have none" in told.first
+        # In between there is no line.
+        assert {row["window"] for row in told.found["timeline"]} == {0, 40, 50}
+    elif job == "throughput":
+        assert "1/s were confirmed over 60 s" in told.first
+        assert "about 10/s of all messages" in told.said
+    elif job == "imbalance":
+        assert told.found["judged"]["brokers, messages confirmed"]["count"] == 2
+
+
+@pytest.mark.parametrize("job", ["audit", "latency", "backlog"])
+def test_a_run_without_faults_holds(there: Asked, job: str) -> None:
+    told = there(job, "base")
+    assert (told.code, told.found["faults"]) == (0, [])
+    assert "Allowed" not in told.first
+
+
+def test_what_confirms_less_or_nothing_is_worse_than_any(there: Asked) -> None:
+    none = Recorded("none", 10)
+    for number in range(20):
+        none.send(number / 2, outcome="unknown", broker="")
+    there.read(none)
+    outage = there("compare", "", "base", "faulty")
+    assert outage.code == 1
+    assert "confirmed per second: 48% less" in outage.text
+    assert "unconfirmed: 60 after 0" in outage.text
+    assert "incomplete: 1 after 0" in outage.text
+    nothing = there("compare", "", "base", "none")
+    assert nothing.code == 1
+    assert "the second confirmed nothing" in nothing.text
+    assert "the second has none" in nothing.text
+    assert "nothing was confirmed" in there("latency", "none").text
+    # To the end of the run, which nothing is after.
+    assert "No publisher waited longer than 10.00 s" in there("failover", "none").first
+
+
+# ------------------------------------------------------------------ the audit
+def strict(name: str) -> Recorded:
+    """Three hours with a kill in the middle; one message for each leniency that an audit might have."""
+    kill = {"kind": "kill", "broker": "mb1", "at_ns": ns(1.5 * HOUR), "done_ns": ns(1.5 * HOUR)}
+    made = Recorded(
+        name, 3 * HOUR, manifest={"incidents": [kill], "publishers": ["p1", "p2", "p3"]}
+    )
+    copies = made.send(1, attempts=2)
+    for repeat in range(10):
+        made.deliver(copies, 2 + repeat)
+    one = made.send(10)
+    made.publish(11, publisher="p2", message_id=one["message_id"])
+    made.deliver(made.publish(20, outcome="refused"))
+    made.deliver(made.publish(21, outcome="unroutable"))
+    for number in range(2):
+        made.deliver(made.publish(30 + number), 2 - 2 * number)
+    # A process that began anew, under its name, numbers from 0: nothing of it is late.
+    for number in range(20):
+        made.send(40 + number, publisher="p3", sequence=number % 10)
+    # Acked more than an hour before the kill, and again more than an hour after it.
+    made.deliver(made.send(0.1 * HOUR), 2.9 * HOUR)
+    made.deliver(made.publish(1.2 * HOUR), -HOUR)
+    return made
+
+
+STRICT = {
+    "unexplained": 10,
+    "reused": 1,
+    "refused_delivered": 2,
+    "early": 1,
+    "late": 1,
+}
+
+
+def test_the_audit_is_as_strict_as_its_words_and_allows_by_name(ask: Asked) -> None:
+    ask.read(strict("strict"))
+    wanted = {f"{count:,} {FAULTS[name]}" for name, count in STRICT.items()}
+    for job in ("audit", "report"):
+        told = ask(job, "strict")
+        assert told.code == 1
+        assert wanted <= set(told.found["faults"]), (job, told.found["faults"])
+    assert "The promise does not hold" in ask("audit", "strict").first
+    allow = [word for name in (*STRICT, "unconfirmed", "clocks") for word in ("--allow", name)]
+    for job in ("audit", "report"):
+        told = ask(job, "strict", *allow)
+        assert told.code == 0, (job, told.found["faults"])
+        assert "Allowed: " in told.first
+    assert ask("audit", "strict", *allow[2:]).found["faults"] == [f"10 {FAULTS['unexplained']}"]
+    compared = ask("compare", "", "base", "strict")
+    assert {f"{name}: {count} after 0" for name, count in STRICT.items()} <= set(
+        compared.found["faults"]
+    )
+
+
+def test_a_grace_longer_than_the_run_hides_nothing(ask: Asked) -> None:
+    made = Recorded("grace", 9.0, manifest={"grace_ns": ns(10)})
+    for number in range(90):
+        made.publish(number / 10)
+    ask.read(made)
+    told = ask("audit", "grace")
+    assert (told.code, told.found["faults"]) == (1, [f"90 {FAULTS['pending']}"])
+    assert "Whether the promise holds was not shown" in told.first
+
+
+# ------------------------------------------------------------------ days
+def test_a_question_by_day_changes_no_answer_about_the_run(ask: Asked) -> None:
+    """Two of five messages of the first day are delivered on the fourth, after a weekend."""
+    made = Recorded("week", 4 * DAY_S)
+    for number in range(50):
+        row = made.publish(HOUR + number, key=str(number))
+        made.deliver(row, 3 * DAY_S if number % 5 < 2 else 0.006)
+    ask.read(made)
+
+    def whole() -> Told:
+        return ask("backlog", "week")
+
+    before = whole()
+    assert before.code == 0
+    for job, day, faults in (
+        ("latency", "2026-11-18", []),
+        ("audit", "2026-11-18", []),
+        ("audit", "2026-11-21", ["nothing was published"]),
+    ):
+        assert ask(job, "week", "--date", day).found["faults"] == faults
+    assert whole().found == before.found
+
+
+# ------------------------------------------------------------------ clocks
+def test_clocks_that_differ_by_more_than_a_latency_bears_leave_no_figure(ask: Asked) -> None:
+    made = Recorded("skewed", 20.0)
+    made.heads["c1"] = HOST | {"host": "h2", "wall_minus_monotonic_ns": START_NS - ns(0.009)}
+    for number in range(200):
+        made.deliver(made.publish(number / 10), number % 100 / 10_000)
+    ask.read(made)
+    doubtful = steady("doubtful")
+    doubtful.heads["c1"] = HOST | {"wall_minus_monotonic_ns": START_NS + ns(40)}
+    ask.read(doubtful)
+    told = {run: ask("latency", run) for run in ("skewed", "doubtful")}
+    for each in told.values():
+        assert each.code == 1
+        assert "end to end: intended to received is not given" in "; ".join(each.found["faults"])
+    (row,) = [
+        row
+        for row in told["skewed"].found["percentiles"]
+        if (row["measure"], row["scope"]) == ("received_from_intended", "all")
+    ]
+    # Those below zero are ranked, not left out: the median of 0 to 10 ms lies 4 ms below zero.
+    assert (row["total"], row["p50"], row["p99"] // 100_000) == (200, -1, 8)
+
+
+# ------------------------------------------------------------------ single numbers
+def test_what_never_comes_waits_to_the_end_and_no_broker_is_forgiven(ask: Asked) -> None:
+    made = Recorded("stuck", 60.0)
+    for number in range(50):
+        made.publish(number / 1000)
+    for broker, count in (("mb2", 50), ("mb9", 1)):
+        for number in range(count):
+            made.send(0.2 + number / 1000, broker=broker)
+    made.manifest["brokers"] = ["mb1", "mb2"]
+    ask.read(made)
+    told = ask("backlog", "stuck")
+    assert told.code == 1
+    assert "mb1, orders/billing: not empty at the end: 50 were never taken out" in told.said
+    longest = max(row["age_ms"] for row in told.found["drains"])
+    assert longest == pytest.approx(59_995)
+    assert max(row["at"] for row in told.found["timeline"]) == 59
+    balance = ask("imbalance", "stuck")
+    assert "the busiest broker took 1.49 times the mean" in balance.first
+    assert "1 confirmed by a broker that is not in the manifest: mb9" in balance.text
