@@ -146,12 +146,17 @@ class Share:
 
 
 def shares(day: int = 0) -> list[Share]:
-    """Of one day, counted from 1970; 0 for today."""
+    """Of one day, counted from 1970; 0 for today.
+
+    The newest release has ALWAYS each day, and a share of the rest by turns with the others.
+    """
     day = day or int(time.time() // S_PER_DAY)
-    turn, other = SHARES[day % len(SHARES)], OTHERS[day // len(SHARES) % len(OTHERS)]
-    always = tuple(path for path in ALWAYS if path.partition("::")[0] not in turn)
+    names = (NEWEST, *OTHERS)
+    turn, name = SHARES[day // len(names) % len(SHARES)], names[day % len(names)]
+    always = tuple(path for path in ALWAYS if name != NEWEST or path.partition("::")[0] not in turn)
+    newest = (*always, *turn) if name == NEWEST else always
     return [
-        Share(Release(NEWEST), tuple(dict.fromkeys((*always, *turn)))),
-        Share(Release(other), turn),
-        *(Share(Release(name), UNIT, python=True) for name in (NEWEST, *OTHERS)),
+        Share(Release(NEWEST), tuple(dict.fromkeys(newest))),
+        *([] if name == NEWEST else [Share(Release(name), turn)]),
+        *(Share(Release(each), UNIT, python=True) for each in names),
     ]
