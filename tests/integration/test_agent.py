@@ -130,7 +130,7 @@ def test_an_application_registers_by_its_broker_login(cluster: LocalCluster, top
         "held": sorted(cluster.node(name).broker for name in cluster.names),
         "later": [],
         "missing": {},
-        "options": dict.fromkeys(wanted, {}),
+        "options": {name: {} for name in wanted},
     }
     for name in cluster.names:
         settled = agent_answer(cluster, name, "/settled")

@@ -175,6 +175,9 @@ def test_wrong_use_and_failure_are_one_line(
     assert len(done.stderr) < 500  # nothing of the file is shown
 
 
+LOGIN_REFUSED = 5
+
+
 def test_a_wrong_token_is_refused(
     cluster: LocalCluster, bus: BusConfig, topic: str, shell: Shell, tmp_path: Path
 ) -> None:
@@ -183,7 +186,7 @@ def test_a_wrong_token_is_refused(
     wrong.write_text("sesame")
     for words in (["delete"], ["purge"]):
         done = shell.run(*words, f"{topic}/all", "--yes", MESSAGEBUS_TOKEN_FILE=str(wrong))
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert (done.returncode, done.stderr.count("\n")) == (LOGIN_REFUSED, 1)
         assert "sesame" not in done.stderr
     assert shell.rows(f"{topic}/all")
 

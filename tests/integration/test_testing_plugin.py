@@ -117,7 +117,7 @@ def test_without_a_checkout_there_is_no_cluster_and_one_line_says_so(tmp_path: P
 
 def test_with_a_checkout_there_is_a_cluster_of_real_brokers(tmp_path: Path) -> None:
     text = """
-from messagebus import BusConfig, Publisher
+from messagebus import BusConfig, Publisher, Queue
 
 
 def test_it(messagebus_cluster):
