@@ -171,6 +171,10 @@ def names(told: Sequence[str]) -> set[str]:
     return {name for name, words in FAULTS.items() for text in told if words in text}
 
 
+# Some thirty jobs of Spark: minutes on a busy machine.
+pytestmark = pytest.mark.timeout(1800)
+
+
 # ------------------------------------------------------------------ the words
 def test_a_fault_is_its_words_and_can_be_allowed_by_its_name() -> None:
     faults = [*counted({"lost": 2, "late": 0, "early": 1_000}), "no name"]
