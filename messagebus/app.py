@@ -237,8 +237,7 @@ class App:
         life = self._new_life(grace_s)
         with self._asking:
             self._last = life
-            if self._stop_early:
-                self._stop_early = False
+            if self._was_asked_early():
                 life.stop_asked.set()
         try:
             await life.publisher.start(require=require and "one", timeout_s=timeout_s)
@@ -317,20 +316,23 @@ class App:
         """
         if not self._subscribers:
             raise ConfigError("the app has no subscriber: nothing to run")
-        if self._stop_early:
-            self._stop_early = False
+        if self._was_asked_early():
             return 0
-        await self.start(require=require, timeout_s=timeout_s, grace_s=grace_s)
-        life = self._running()
-        asked = asyncio.create_task(life.stop_asked.wait())
-        try:
-            with _signals.heard(life):
+        with _signals.heard(
+            self.request_stop
+        ):  # also while it starts: it may handle messages by then
+            await self.start(require=require, timeout_s=timeout_s, grace_s=grace_s)
+            life = self._running()
+            if self._was_asked_early():
+                life.stop_asked.set()
+            asked = asyncio.create_task(life.stop_asked.wait())
+            try:
                 await asyncio.wait(
                     [asked, *life.runs.values()], return_when=asyncio.FIRST_COMPLETED
                 )
-        finally:
-            asked.cancel()
-            left = await self.stop()
+            finally:
+                asked.cancel()
+                left = await self.stop()
         for name, error in life.ended.items():
             raise Stopped(f"handling of {name} ended by itself: {_told(error)}") from error
         return left
@@ -338,6 +340,11 @@ class App:
     def run_blocking(self, *, require: str | None = None, grace_s: float = GRACE_S) -> int:
         """`run`, on a loop of its own."""
         return asyncio.run(self.run(require=require, grace_s=grace_s))
+
+    def _was_asked_early(self) -> bool:
+        """Whether a stop was requested before there was a life to end; asked once."""
+        early, self._stop_early = self._stop_early, False
+        return early
 
     def request_stop(self) -> None:
         """Have `run` stop; from any thread. Before its first start the next `run` returns at once."""
@@ -525,24 +532,25 @@ class _Signals:
     """
 
     def __init__(self) -> None:
-        self._lives: list[_Life] = []
+        self._asks: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._before: dict[signal.Signals, Any] = {}
         self._heard = False
 
     @contextmanager
-    def heard(self, life: _Life) -> Iterator[None]:
+    def heard(self, ask: Callable[[], None]) -> Iterator[None]:
         """Meanwhile the app hears them; afterwards, when no other does, they do what they did before."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        if not self._lives:
+        if not self._asks:
             self._begin()
-        self._lives.append(life)
+        asked = (asyncio.get_running_loop(), ask)
+        self._asks.append(asked)
         try:
             yield
         finally:
-            self._lives.remove(life)
-            if not self._lives:
+            self._asks.remove(asked)
+            if not self._asks:
                 self._put_back()
 
     def _begin(self) -> None:
@@ -567,8 +575,8 @@ class _Signals:
             signal.raise_signal(number)
             return
         self._heard = True
-        for life in self._lives:
-            life.loop.call_soon_threadsafe(life.stop_asked.set)
+        for loop, ask in self._asks:
+            loop.call_soon_threadsafe(ask)
 
 
 _signals = _Signals()
