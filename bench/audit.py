@@ -155,7 +155,7 @@ class Audit:
 
     @property
     def put_up_with(self) -> list[str]:
-        """What was found and is allowed."""
+        """Faults that were found and are allowed."""
         return [_told(name, n) for name, n in self.counts.items() if name in self.allowed]
 
     @property
@@ -474,7 +474,7 @@ def _judge_messages(
 
 
 def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
-    """What is not in the rows at all."""
+    """Faults about what is not in the rows at all."""
     left_out = manifest.recorders.values()
     result.found |= {
         "unread": len(events.unread),

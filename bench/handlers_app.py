@@ -118,7 +118,7 @@ def _exit_once(number: int) -> None:
 
 
 def _asked(kind: str, number: int, is_first: bool) -> object:
-    """What all kinds of handlers do alike: returns or raises."""
+    """Return or raise, as all kinds of handlers do alike."""
     match kind:
         case "parks":
             raise Park("asked to")

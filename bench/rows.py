@@ -125,7 +125,7 @@ def _rows(
 
 
 def _offset(anchor: Row, manifest: Manifest) -> int:
-    """What to add to the file's times. One boot has one clock, however its wall clock was adjusted."""
+    """Return what to add to the file's times. One boot has one clock, however its wall clock was adjusted."""
     clocks = (manifest.anchor.as_json(), *manifest.clocks, anchor)
     for clock in clocks:
         if _is_one_clock(clock, anchor):

@@ -318,9 +318,8 @@ class App:
             raise ConfigError("the app has no subscriber: nothing to run")
         if self._was_asked_early():
             return 0
-        with _signals.heard(
-            self.request_stop
-        ):  # also while it starts: it may handle messages by then
+        # Also while it starts: it may handle messages by then.
+        with _signals.heard(self.request_stop):
             await self.start(require=require, timeout_s=timeout_s, grace_s=grace_s)
             life = self._running()
             if self._was_asked_early():

@@ -64,7 +64,7 @@ class Figure:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the value meets the goal and some repetition does not."""
+        """Tell whether the value meets the goal and some repetition does not."""
         return self.met is False and _meets(self.goal, self.value)
 
     @property
