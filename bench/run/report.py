@@ -49,6 +49,7 @@ WORDS = {
     "silence": "the longest time in which a publisher waited for confirms and had none, until the next one "
     "or the end of the measured part.",
     "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw; "
+    "one that was not looked at meanwhile has no memory; "
     f"what a message costs a broker is not told of less than {CPU_LEAST_S:g} s.",
     "late": "a first delivery after a later message of the same publisher and broker, at one consumer.",
 }
@@ -78,8 +79,9 @@ def render_text(result: Result, columns: int = COLUMNS) -> str:
     for head, rows in tables:
         if rows:
             lines += ["", *text_table(head, rows, indent="  ", columns=columns)]
-        if rows and head[0] == "fates":
-            lines += [line for each in _examples(result) for line in _wrapped(each, columns)]
+        notes = {"fates": _examples, "broker": _unseen}.get(head[0])
+        if rows and notes:
+            lines += [line for each in notes(result) for line in _wrapped(each, columns)]
     return "\n".join(lines)
 
 
@@ -119,6 +121,7 @@ def render_html(result: Result) -> str:
             *[f'<p class="note">{escape(_sentence(each))}</p>' for each in _examples(result)],
             "<h2>Brokers</h2>",
             html_table(BROKER_HEAD, _broker_rows(result)),
+            *[f'<p class="note">{escape(_sentence(each))}</p>' for each in _unseen(result)],
             *_disturbances_html(result),
             "<h2>Load processes</h2>",
             html_table(CLIENT_HEAD, _client_rows(result)),
@@ -280,7 +283,7 @@ def _all_brokers(result: Result) -> tuple[str, ...]:
         f"{confirmed:,}",
         f"{sum(costs) / confirmed * 1e6:.1f}" if is_whole else NONE,
         f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
-        f"{sum(each['memory_mib'] for each in every):,.0f}",
+        NONE if _unseen(result) else f"{sum(each['memory_mib'] for each in every):,.0f}",
         f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",
         NONE,
         NONE,
@@ -294,12 +297,23 @@ def _each_broker(result: Result) -> list[tuple[str, ...]]:
             f"{each['confirmed']:,}",
             NONE if each["cpu_us"] is None else f"{each['cpu_us']:.1f}",
             f"{each['cpu_s'] / each['seconds']:.2f}",
-            f"{each['memory_mib']:,.0f}",
+            NONE if each["memory_mib"] is None else f"{each['memory_mib']:,.0f}",
             f"{each['written_bytes'] / 1e6:,.1f}",
             NONE if each["syncs"] is None else f"{each['syncs']:,}",
             NONE if each["ready_max"] is None else f"{each['ready_max']:,}",
         )
         for broker, each in result.brokers.items()
+    ]
+
+
+def _unseen(result: Result) -> list[str]:
+    """In words, which brokers were not looked at while they were measured; empty: all were."""
+    names = [name for name, each in result.brokers.items() if each["memory_mib"] is None]
+    if not names:
+        return []
+    return [
+        f"not looked at while it was measured: {', '.join(names)}. Its CPU and bytes are its share of a "
+        "longer time; its memory and its queues are not known."
     ]
 
 

@@ -133,8 +133,9 @@ def look(probe: Probe, at_s: float) -> Sample | None:
 def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, dict[str, Any]]:
     """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready.
 
-    Between two samples it went evenly. Without those whose process ended before the time was over: it cost
-    something that nobody saw.
+    Between two samples it went evenly. memory_mib and ready_max are None where no look fell into that time,
+    as on a machine that left the sampler no turn. Without brokers whose process ended before the time was
+    over: it cost something that nobody saw.
     """
     names = sorted({each.broker for each in samples})
     found = {
@@ -161,7 +162,7 @@ def _used(own: Sequence[Sample], from_s: float, to_s: float) -> dict[str, Any] |
         "cpu_s": grew(lambda each: each.cpu_s),
         "written_bytes": round(grew(lambda each: each.written_bytes) or 0),
         "syncs": None if syncs is None else round(syncs),
-        "memory_mib": max(each.memory_mib for each in near),
+        "memory_mib": max((each.memory_mib for each in near), default=None),
         "ready_max": max(ready, default=None),
     }
 

@@ -140,3 +140,19 @@ def test_a_closed_loop_asks_for_room_before_each_and_sends_so_many() -> None:
     assert sender.asked == len(sender.bodies) == len(sent.outcomes) == 100
     assert set(sent.outcomes) == {CONFIRMED}
     assert sent.ended_ns > max(sent.intended_ns)
+
+
+def test_a_closed_loop_sends_nothing_after_the_most_that_it_may_take() -> None:
+    clock = Clock()
+    publishing = Publishing(
+        Steered(clock),
+        publisher=7,
+        start_ns=0,
+        offset_ns=0,
+        fillers=Drawer(Messages(size=30), seed=1).fillers(),
+        keys=itertools.repeat(""),
+        clock_ns=clock,
+    )
+    sent = asyncio.run(publishing.run_closed(1 << 20, MS))
+    assert 0 < len(sent.outcomes) < 1000
+    assert max(sent.intended_ns) < MS

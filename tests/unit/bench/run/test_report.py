@@ -4,8 +4,10 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from bench.run.conduct import SAMPLES
 from bench.run.report import render_html, render_text, write
 from bench.run.result import gather
+from bench.run.sampling import Sample, save
 from tests.support.runs import BROKERS, write_run
 
 
@@ -48,6 +50,19 @@ def test_the_text_has_verdict_latencies_fates_and_costs(tmp_path: Path) -> None:
         "pacing",
     ):
         assert word in text
+
+
+def test_brokers_that_nobody_looked_at_meanwhile_have_dashes_and_a_line_that_says_so(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path)
+    rows = [Sample(each, at, at, 100.0, 0, 0, 3) for each in BROKERS for at in (-5.0, 20.0)]
+    save(tmp_path / SAMPLES, rows)
+    result = gather(tmp_path)
+    write(result)
+    for said in (render_text(result), (tmp_path / "report.html").read_text()):
+        assert re.search(rf"(?i)not looked at while it was measured: {', '.join(BROKERS)}", said)
+    assert [each["memory_mib"] for each in result.brokers.values()] == [None, None]
 
 
 def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:

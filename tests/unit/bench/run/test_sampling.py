@@ -68,6 +68,16 @@ def test_what_was_used_between_two_samples_is_counted_by_its_part() -> None:
     assert found["cpu_s"] == pytest.approx(0.55)
 
 
+def test_a_broker_that_nobody_looked_at_meanwhile_has_its_share_of_cpu_and_no_memory() -> None:
+    """A sampler that had no turn on a busy machine: one look before, the next long after."""
+    seen = [
+        Sample("mb1", at, cpu_s=at, memory_mib=1.0, written_bytes=0, ready=3) for at in (-1.0, 15.0)
+    ]
+    found = totals(seen, 1.0, 3.0)["mb1"]
+    assert (found["seconds"], found["cpu_s"]) == (2.0, pytest.approx(2.0))
+    assert (found["memory_mib"], found["ready_max"]) == (None, None)
+
+
 def test_a_broker_that_was_killed_meanwhile_has_no_totals() -> None:
     seen = [Sample("mb1", float(at), at * 0.5, 100.0, at) for at in range(10)]
     assert list(totals(seen, 0, 12)) == ["mb1"]
