@@ -25,6 +25,7 @@ from ops.runner import HostRunner, carry_out
 from ops.runner import undo as take_back
 
 __all__ = [
+    "JOURNALS",
     "LOCK",
     "Go",
     "carry",

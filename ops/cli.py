@@ -31,10 +31,10 @@ from ops.view import View
 
 __all__ = ["add", "found", "remove", "replace", "restart", "upgrade"]
 
-# How far RabbitMQ's counts lag: its statistics interval and its quorum queues' tick, 5 s each unless
-# set otherwise, which `ops local` does.
-STATISTICS_S = 6.0
-STATISTICS_LOCAL_S = 1.5
+# How far RabbitMQ's counts lag: a queue reports at its tick, and the management plugin takes that at its
+# next sample. 5 s each unless set otherwise, which `ops local` does.
+STATISTICS_S = 11.0
+STATISTICS_LOCAL_S = 2.5
 
 _moves = click.option(
     "--move-remaining",

@@ -85,7 +85,8 @@ class Emptying:
         self._delayed_since: dict[str, float] = {}
         self._zero = Steady(interval_s, clock)
         self._stuck = Steady(interval_s if unread_within_s is None else unread_within_s, clock)
-        self._still = Steady(held_within_s, clock)
+        # Counts may lag: a connection that was closed a moment ago still holds what it held.
+        self._still = Steady(held_within_s + interval_s, clock)
         self._last_read: tuple[Queue, ...] = ()
         self.is_held = False
 

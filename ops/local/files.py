@@ -34,9 +34,11 @@ WAL_BYTES_MAX = 67_108_864
 # How long a delay step waits for the queue that a message comes out to before it tries again. RabbitMQ's
 # 3 minutes are how late retries were after a kill with 150 queues: the step is up before the others.
 DEAD_LETTER_AGAIN_MS = 15_000
-# How old the counts of the management API may be: queues and connections report this often. 5,000 by
-# default; the playbooks wait for more than one interval to believe in an empty queue.
+# Queues and connections report this often, and the management plugin takes what they reported as often as
+# its finest samples are apart: its counts are as old as both together. 5 s each by default; the playbooks
+# wait for longer than that to believe in an empty queue.
 STATISTICS_INTERVAL_MS = 1_000
+SAMPLES_S = 1
 
 _USERS = {
     "admin": ("administrator", ".*", ".*", ".*"),
@@ -64,7 +66,10 @@ def broker_config(layout: Layout, node: NodeLayout) -> str:
 
     Not rabbitmq.conf: translating that costs a node one to two seconds of its boot.
     """
-    retention = "{global,[{60,5}]},{basic,[{60,5}]},{detailed,[{10,5}]}"
+    retention = ",".join(
+        f"{{{kind},[{{{kept_s},{SAMPLES_S}}}]}}"
+        for kind, kept_s in (("global", 60), ("basic", 60), ("detailed", 10))
+    )
     return f"""%% Written by `python -m ops local`; changes are lost.
 [
  {{rabbit, [

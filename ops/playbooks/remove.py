@@ -51,11 +51,11 @@ __all__ = [
 ]
 
 # Publishers that follow the list move within a second or two; others renew after minutes.
-LEAVE_WITHIN_S = 15.0
+LEAVE_WITHIN_S = 20.0
 HANG_UP_WITHIN_S = 30.0
 EMPTY_WITHIN_S = 3600.0
 CLIENTS_WITHIN_S = 120.0
-SEEN_WITHIN_S = 60.0
+SEEN_WITHIN_S = 120.0
 MOVED_LAGS = 4
 # A broker's disk full of messages, at a few thousand a second.
 MOVE_WITHIN_S = 6 * 3600.0

@@ -25,7 +25,9 @@ from messagebus import (
     declare,
 )
 from messagebus._io.link import Credentials, Link, dial
-from ops.carrying import journal_of
+from ops.carrying import JOURNALS, journal_of
+from ops.errors import LocalFault
+from ops.journal import open_runs
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
@@ -39,12 +41,38 @@ DECLARED_WITHIN_S = 5.0
 SEEN_WITHIN_S = 30.0
 
 
+BROKERS = 3
+
+
 @pytest.fixture(scope="module")
-def cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
-    """One of their own: these tests change which brokers there are. Each leaves three, all ready."""
-    made = make_cluster(3)
-    yield made
-    made.down()
+def clusters() -> Iterator[list[LocalCluster]]:
+    """The one in use, if any."""
+    used: list[LocalCluster] = []
+    yield used
+    for each in used:
+        each.down()
+
+
+@pytest.fixture
+def cluster(make_cluster: MakeCluster, clusters: list[LocalCluster]) -> LocalCluster:
+    """One of their own: these tests change which brokers there are. Each leaves three, all ready, and no
+    unfinished run; where one does not, it fails alone: the next has a new cluster.
+    """
+    if clusters and not is_left_as_found(clusters[-1]):
+        clusters.pop().down()
+    if not clusters:
+        clusters.append(make_cluster(BROKERS))
+    return clusters[-1]
+
+
+def is_left_as_found(cluster: LocalCluster) -> bool:
+    if len(cluster.names) != BROKERS or open_runs(cluster.inventory.parent / JOURNALS, but=""):
+        return False
+    try:
+        cluster.wait_ready()
+    except LocalFault:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -263,7 +291,8 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
         delayed = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
     removed = ops(cluster, "remove", leaving, "--move-remaining", "--yes")
     assert removed.returncode == 0, removed.stderr
-    assert "moved 22 messages of 3 queues" in proofs(removed.stderr)
+    # On a busy machine the delayed one comes out before it is moved.
+    assert re.search("moved 22 messages of [23] queues", proofs(removed.stderr))
     assert received(bus, topic, len(waiting) + 1) == sorted([*waiting, delayed])
     (parked,) = count_parked(bus, [subscription]).counts
     assert (parked.count, parked.reasons) == (1, {"timeout": 1})

@@ -9,6 +9,7 @@ from lb.inventory import parse
 from messagebus.agent import AgentConfig
 from messagebus.secret import Secret
 from messagebus.topology import GATE
+from ops.cli import STATISTICS_LOCAL_S
 from ops.local import files
 from ops.local.certificates import issue_missing
 from ops.local.layout import Layout
@@ -46,6 +47,13 @@ def test_the_probe_may_see_the_gate_and_nothing_else() -> None:
     assert re.search(rights["write"], GATE)
     assert not re.search(rights["write"], f"{GATE}2")
     assert not re.search(rights["write"], "mb.topic/orders")
+
+
+def test_counts_are_no_older_than_playbooks_expect() -> None:
+    assert files.STATISTICS_INTERVAL_MS / 1000 + files.SAMPLES_S < STATISTICS_LOCAL_S
+    text = files.broker_config(LAYOUT, NODE)
+    assert "{quorum_tick_interval, 1000}" in text
+    assert "{global,[{60,1}]},{basic,[{60,1}]},{detailed,[{10,1}]}" in text
 
 
 def test_settings_of_a_broker() -> None:
