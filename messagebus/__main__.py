@@ -45,7 +45,7 @@ from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
-from messagebus.terminal import say
+from messagebus.terminal import printable, say
 from messagebus.topology import Wanted, with_options
 
 __all__ = ["main"]
@@ -228,8 +228,8 @@ def consume(
     """Print the messages of TOPIC ("queue:NAME" for a queue), one a line, from all brokers.
 
     They are acked once they are printed. A line end within a message is printed as \\n; --ndjson keeps
-    every byte. Ends with code 6 when no broker can be reached; else runs until it is stopped, unless
-    --count or --idle-exit-s say otherwise.
+    every byte. On a terminal all that does not print is shown by its escape. Ends with code 6 when no
+    broker can be reached; else runs until it is stopped, unless --count or --idle-exit-s say otherwise.
 
     \b
     Example:
@@ -244,7 +244,8 @@ def consume(
     directory.reach(bus)
     consumer.start(require="one")
     try:
-        _print_all(consumer, _as_json if ndjson else _as_line, count, idle_exit_s, stop)
+        as_text = _as_shown if sys.stdout.isatty() else _as_line
+        _print_all(consumer, _as_json if ndjson else as_text, count, idle_exit_s, stop)
     finally:
         consumer.stop(drain_s=1)
     return 0
@@ -281,7 +282,13 @@ def _as_line(delivery: Delivery) -> bytes:
     return delivery.body.replace(b"\r", b"\\r").replace(b"\n", b"\\n")
 
 
+def _as_shown(delivery: Delivery) -> bytes:
+    """Return the line of a message for a terminal, whose cursor it cannot move."""
+    return printable(delivery.body.decode(errors="backslashreplace")).encode()
+
+
 def _as_json(delivery: Delivery) -> bytes:
+    """Return the message as JSON in which all that does not print is escaped, for pipes as for terminals."""
     message = delivery.message
     try:
         body = {"body": message.body.decode()}
@@ -295,7 +302,11 @@ def _as_json(delivery: Delivery) -> bytes:
         "content_type": message.content_type,
         "headers": dict(message.headers),
     }
-    return json.dumps(told | body, ensure_ascii=False, default=str).encode()
+    line = json.dumps(told | body, ensure_ascii=False, default=str)
+    if line.isprintable():
+        return line.encode()
+    # C1 controls and lone surrogates: JSON itself lets them through.
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line).encode()
 
 
 # ---------------------------------------------------------------------- declare, brokers

@@ -81,6 +81,20 @@ def test_ndjson_keeps_every_byte_and_says_which_broker(shell: Shell) -> None:
     assert told["broker"].count(":") == 1
 
 
+def test_a_terminal_gets_escapes(shell: Shell) -> None:
+    shell.run("declare", "screens/all")
+    shell.run("publish", "screens", "-", given=b"a\x1b[2Jb")
+    ours, theirs = os.openpty()
+    try:
+        words = ("consume", "screens", "-s", "all", "--count", "1")
+        command = [sys.executable, "-m", "messagebus", *words]
+        subprocess.run(command, stdout=theirs, env=shell.env, timeout=WITHIN_S, check=True)
+        assert os.read(ours, 100) == b"a\\x1b[2Jb\r\n"
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_a_line_that_is_not_json_stops_with_its_number(shell: Shell) -> None:
     shell.run("declare", "badjson/all")
     done = shell.run("publish", "badjson", "-", "--ndjson", given=b'{"a":1}\nnonsense\n')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messagebus import Delivery, Message, Queue, Receipt
+from messagebus.__main__ import _as_json, _as_line, _as_shown
 from messagebus.terminal import escaped, printable, say
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of bench and spark all that is printed is their own: names and figures of what they started.
 KITS = ("messagebus", "lb", "consumer_lists", "ops")
 PRINTS = {"echo", "print", "add_row"}
+WRITES = {f"sys.{stream}.{name}" for stream in ("stdout", "stderr") for name in ("buffer", "write")}
 # What makes text fit to be printed. json writes ASCII.
 MAKES_FIT = {"printable", "escaped", "json.dumps", "len"}
 # File -> what it prints all the same, as it is in the source, and why that is well.
@@ -30,6 +34,8 @@ ALLOWED = {
     "messagebus/publisher.py": {
         "f'messagebus: exit with {left} publishes without a known outcome'"
     },
+    # What `consume` writes is made fit for what it writes to: see below.
+    "messagebus/__main__.py": {"sys.stdout.buffer"},
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
     "lb/__main__.py": {"text", "line", "view.server_table(shown)"},
@@ -86,6 +92,38 @@ def test_what_is_said_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert tuple(capsys.readouterr()) == ("x\\x1b]0;title\\x07\\nforged\n", "y\\x9b\n")
 
 
+@pytest.mark.parametrize(
+    ("body", "shown", "piped"),
+    [
+        (b"plain \xc3\xbc", b"plain \xc3\xbc", b"plain \xc3\xbc"),
+        (b"a\x1b[2J\r\nb", rb"a\x1b[2J\r\nb", b"a\x1b[2J\\r\\nb"),
+        (b"\xc2\x9b2J\x9b\xff", rb"\x9b2J\x9b\xff", b"\xc2\x9b2J\x9b\xff"),
+    ],
+)
+def test_a_consumed_message_moves_no_cursor_and_reaches_a_pipe_as_it_is(
+    body: bytes, shown: bytes, piped: bytes
+) -> None:
+    delivery = _delivery(Message(body=body))
+    assert (_as_shown(delivery), _as_line(delivery)) == (shown, piped)
+
+
+@given(st.text(), st.text())
+def test_a_consumed_message_as_json_prints_on_one_line_and_loses_nothing(
+    body: str, header: str
+) -> None:
+    message = Message(body=body.encode(errors="surrogatepass"), headers={"h": header})
+    line = _as_json(_delivery(message)).decode()
+    told = json.loads(line)
+    assert line.isprintable()
+    assert told["headers"] == {"h": header}
+    same = told["body"].encode() if "body" in told else bytes.fromhex(told["body_hex"])
+    assert same == message.body
+
+
+def _delivery(message: Message) -> Delivery:
+    return Delivery(message, Receipt("mb1:5672", 1, 1), Queue("jobs"))
+
+
 def test_nothing_is_printed_that_was_not_made_fit_for_a_terminal() -> None:
     found = {file: set(_printed(ROOT / file)) for file in _files()}
     assert {file: texts for file, texts in found.items() if texts - ALLOWED.get(file, set())} == {}
@@ -102,6 +140,8 @@ def test_nothing_is_printed_that_was_not_made_fit_for_a_terminal() -> None:
         "console.print(Text(name))",
         "shown.update(f'{name}')",
         "carry_out(plan, say=console.print)",
+        "sys.stdout.write(name)",
+        "out = sys.stdout.buffer",
     ],
 )
 def test_a_print_of_foreign_text_is_found(source: str, tmp_path: Path) -> None:
@@ -116,6 +156,8 @@ def _files() -> list[str]:
 def _printed(path: Path) -> Iterator[str]:
     """What is printed as it is, or handed on to be."""
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in WRITES:
+            yield ast.unparse(node)
         if not isinstance(node, ast.Call):
             continue
         yield from (
