@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
@@ -22,6 +23,7 @@ from messagebus._io.handlers import (
     Ticking,
     batch_faults,
     checked_count,
+    handled_by,
     is_coroutine_handler,
     run_context,
     words_of,
@@ -348,6 +350,8 @@ class AsyncConsumer:
         self._copying = Tasks()
         self._handlings: list[Handling] = []
         self._bridges: list[Bridge] = []
+        # Of a stop that one of its own handlers asked for.
+        self._ending: asyncio.Task[int] | None = None
         self._grace_s = DRAIN_S
 
     @property
@@ -376,16 +380,21 @@ class AsyncConsumer:
 
     async def stop(self, drain_s: float | None = None) -> int:
         """As `Consumer.stop`."""
+        is_inside = handled_by() is self
         if self._status is not RUNNING or self._driver is None:
             self._status = Status.STOPPED
-            return 0
+            return 0 if is_inside or self._ending is None else await asyncio.shield(self._ending)
         self._status = Status.STOPPED
         self._ready.set()
         self._stopped.set()
-        return await self._driver.stop(
+        ending = self._driver.stop(
             self._grace_s if drain_s is None else drain_s,
             untouched=self._withdraw(None, all_if_any=True),
         )
+        if not is_inside:
+            return await ending
+        self._ending = asyncio.create_task(ending, context=Context())
+        return 0
 
     async def __aenter__(self) -> Self:
         await self.start()

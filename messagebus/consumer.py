@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextvars import Context
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -17,6 +18,7 @@ from messagebus._io.handlers import (
     Handling,
     Ticking,
     checked_count,
+    handled_by,
     is_coroutine_handler,
     run_context,
     words_of,
@@ -120,6 +122,8 @@ class Consumer:
         self._paused = False
         self._copying: Tasks | None = None
         self._handlings: list[Handling] = []
+        # Of a stop that one of its own handlers asked for.
+        self._ending: threading.Thread | None = None
         self._grace_s = DRAIN_S
 
     # ------------------------------------------------------------------ life
@@ -168,10 +172,18 @@ class Consumer:
         drain_s: None takes the grace of `run`, or DRAIN_S.
         Returns how many received deliveries had no answer: the brokers deliver them again, unless
         the subscription goes with its consumer (`Subscription.ephemeral`): then it is deleted.
+        Called from one of its own handlers it returns 0 at once, so that this one can end and be answered
+        too; the stop goes on in the background, and whoever else calls waits for it.
         In a forked child it does nothing: what is open there is the parent's.
         """
         if self._thread is not None and not self._thread.is_here:
             return 0
+        if handled_by() is self:
+            self._stop_behind(drain_s)
+            return 0
+        ending = self._ending
+        if ending is not None and ending is not threading.current_thread():
+            ending.join()
         with self._arrived:
             if self._status is not Status.RUNNING:
                 self._status = Status.STOPPED
@@ -188,6 +200,19 @@ class Consumer:
         left = thread.run(driver.stop(drain_s, untouched=untouched))
         thread.stop()
         return left
+
+    def _stop_behind(self, drain_s: float | None) -> None:
+        """Stop on a thread of its own: the caller is a run that the stop waits for."""
+        with self._arrived:
+            if self._ending is not None or self._status is not Status.RUNNING:
+                return
+            # Not a daemon: what was answered is still sent when the program ends meanwhile.
+            self._ending = threading.Thread(
+                target=Context().run,
+                args=(self.stop, drain_s),
+                name="messagebus-consumer-stop",
+            )
+            self._ending.start()
 
     def __enter__(self) -> Self:
         self.start()

@@ -98,6 +98,27 @@ async def test_what_is_handled_is_acked_and_does_not_come_again(bus: Bus) -> Non
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
 
 
+async def test_a_handler_may_stop_its_consumer_and_has_its_answer(bus: Bus) -> None:
+    """Without waiting for itself: a grace as long as the test would show it."""
+    consumer = await bus.consumer()
+    stop: Any = consumer.inner.stop
+    told: list[int] = []
+
+    def handle(_delivery: Delivery) -> None:
+        told.append(stop())
+
+    async def handle_on_a_loop(_delivery: Delivery) -> None:
+        told.append(await stop())
+
+    work = run(consumer, handle if consumer.blocks else handle_on_a_loop, grace_s=10 * WITHIN_S)
+    await publish(bus, "last")
+    assert await asyncio.wait_for(work, WITHIN_S) == 0
+    # Whoever else stops it waits until it has hung up.
+    assert await asyncio.wait_for(consumer.call("stop"), WITHIN_S) == 0
+    assert (told, consumer.status) == ([0], "stopped")
+    assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
+
+
 async def test_a_failed_run_is_followed_by_others_and_then_parked_with_the_reason(bus: Bus) -> None:
     consumer, handler = await bus.consumer(), Handler(raising(ValueError("not now")))
     work = run(consumer, handler, retry=SOON)
