@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from messagebus._binding import Bound, bind, bind_batch, name_of
-from messagebus._io.handlers import BATCH_MAX, BatchHandler, batch_faults, handled_by
+from messagebus._io.handlers import BATCH_MAX, BatchHandler, batch_faults, handled_by, retry_faults
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import as_source
@@ -599,6 +599,8 @@ def _check(
         faults.append(f"time_limit_s {time_limit_s!r}: a number of seconds, more than 0")
     if config is not None and not isinstance(config, ConsumerConfig):
         faults.append(f"config {config!r}: a ConsumerConfig")
+    elif config is not None and isinstance(retry, RetryPolicy):
+        faults += retry_faults(retry, config.at_most_once)
     if faults:
         raise ConfigError(f"subscriber of {source}: {'; '.join(faults)}")
 

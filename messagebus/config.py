@@ -297,7 +297,7 @@ class ConsumerConfig(_Settings):
     consumer_timeout_s: the brokers' own setting of that name (1,800 unless an operator changed it): what
         waits for an answer for longer is taken back, with all else that this consumer holds there. What the
         application has not seen yet is given back before; a run near it is told.
-    at_most_once: answer before the handler sees a delivery; a crash then loses it.
+    at_most_once: answer before the handler sees a delivery; a crash, or a run that fails, then loses it.
     slots, slot, cover: with slots > 0 this consumer, number `slot` (from 0) of `slots` in its
         subscription, takes only its share of the brokers; each broker is taken by `cover` of them.
         For hundreds of brokers and consumers; 0 takes all.

@@ -50,6 +50,7 @@ __all__ = [
     "deliveries_of",
     "handled_by",
     "is_coroutine_handler",
+    "retry_faults",
     "run_context",
     "words_of",
 ]
@@ -184,6 +185,8 @@ class Handling:
         """Entered around each run with what it is given; None: nobody wants to."""
         self.around = None if chain is None else chain.handling
         self.on_overran: Callable[[Run[Job]], None] = lambda _run: None
+        if faults := retry_faults(policy, answers_first):
+            raise ConfigError("; ".join(faults))
         self._policy = policy or RetryPolicy()
         self._rule = rule_of(self._policy)
         self._limit_s = checked_limit(time_limit_s)
@@ -418,6 +421,15 @@ def checked_count(name: str, count: int) -> int:
 
 
 COUNT_MAX = 10_000
+
+
+def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
+    """What is wrong with a policy where a delivery is answered before its run, and so comes never again."""
+    if not at_most_once or retry is None or (retry.attempts_max == 1 and retry.then == "drop"):
+        return []
+    return [
+        "retry: with at_most_once a run that fails is the last, and nothing is parked; leave it out"
+    ]
 
 
 def batch_faults(

@@ -304,7 +304,11 @@ async def test_stop_waits_for_runs_and_for_their_copies(bus: Bus) -> None:
 
 async def test_with_at_most_once_a_failed_run_is_the_last(bus: Bus) -> None:
     consumer, handler = await bus.consumer(at_most_once=True), Handler(raising(ValueError()))
-    work = run(consumer, handler, retry=SOON)
+    with pytest.raises(
+        ConfigError, match=r"^retry: with at_most_once a run that fails is the last"
+    ):
+        await run(consumer, handler, retry=SOON)
+    work = run(consumer, handler, retry=RetryPolicy(attempts_max=1, then="drop"))
     await publish(bus, "a", "b")
     await counted(consumer, dropped=2, failed=2, retried=0, parked=0)
     await ended(consumer, work)

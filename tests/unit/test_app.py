@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from messagebus import App, ConfigError, ConsumerConfig, NameInvalid, Stopped, Subscription, Topic
+from messagebus import (
+    App,
+    ConfigError,
+    ConsumerConfig,
+    NameInvalid,
+    RetryPolicy,
+    Stopped,
+    Subscription,
+    Topic,
+)
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
 
@@ -225,6 +234,15 @@ def test_a_grace_is_a_number_of_seconds(grace_s: float) -> None:
 def test_no_time_limit_is_infinite(limit_s: float) -> None:
     with pytest.raises(ConfigError, match="time_limit_s"):
         App().subscriber("queue:jobs", time_limit_s=limit_s)
+
+
+def test_a_policy_that_at_most_once_cannot_keep_is_refused_where_it_is_declared() -> None:
+    config = ConsumerConfig(at_most_once=True)
+    for retry in (RetryPolicy(), RetryPolicy(then="drop"), RetryPolicy(attempts_max=1)):
+        with pytest.raises(ConfigError, match=r"^subscriber of \S*jobs: retry: with at_most_once"):
+            App().subscriber("queue:jobs", retry=retry, config=config)
+    App().subscriber("queue:jobs", retry=RetryPolicy(attempts_max=1, then="drop"), config=config)
+    App().subscriber("queue:jobs", config=config)
 
 
 def test_an_app_whose_loop_ended_may_be_used_again() -> None:

@@ -148,7 +148,7 @@ def test_giving_up_says_why_and_then_drop_acks() -> None:
 
 
 def test_what_was_answered_before_the_run_cannot_be_run_again() -> None:
-    bench = Bench(answers_first=True)
+    bench = Bench(None, answers_first=True)
     bench.handling.failed(delivery(), ERROR)
     assert bench.answers == [("ack",)]
     assert bench.told.handled_ == [("drop", ERROR)]
