@@ -20,6 +20,7 @@ from ops.errors import OpsError
 
 __all__ = [
     "COMPARING",
+    "Alone",
     "Bad",
     "Generations",
     "No",
@@ -28,6 +29,7 @@ __all__ = [
     "Verdict",
     "Yes",
     "is_split",
+    "lacks",
     "may_promote",
     "parse_events",
     "parse_generations",
@@ -103,6 +105,18 @@ def _bare(number: str) -> str:
     """Without the lowest bit, which says whether the host was primary; "" for none."""
     value = int(number, 16) & ~1
     return f"{value:016X}" if value not in (_NONE, _JUST_CREATED) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """What operators keep of a host that wrote without its peer, until both were seen whole.
+
+    since: the day and time. generation: of what it wrote; "" where that is not known, or not yet.
+    """
+
+    host: str
+    since: str
+    generation: str = ""
 
 
 class Relation(Enum):
@@ -292,6 +306,7 @@ def may_promote(
     peer: str,
     peer_is_dead: bool = False,
     given_up: str = "",
+    alone: Alone | None = None,
 ) -> Verdict:
     """Whether making this host primary keeps every write that was ever confirmed.
 
@@ -299,9 +314,12 @@ def may_promote(
         down, and whose generations cannot be read, says nothing either.
     peer: its name. peer_is_dead: proved by a power controller, or an operator gave their word.
     given_up: the peer's name, typed by an operator who knows that what only it has is lost.
+    alone: who went on alone, as far as operators know. It counts where the peer cannot be asked.
     """
     if not here.is_up:
         return No("the mirror is down here; bring it up first")
+    if there is None and given_up != peer and (reason := lacks(here, alone, peer=peer)):
+        return No(reason)
     if here.role == "Primary":
         if there and there.role == "Primary":
             return No(f"{peer} is primary, too: resolve the split brain")
@@ -313,6 +331,19 @@ def may_promote(
     if here.link in CONNECTED:
         return _with_a_peer(here, peer)
     return _alone(here, there, peer, peer_is_dead, given_up == peer)
+
+
+def lacks(here: Status, alone: Alone | None, *, peer: str) -> str:
+    """Why this host does not have what its peer wrote alone, "" where it has, or there is no such word."""
+    if alone is None or alone.host != peer:
+        return ""
+    mine = here.generations
+    if mine and alone.generation in ({mine.current, mine.base, *mine.history} - {""}):
+        return ""
+    return (
+        f"{peer} went on alone on {alone.since}, and was not seen whole with this host since:"
+        f" reach it, or {_GIVE_UP.format(peer=peer)}"
+    )
 
 
 def _with_a_peer(here: Status, peer: str) -> Verdict:

@@ -13,12 +13,14 @@ from messagebus.terminal import say
 from ops.carrying import Go, carry, go_options, inventory_option, opened
 from ops.commands import drbd as argv
 from ops.commands import hosts
-from ops.drbd import Status, is_split
+from ops.drbd import Status, is_split, lacks
 from ops.errors import NoAnswer, OpsError, RunOpen
 from ops.mirror_cli import (
     agents,
     both_answer,
     not_dead,
+    note_alone,
+    note_whole,
     of_mirror,
     permitted,
     proof_options,
@@ -171,8 +173,9 @@ def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
     required=True,
     help="You have seen that this host is off, and it will not come back by itself.",
 )
+@click.option("--give-up", metavar="HOST", default="", help="What only this host has may be lost.")
 @go_options
-def thaw(go: Go, name: str, dead: str) -> None:
+def thaw(go: Go, name: str, dead: str, give_up: str) -> None:
     """The frozen writes of the mirror NAME go on, because the other host is dead.
 
     \b
@@ -181,9 +184,33 @@ def thaw(go: Go, name: str, dead: str) -> None:
     """
     view = MirrorView(go.file, name)
     gone = of_mirror(view, dead)
-    not_dead(dead, view.sides()[gone.name])
-    plan = promotion.thaw(view, partner(view.inventory, view.mirror, gone))
-    run(plan, go, view)
+    sides, wanted = view.sides(), partner(view.inventory, view.mirror, gone)
+    not_dead(dead, sides[gone.name])
+    here = sides[wanted.name]
+    if isinstance(here, NoAnswer):
+        raise here
+    if give_up != dead and (reason := lacks(here, view.alone, peer=dead)):
+        raise OpsError(f"the writes of {wanted.name} stay frozen: {reason} with --give-up {dead}")
+    run(promotion.thaw(view, wanted), go, view)
+
+
+@drbd.command()
+@click.argument("name")
+@click.argument("host")
+@inventory_option
+def alone(name: str, host: str, file: Path) -> None:
+    """Write down that HOST writes to the mirror NAME without its partner, if it does; changes no data.
+
+    A step of `promote`, `thaw` and `ops storage failover`. The partner is not promoted without HOST then,
+    until both were seen whole.
+
+    \b
+    Example:
+      python -m ops drbd alone mb1 db2
+    """
+    view = MirrorView(file.absolute(), name)
+    noted = note_alone(view, of_mirror(view, host))
+    say(f"{host} goes on alone" if noted else f"{host} has its partner")
 
 
 @drbd.command()
@@ -206,8 +233,11 @@ def status(name: str, file: Path) -> int:
 def _show(view: MirrorView) -> bool:
     """Returns whether all is well."""
     sides = view.sides()
+    note_whole(view, sides)
     for host, side in sides.items():
         say(f"{view.name}  {host:12} {side}")
+    if alone := view.alone:
+        say(f"{view.name}  {alone.host} went on alone on {alone.since}; not seen whole since")
     is_split = view.is_split()
     if is_split:
         say(f"{view.name}  SPLIT BRAIN: python -m ops drbd resolve {view.name}")

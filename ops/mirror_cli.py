@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -11,16 +14,19 @@ from lb.inventory import Host
 from messagebus.errors import ConfigError
 from ops.carrying import Go, carry, opened
 from ops.commands import hosts
-from ops.drbd import No, Status, may_promote
+from ops.drbd import Alone, No, Status, may_promote
 from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror_files import partner
 from ops.mirrors import MirrorView
+from ops.pieces import write_whole
 from ops.plan import Plan
 
 __all__ = [
     "agents",
     "both_answer",
     "not_dead",
+    "note_alone",
+    "note_whole",
     "of_mirror",
     "permitted",
     "proof_options",
@@ -62,7 +68,32 @@ def both_answer(view: MirrorView) -> dict[str, Status]:
     for side in sides.values():
         if isinstance(side, NoAnswer):
             raise side
+    note_whole(view, sides)
     return {name: side for name, side in sides.items() if isinstance(side, Status)}
+
+
+def note_alone(view: MirrorView, host: Host) -> Alone | None:
+    """Keep that this host writes without its peer, or is about to. None where it has one: nothing is kept.
+
+    Before it writes its generation is not known, so this is done again afterwards.
+    """
+    side, before = view.status(host), view.alone
+    if side.is_connected:
+        return None
+    now = Alone(host=host.name, since=f"{datetime.now(UTC):%F %H:%M} UTC")
+    if before and before.host == host.name:
+        now = before
+    has = side.generations
+    if side.role == "Primary" and not side.frozen and has and has.base:  # it is ahead of its peer
+        now = Alone(host=now.host, since=now.since, generation=has.current)
+    write_whole(view.alone_file, json.dumps(asdict(now)) + "\n")
+    return now
+
+
+def note_whole(view: MirrorView, sides: Mapping[str, Status | NoAnswer]) -> None:
+    """Forget who went on alone, where both hosts say now that they have the same."""
+    if all(isinstance(side, Status) and side.is_whole for side in sides.values()):
+        view.alone_file.unlink(missing_ok=True)
 
 
 def not_dead(name: str, answer: Status | NoAnswer) -> None:
@@ -104,6 +135,7 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
         peer=other.name,
         peer_is_dead=bool(dead) or power,
         given_up=give_up,
+        alone=view.alone,
     )
     if isinstance(verdict, No):
         raise OpsError(f"{host.name} is not promoted: {verdict.reason}")

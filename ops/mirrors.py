@@ -1,7 +1,8 @@
-"""One mirror of a running cluster: what its two hosts say, asked over SSH. Changes nothing."""
+"""One mirror of a running cluster: what its two hosts say, asked over SSH. Changes nothing there."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -16,8 +17,8 @@ from lb.inventory import Host, Inventory, Mirror, Node
 from ops import shell
 from ops.commands import drbd as argv
 from ops.commands.hosts import as_root, power
-from ops.drbd import Bad, Status, is_split, parse_events, parse_generations
-from ops.errors import CannotTell, CommandFailed, NoAnswer
+from ops.drbd import Alone, Bad, Status, is_split, parse_events, parse_generations
+from ops.errors import CannotTell, CommandFailed, NoAnswer, OpsError
 from ops.step import Check
 
 __all__ = ["MirrorView", "amqp_answers"]
@@ -56,13 +57,13 @@ class MirrorView:
 
     def __init__(self, file: Path, name: str, connect: Connect | None = None) -> None:
         self.name = name
-        self._file = file
+        self.file = file
         self._connect = connect or shell.remote
         self._silent: dict[str, tuple[float, NoAnswer]] = {}
 
     @property
     def inventory(self) -> Inventory:
-        return lb.inventory.load(self._file)
+        return lb.inventory.load(self.file)
 
     @property
     def mirror(self) -> Mirror:
@@ -71,6 +72,23 @@ class MirrorView:
     @property
     def node(self) -> Node:
         return self.inventory.find(self.name)
+
+    @property
+    def alone_file(self) -> Path:
+        """Beside the journals: a host that is dead cannot be asked whether it went on alone."""
+        return self.file.parent / "mirrors" / f"{self.name}.alone.json"
+
+    @property
+    def alone(self) -> Alone | None:
+        """Who went on alone and was not seen whole since. Raises OpsError."""
+        try:
+            return Alone(**json.loads(self.alone_file.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as fault:
+            raise OpsError(
+                f"{self.alone_file} cannot be read: see which host of {self.name} wrote last, then delete it"
+            ) from fault
 
     @property
     def hosts(self) -> tuple[Host, Host]:

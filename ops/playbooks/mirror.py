@@ -160,7 +160,7 @@ def connect(view: MirrorView) -> Plan:
         check=_whole_or_split(view),
         within_s=COPY_WITHIN_S,
     )
-    return Plan(name=f"drbd connect {view.name}", steps=(step,))
+    return Plan(name=f"drbd connect {view.name}", steps=(step, _seen_whole(view)))
 
 
 def disconnect(view: MirrorView, host: Host) -> Plan:
@@ -207,6 +207,7 @@ def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
             check=view.is_whole(host),
             within_s=COPY_WITHIN_S,
         ),
+        _seen_whole(view),
     )
     return Plan(name=f"drbd disk {mirror.name}", steps=steps)
 
@@ -244,6 +245,7 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
                 check=view.is_whole(survivor),
                 within_s=COPY_WITHIN_S,
             ),
+            _seen_whole(view),
         ),
     )
 
@@ -258,6 +260,11 @@ def _disconnected(view: MirrorView, host: Host) -> Step:
         until="it is alone",
         check=_has_link(view, host, "StandAlone"),
     )
+
+
+def _seen_whole(view: MirrorView) -> Step:
+    """Whoever went on alone does so no more, and that is written down."""
+    return Step(name="see that both hosts say so", commands=_kit(view.file, "status", view.name))
 
 
 def _kit(file: Path, *words: str) -> tuple[Command, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from lb.inventory import Host
 from ops.commands import drbd, hosts
 from ops.commands.hosts import on
+from ops.commands.paths import kit
 from ops.drbd import No, may_promote
 from ops.errors import NoAnswer
 from ops.mirror_files import partner, proof_of_death
@@ -66,6 +67,7 @@ def promotion(
             within_s=NOTICE_WITHIN_S,
         )
     )
+    steps.append(_noted(view, host, f"write down that {host.name} goes on alone, if it does"))
     steps.append(
         Step(
             name=f"promote {host.name}",
@@ -77,7 +79,14 @@ def promotion(
             is_final=True,
         )
     )
+    steps.append(_noted(view, host, f"write down what {host.name} has alone"))
     return tuple(steps)
+
+
+def _noted(view: MirrorView, host: Host, name: str) -> Step:
+    """Where the host has its peer this does nothing."""
+    words = ("ops", "drbd", "alone", view.name, host.name, "--inventory", str(view.file))
+    return Step(name=name, commands=(kit(*words),))
 
 
 def promote(
@@ -115,6 +124,7 @@ def thaw(view: MirrorView, host: Host) -> Plan:
     return Plan(
         name=f"drbd thaw {view.name}",
         steps=(
+            _noted(view, host, f"write down that {host.name} goes on alone"),
             Step(
                 name=f"tell {host.name} that {other.name} is dead",
                 commands=on([host], hosts.say_dead(proof_of_death(view.name, other.name))),
@@ -130,6 +140,7 @@ def thaw(view: MirrorView, host: Host) -> Plan:
                 until="they do",
                 check=view.has_role(host, "Primary"),
             ),
+            _noted(view, host, f"write down what {host.name} has alone"),
             proof_forgotten(view, host),
         ),
     )
@@ -209,6 +220,7 @@ def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool)
             peer=peer,
             peer_is_dead=is_dead,
             given_up=peer if given_up else "",
+            alone=view.alone,
         )
         if isinstance(verdict, No) and not here.is_passing:
             raise Blocked(verdict.reason)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ops.drbd import (
     DOWN,
+    Alone,
     Bad,
     Generations,
     No,
@@ -231,6 +232,25 @@ def test_a_peer_that_answers_and_tells_nothing_of_its_data_proves_nothing(state:
     assert "nothing is known of its data" in refused.reason
     assert may_promote(recorded("20 A"), recorded(state), peer="mbB", given_up="mbB")
     assert may_promote(recorded("26 A"), recorded(state), peer="mbB")  # it knows what it is
+
+
+def test_a_silent_peer_that_went_on_alone_is_ahead_of_whoever_lacks_what_it_wrote() -> None:
+    """Without that word, the host would be promoted: it was up to date when the peer was lost."""
+    here = recorded("07 B")
+    assert here.generations
+    since = Alone(host="mbA", since="2026-01-02 03:04 UTC", generation="1" * 16)
+    assert may_promote(here, None, peer="mbA", peer_is_dead=True)
+    for alone in (since, dataclasses.replace(since, generation="")):
+        refused = may_promote(here, None, peer="mbA", peer_is_dead=True, alone=alone)
+        assert isinstance(refused, No)
+        assert "mbA went on alone on 2026-01-02" in refused.reason
+        assert may_promote(here, None, peer="mbA", peer_is_dead=True, given_up="mbA", alone=alone)
+    frozen = dataclasses.replace(here, role="Primary")
+    assert not may_promote(frozen, None, peer="mbA", alone=since)
+    mine = dataclasses.replace(since, host="mbB")
+    copied = dataclasses.replace(since, generation=here.generations.current)
+    for alone in (mine, copied):
+        assert may_promote(here, None, peer="mbA", peer_is_dead=True, alone=alone)
 
 
 def test_of_two_primaries_none_is_promoted() -> None:

@@ -161,7 +161,7 @@ def test_what_each_side_of_a_split_brain_has_is_shown_before_one_is_given_up(
     "words",
     [
         *("", "install", "create", "status", "promote", "demote", "connect", "disconnect"),
-        *("verify", "rate", "resolve", "thaw", "disk"),
+        *("verify", "rate", "resolve", "thaw", "disk", "alone"),
     ],
 )
 def test_every_command_has_help_with_an_example(
@@ -187,6 +187,25 @@ def test_frozen_writes_go_on_by_an_operators_word(
     shown = capsys.readouterr().out
     assert "install -D -m 600 /dev/null /run/messagebus/dead/mb1.db2" in shown
     assert "drbdadm resume-io mb1" in shown
+
+
+def test_who_went_on_alone_says_so_and_its_partner_goes_on_without_it_by_name_only(
+    drbd: Asked, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """db2 went on; db1, frozen since before, knows nothing of that, and db2 cannot be asked any more."""
+    assert drbd("", "26 A", "alone mb1 db2") == 0
+    assert drbd("24 A", "", "status") == 1
+    assert "db2 went on alone on 20" in capsys.readouterr().out
+    assert drbd("24 A", "", "thaw mb1 --dead db2 --dry-run") == 1
+    assert "db2 went on alone" in capsys.readouterr().err
+    assert drbd("24 A", "", "thaw mb1 --dead db2 --give-up db2 --dry-run") == 0
+    assert drbd("07 B", "", "promote mb1 db1 --dead db2 --dry-run") == 1
+    assert "db1 is not promoted: db2 went on alone" in capsys.readouterr().err
+    assert drbd("07 B", "", "promote mb1 db1 --dead db2 --give-up db2 --dry-run") == 0
+    capsys.readouterr()
+    assert drbd("06 A", "06 B", "status") == 0  # whole: it is over
+    assert "alone" not in capsys.readouterr().out
+    assert drbd("07 B", "", "promote mb1 db1 --dead db2 --dry-run") == 0
 
 
 def test_the_disk_of_another_mirror_holds_something(

@@ -9,7 +9,15 @@ import pytest
 from messagebus.errors import ConfigError
 from ops.carrying import Go
 from ops.errors import NoAnswer, OpsError
-from ops.mirror_cli import agents, both_answer, of_mirror, permitted, run
+from ops.mirror_cli import (
+    agents,
+    both_answer,
+    note_alone,
+    note_whole,
+    of_mirror,
+    permitted,
+    run,
+)
 from ops.mirrors import MirrorView
 from ops.plan import Plan
 from ops.step import Command, Step
@@ -52,6 +60,46 @@ def test_an_operators_word_is_a_proof(file: Path) -> None:
     seen = view(file, "", "07 B")
     how = permitted(seen, seen.hosts[1], dead="db1", give_up="")
     assert how == {"is_dead": True, "power": False, "given_up": False, "force": False}
+
+
+def test_what_a_host_wrote_alone_is_known_when_it_has_written(file: Path) -> None:
+    seen = view(file, "07 B", "")
+    noted = note_alone(seen, seen.hosts[0])
+    assert noted
+    assert (noted.host, noted.generation) == ("db1", "")
+    seen = view(file, "26 A", "")
+    again = note_alone(seen, seen.hosts[0])
+    assert again
+    assert again.since == noted.since
+    generations = seen.status(seen.hosts[0]).generations
+    assert generations
+    assert again.generation == generations.current
+    assert seen.alone == again
+
+
+def test_a_host_that_has_its_partner_is_not_alone(file: Path) -> None:
+    seen = view(file, "06 A", "06 B")
+    assert note_alone(seen, seen.hosts[0]) is None
+    assert seen.alone is None
+
+
+@pytest.mark.parametrize("two", ["", "09 B"])
+def test_only_both_hosts_together_end_that_one_went_on_alone(file: Path, two: str) -> None:
+    seen = view(file, "26 A", two)
+    noted = note_alone(seen, seen.hosts[0])
+    note_whole(seen, seen.sides())
+    assert seen.alone == noted
+    whole = view(file, "06 A", "06 B")
+    both_answer(whole)
+    assert whole.alone is None
+
+
+def test_a_mark_that_cannot_be_read_is_told_and_promotes_nobody(file: Path) -> None:
+    seen = view(file, "07 B", "")
+    seen.alone_file.parent.mkdir()
+    seen.alone_file.write_text("{")
+    with pytest.raises(OpsError, match="see which host of mb1 wrote last, then delete it"):
+        permitted(seen, seen.hosts[0], dead="db2", give_up="")
 
 
 def test_a_host_that_answers_is_not_dead_whatever_an_operator_says(file: Path) -> None:

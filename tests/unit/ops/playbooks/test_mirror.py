@@ -71,9 +71,10 @@ def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
         "db2: drbdadm disconnect mb1",
         "db2: drbdadm connect --discard-my-data mb1",
         "db1: drbdadm adjust mb1",
+        f"here: {sys.executable} -m ops drbd status mb1 --inventory {file}",
     ]
     small = playbooks.resolve(seen, seen.hosts[1], is_primary=False, agent=False)
-    assert ran(small) == ran(plan)[-3:]
+    assert ran(small) == ran(plan)[-4:]
 
 
 def test_a_host_that_is_alone_already_is_not_disconnected_again(file: Path) -> None:
@@ -95,6 +96,7 @@ def test_small_orders(file: Path) -> None:
         "db1: drbdadm adjust mb1",
         "db2: rm -f /run/messagebus/dead/mb1.db1",
         "db2: drbdadm adjust mb1",
+        f"here: {sys.executable} -m ops drbd status mb1 --inventory {file}",
     ]
     assert ran(playbooks.disconnect(seen, standby)) == ["db2: drbdadm disconnect mb1"]
     assert ran(playbooks.verify(seen, home)) == ["db1: drbdadm verify mb1"]

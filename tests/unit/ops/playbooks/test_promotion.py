@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,22 @@ from tests.support.mirrors import mirror_view, ran
 def test_a_promotion_needs_a_proof_first_where_the_other_is_silent(file: Path) -> None:
     seen = mirror_view(file)
     host = seen.hosts[1]
+    note = f"here: {sys.executable} -m ops drbd alone mb1 db2 --inventory {file}"
     by_power = promotion.promote(seen, host, is_dead=False, power=True, given_up=False, force=False)
     assert ran(by_power) == [
         "here: /usr/bin/pdu off db1",
         "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
+        note,
         "db2: drbdadm primary mb1",
+        note,
         "db2: rm -f /run/messagebus/dead/mb1.db1",
     ]
     by_word = promotion.promote(seen, host, is_dead=True, power=False, given_up=False, force=False)
     assert ran(by_word) == ran(by_power)[1:]
     given_up = promotion.promote(seen, host, is_dead=True, power=False, given_up=True, force=True)
-    assert ran(given_up)[-2] == "db2: drbdadm primary --force mb1"
+    assert ran(given_up)[-3] == "db2: drbdadm primary --force mb1"
     alive = promotion.promote(seen, host, is_dead=False, power=False, given_up=False, force=False)
-    assert ran(alive) == ["db2: drbdadm primary mb1"]
+    assert ran(alive) == [note, "db2: drbdadm primary mb1", note]
 
 
 def test_what_takes_a_broker_from_its_host_can_be_taken_back(file: Path) -> None:
@@ -69,11 +73,14 @@ def test_a_host_is_demoted_and_seen_to_be(file: Path) -> None:
 def test_frozen_writes_are_let_go_only_when_the_handler_did_not_do_it(file: Path) -> None:
     seen = mirror_view(file, "24 A", "")
     plan = promotion.thaw(seen, seen.hosts[0])
+    note = f"here: {sys.executable} -m ops drbd alone mb1 db1 --inventory {file}"
     assert ran(plan) == [
+        note,
         "db1: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db2",
         "db1: drbdadm resume-io mb1",
+        note,
         "db1: rm -f /run/messagebus/dead/mb1.db2",
     ]
-    done = plan.steps[1].done
+    done = plan.steps[2].done
     assert done
     assert not done()

@@ -50,9 +50,12 @@ def failover(view: MirrorView, file: Path, *, agent: bool, consume_only: bool = 
 
 
 def test_what_a_failover_runs(view: MirrorView, file: Path) -> None:
+    note = f"here: {sys.executable} -m ops drbd alone mb1 db2 --inventory {file}"
     assert ran(failover(view, file, agent=False)) == [
         "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
+        note,
         "db2: drbdadm primary mb1",
+        note,
         "db2: /usr/local/lib/messagebus/check-disk /dev/drbd0",
         "db2: mount /dev/drbd0 /var/lib/rabbitmq",
         "db2: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
@@ -123,4 +126,4 @@ def test_a_start_and_a_stop_are_halves_of_a_failback(file: Path) -> None:
     whole = ran(storage.failback(seen, file, home, consume_only=False, agent=True))
     stop = ran(storage.stop(seen, standby, agent=True))
     start = ran(storage.start(seen, file, home, consume_only=False, agent=True))
-    assert stop + start == whole
+    assert stop + [each for each in start if " drbd alone " not in each] == whole
