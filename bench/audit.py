@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -239,6 +239,7 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
     by_pair = _deliveries_by_pair(events.delivered)
     kills = _kills(manifest)
     altered: set[str] = set()
+    renumbered = _renumbered(events.published)
     for topic, names in manifest.topics.items():
         for name in names:
             got = by_pair.pop((topic, name), {})
@@ -246,7 +247,7 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
             result.subscriptions.append(entry)
             altered |= _judge_deliveries(result, entry, sent, got, kills)
             _judge_expected(result, entry, sent, got, _last_owed_ns(manifest))
-            entry.late = _late(sent, got)
+            entry.late = _late(sent, got, renumbered)
     _judge_messages(result, manifest, sent, events.delivered)
     result.found["altered"] = len(altered)
     if (
@@ -426,10 +427,24 @@ def _judge_expected(
             result.lost_ids.append(message_id)
 
 
-def _late(sent: Mapping[str, _Sent], got: Mapping[str, list[Row]]) -> int:
+def _renumbered(rows: Iterable[Row]) -> set[str]:
+    """The publishers that gave one number to several messages, as one does that began anew."""
+    seen: dict[tuple[str, int], str] = {}
+    return {
+        row["publisher"]
+        for row in rows
+        if seen.setdefault((row["publisher"], row["sequence"]), row["message_id"])
+        != row["message_id"]
+    }
+
+
+def _late(
+    sent: Mapping[str, _Sent], got: Mapping[str, list[Row]], renumbered: Collection[str]
+) -> int:
     """First deliveries after a later message of their publisher and key, to one consumer from one broker.
 
-    Of messages that were sent once: one that was sent again promises no order.
+    Of messages that were sent once: one that was sent again promises no order. Publishers in `renumbered`
+    are judged by their intended times, which go on.
     """
     arrivals = []
     for message_id, (first, *_) in got.items():
@@ -437,7 +452,9 @@ def _late(sent: Mapping[str, _Sent], got: Mapping[str, list[Row]]) -> int:
         if message and message.sendings == 1 and not first["redelivered"]:
             row = message.row
             stream = (first["consumer"], first["broker"], row["publisher"], row.get("key") or "")
-            arrivals.append((first["received_ns"], row["sequence"], stream))
+            is_anew = row["publisher"] in renumbered
+            number = message.intended_ns if is_anew else row["sequence"]
+            arrivals.append((first["received_ns"], number, stream))
     reached: dict[tuple[str, ...], int] = {}
     late = 0
     for _, sequence, stream in sorted(arrivals):

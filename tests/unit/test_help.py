@@ -32,7 +32,24 @@ def commands(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tu
             yield from commands(inner, (*words, name))
 
 
+# CliRunner's.
+WIDTH = 80
 EVERY = [(name, path, words) for name, path in GROUPS.items() for words in commands(group(path))]
+
+
+def context_of(name: str, path: str, words: tuple[str, ...]) -> click.Context:
+    command = group(path)
+    # Not of whatever terminal the tests run in.
+    made = command.context_class(
+        command, info_name=name, terminal_width=WIDTH, **command.context_settings
+    )
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+        made = command.context_class(
+            command, info_name=word, parent=made, **command.context_settings
+        )
+    return made
 
 
 @pytest.mark.parametrize(
@@ -41,13 +58,18 @@ EVERY = [(name, path, words) for name, path in GROUPS.items() for words in comma
 def test_every_command_says_what_it_does_in_whole_words(
     name: str, path: str, words: tuple[str, ...]
 ) -> None:
-    told = [
-        CliRunner().invoke(group(path), [*words, flag], prog_name=name) for flag in ("-h", "--help")
-    ]
-    assert [each.exit_code for each in told] == [0, 0], told[0].output
-    text = told[0].output
-    assert text == told[1].output
+    """By the text itself: what else writes to this process's outputs meanwhile is none of it."""
+    context = context_of(name, path, words)
+    text = context.get_help()
+    assert context.command.get_help_option_names(context) == ["-h", "--help"]
     assert text.startswith(f"Usage: {' '.join([name, *words])}")
     # Of click's own marks nothing is left, which it does in a text that it does not know as its.
     assert "\\b" not in text
     assert "\b" not in text
+
+
+@pytest.mark.parametrize(("name", "path"), GROUPS.items(), ids=list(GROUPS))
+def test_help_is_the_same_by_either_name_and_no_fault(name: str, path: str) -> None:
+    told = [CliRunner().invoke(group(path), [flag], prog_name=name) for flag in ("-h", "--help")]
+    assert [(each.exit_code, each.exception) for each in told] == [(0, None), (0, None)]
+    assert told[0].stdout == told[1].stdout == context_of(name, path, ()).get_help() + "\n"

@@ -456,6 +456,22 @@ PLANTED: dict[str, tuple[Events, dict[str, Any], dict[str, int]]] = {
         {"topics": {"t": NAMES[:1]}},
         {"late": 5},
     ),
+    "a process that began anew, with numbers that it had given before": (
+        Events(
+            published=[published(number, sequence=number % 5) for number in range(10)],
+            delivered=whole_run().delivered,
+        ),
+        {},
+        {},
+    ),
+    "a later one came before, of a process that began anew": (
+        Events(
+            published=[published(number, sequence=number % 5) for number in range(10)],
+            delivered=[delivered(n, NAMES[0], received_ns=(20 - n) * S) for n in range(10)],
+        ),
+        {"topics": {"t": NAMES[:1]}},
+        {"late": 9},
+    ),
     "a topic that nobody reads": (
         Events(published=[published(0)]),
         {"topics": {"t": ()}},
