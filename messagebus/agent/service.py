@@ -10,14 +10,11 @@ import contextlib
 import logging
 import secrets
 import signal
-import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from messagebus._io.control import login_is_good
 from messagebus._io.link import Credentials
@@ -35,6 +32,7 @@ from messagebus.agent.management import Management, ManagementUnavailable
 from messagebus.agent.metrics import Figure, Metrics
 from messagebus.agent.mirror import figures_of_mirror
 from messagebus.agent.peers import Node, Peers
+from messagebus.agent.serving import ACCEPTED_AT_ONCE, STOP_TIMEOUT_S, Server, listen
 from messagebus.agent.store import Store
 from messagebus.agent.topology import Topology
 from messagebus.agent.upkeep import Upkeep, monotonic_ms
@@ -44,7 +42,6 @@ from messagebus.core.gate import Condition, Verdict, VerdictKind, verdict
 from messagebus.core.register import Register
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
-from messagebus.tls import TlsFiles
 
 __all__ = ["Service"]
 
@@ -55,7 +52,6 @@ LOGIN_TIMEOUT_MS = 2_000
 ALARM_INTERVAL_S = 2.0
 # How late a change of the verdict may stand in the log; balancers hear it at once.
 TELL_INTERVAL_S = 0.5
-STOP_TIMEOUT_S = 2
 # How late new certificates are shown.
 CERTIFICATES_INTERVAL_S = 10.0
 CHECK_TIMEOUT_S = 1.0
@@ -120,9 +116,9 @@ class Service:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises ConfigError when a port cannot be had."""
         config = self._config
-        http = _listen("http", Broker.parse(config.http))
+        http = listen("http", Broker.parse(config.http))
         try:
-            check = _listen("check", Broker.parse(config.check))
+            check = listen("check", Broker.parse(config.check))
         except ConfigError:
             http.close()
             raise
@@ -132,16 +128,16 @@ class Service:
             loop.add_signal_handler(number, stopping.set)
         if self.lists.look():
             self.topology.list_changed()
-        server = _Server(
-            uvicorn.Config(self._application(), **_UVICORN, **_tls_settings(self._tls))
+        server = Server(self._application(), self._tls)
+        checks = await asyncio.start_server(
+            self._answer_check, sock=check, backlog=ACCEPTED_AT_ONCE
         )
-        checks = await asyncio.start_server(self._answer_check, sock=check)
         log.info(
             "agent serves broker=%s http=%s check=%s", config.broker, config.http, config.check
         )
         await _until(
             stopping,
-            server.serve(sockets=[http]),
+            server.run_on(http),
             self._kept("list", lambda: self.lists.watch(self.topology.list_changed)),
             self._kept("topology", self.topology.run),
             self._kept("upkeep", self.upkeep.run),
@@ -371,39 +367,6 @@ def _known(name: str, text: str, value: int | None) -> Iterator[Figure]:
         yield Figure(name, text, value)
 
 
-# The access log would be a line per client and minute; h11 alone keeps the agent small.
-_UVICORN: dict[str, Any] = {
-    "log_config": None,
-    "log_level": "warning",
-    "access_log": False,
-    "lifespan": "off",
-    "loop": "asyncio",
-    "http": "h11",
-    "ws": "none",
-    "server_header": False,
-    "timeout_keep_alive": 75,
-    "timeout_graceful_shutdown": STOP_TIMEOUT_S,
-}
-
-
-def _tls_settings(files: TlsFiles | None) -> dict[str, Any]:
-    """Of uvicorn: who asks shows a certificate of our authority."""
-    if files is None:
-        return {}
-    return {"ssl_context_factory": lambda _config, _default: files.server_context()}
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the service."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-    def stop(self) -> None:
-        self.should_exit = True
-
-
 async def _until(
     stopping: asyncio.Event, server: Coroutine[Any, Any, None], *others: Any, first: Any
 ) -> None:
@@ -450,21 +413,6 @@ def _settler(config: AgentConfig) -> Settler:
     if not settler.erl_call:
         log.warning("no erl_call, node_name or cookie_file: settling a queue takes seconds")
     return settler
-
-
-def _listen(key: str, address: Broker) -> socket.socket:
-    host = address.host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, address.port))
-        listener.listen(1024)
-        listener.setblocking(False)
-    except OSError as fault:
-        listener.close()
-        raise ConfigError(f"{key} {address}: {fault.strerror or fault}") from fault
-    return listener
 
 
 def _now_ms() -> int:

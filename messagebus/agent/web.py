@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -95,7 +95,9 @@ def application(parts: Parts) -> Starlette:
         Route("/metrics", web.metrics, methods=["GET"]),
         Route("/drain", web.drain, methods=["POST"]),
     ]
-    return Starlette(routes=routes, exception_handlers={BadRequest: _bad_request})
+    return Starlette(
+        routes=routes, exception_handlers={BadRequest: _bad_request, ClientDisconnect: _gone}
+    )
 
 
 class _Web:
@@ -386,6 +388,11 @@ def _error(code: int, text: str, headers: dict[str, str] | None = None) -> Respo
 
 async def _bad_request(_request: Request, fault: Exception) -> Response:
     return _error(400, str(fault))
+
+
+async def _gone(_request: Request, _fault: Exception) -> Response:
+    """Who hung up in the middle of a request is no error of ours."""
+    return Response(status_code=499)
 
 
 async def _json(request: Request) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Nothing here knows what the host has already; `changes` compares.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -266,9 +267,14 @@ def _users(inventory: Inventory) -> list[User]:
 
 
 def _salt(inventory: Inventory, user: User, secrets: Secrets) -> bytes:
-    """The same at every run, so that a second one changes nothing; another for each password."""
+    """The same at every run, so that a second one changes nothing; another for each password.
+
+    By the operators' token, since it stands beside the hash: from a password alone guesses could be
+    told wrong by it.
+    """
     password = secrets[user.password_file].reveal()
-    return hashlib.sha256(f"{inventory.cluster} {user.name} {password}".encode()).digest()[:4]
+    text = f"{inventory.cluster} {user.name} {password}".encode()
+    return hmac.digest(secrets[inventory.token_file].reveal().encode(), text, "sha256")[:4]
 
 
 def _render(template: str, words: Mapping[str, Any]) -> str:

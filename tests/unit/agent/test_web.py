@@ -218,6 +218,23 @@ async def test_whoever_hangs_up_is_not_waited_for(rig: Rig) -> None:
     assert time.monotonic() - began_s < 30
 
 
+async def test_who_hangs_up_in_the_middle_of_a_request_is_no_error(rig: Rig) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    headers = [(b"authorization", OPERATOR["Authorization"].encode())]
+    scope = {"type": "http", "method": "POST", "path": "/topology", "headers": headers}
+    transport = rig.http._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    await transport.app({**scope, "query_string": b""}, receive, send)
+    assert sent[0]["status"] == 499
+
+
 @pytest.mark.parametrize(
     "query",
     ["generation=x", "generation=1&wait_s=-1", "generation=1&wait_s=nan", "client=a&applied="],

@@ -14,7 +14,14 @@ from lb.inventory import Inventory, Mirror
 from messagebus.agent.config import AgentConfig
 from messagebus.secret import Secret
 from ops.errors import OpsError
-from ops.provision.wanted import RIGHTS, Secrets, WantedHost, secret_files, wanted_host
+from ops.provision.wanted import (
+    RIGHTS,
+    Secrets,
+    WantedHost,
+    definitions,
+    secret_files,
+    wanted_host,
+)
 from tests.support.systemd import exposure_fault, verify
 
 # Of systemd-analyze security, 0 to 100: what the agent's unit gets here, and a little.
@@ -210,6 +217,15 @@ def test_no_password_stands_in_a_file_that_anybody_may_read() -> None:
         if "secret of" in file.text and "ca.pem" not in file.text and "mb1.pem" not in file.text:
             assert file.is_secret, file.path
             assert file.mode & 0o007 == 0
+
+
+def test_a_salt_tells_nothing_of_its_password_without_the_operators_token() -> None:
+    made, node = inventory(), inventory().brokers[0]
+    found = [
+        definitions(made, node, {**secrets(made), made.token_file: Secret(token)})
+        for token in ("one", "one", "other")
+    ]
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_second_rendering_is_the_same() -> None:
