@@ -38,14 +38,22 @@ SYNC_NAMES = (
 # RabbitMQ 3.10 may start a quorum queue before the supervisor of its dead-letter worker at boot; a
 # queue that dead-letters at-least-once then dies of `noproc` twice and stays dead: it is listed, its
 # declaration is answered, and it takes and gives nothing. Seen after 1 in 5 kills.
-# That supervisor itself ends for good when a queue is deleted while its worker starts, a moment after the
-# boot; from then on every new quorum queue dies of `noproc`, and its declaration is answered 541.
 REVIVE_QUEUES = (
-    b"catch supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup), "
     b"[case whereis(element(1, amqqueue:get_pid(Q))) of undefined -> "
     b"ra:restart_server(quorum_queues, {element(1, amqqueue:get_pid(Q)), node()}); "
     b'_ -> alive end || Q <- rabbit_amqqueue:list(<<"/">>), '
     b"amqqueue:get_type(Q) =:= rabbit_quorum_queue].\n"
+)
+# That supervisor itself ends for good when workers fail twice in 5 s, as they do when queues are deleted
+# while theirs start; all others end with it. From then on every new queue that dead-letters at-least-once
+# dies of `noproc`, and its declaration is answered 541; those that live on, the delay steps too, give
+# nothing out any more, since a queue starts its worker only when it becomes leader.
+REVIVE_DEAD_LETTERING = (
+    b"case catch supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup) of {ok, _} -> "
+    b"[element(1, supervisor:start_child(rabbit_fifo_dlx_sup, [amqqueue:get_name(Q)])) || "
+    b'Q <- rabbit_amqqueue:list(<<"/">>), lists:member({<<"x-dead-letter-strategy">>, longstr, '
+    b'<<"at-least-once">>}, amqqueue:get_arguments(Q)), N <- [element(1, amqqueue:get_pid(Q))], '
+    b"whereis(N) =/= undefined, ra_leaderboard:lookup_leader(N) =:= {N, node()}]; _ -> [] end.\n"
 )
 # Ra's own table of leaders: a queue is in it once it has read what it holds. Everything that AMQP and
 # management say of it before (live, a leader, no messages) is only what was known at its declaration.
@@ -114,13 +122,20 @@ class Settler:
 
     async def queues_revived(self) -> int | None:
         """Start what queues died at the broker's boot. Returns how many; None: it is not known."""
+        return await self._revived(REVIVE_QUEUES, "queues")
+
+    async def dead_lettering_revived(self) -> int | None:
+        """Start the workers that hand on what is dead-lettered, where all ended. As `queues_revived`."""
+        return await self._revived(REVIVE_DEAD_LETTERING, "dead-lettering")
+
+    async def _revived(self, expression: bytes, what: str) -> int | None:
         if not self.erl_call:
             return None
         answer = await _run(
-            [self.erl_call, "-n", self.node_name, "-e"], REVIVE_QUEUES, self._environ()
+            [self.erl_call, "-n", self.node_name, "-e"], expression, self._environ()
         )
         if answer is None or not (found := REVIVED.fullmatch(answer.strip())):
-            log.warning("queues could not be revived node=%s answer=%r", self.node_name, answer)
+            log.warning("%s could not be revived node=%s answer=%r", what, self.node_name, answer)
             return None
         return (found[1] or "").replace(" ", "").split(",").count("ok")
 

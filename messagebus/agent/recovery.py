@@ -1,4 +1,4 @@
-"""What a broker's queues need after its boot before the gate may open.
+"""What a broker's queues need after its boot before the gate may open, and now and then later.
 
 A queue that died at boot is started again. One that is still being read from disk has no leader yet:
 it is listed as live and its declaration is answered, but it confirms nothing. 600,000 messages of
@@ -20,6 +20,9 @@ log = logging.getLogger("messagebus.agent")
 # One queue that never comes back must not hold the others back for ever; some millions of messages
 # are read in this time.
 LEADERS_WAIT_S = 120.0
+# Workers that dead-letter end without a word of the broker; until they are started again nothing comes
+# out of a delay step.
+LOOK_EVERY_S = 10.0
 
 
 class Recovery:
@@ -28,14 +31,26 @@ class Recovery:
     def __init__(self, broker: str, settler: Settler) -> None:
         self._broker, self._settler = broker, settler
         self._waiting_since_s: float | None = None
+        self._looked_s = 0.0
         self.revived = 0
 
     async def revive(self) -> None:
         """A queue that died at boot would hold every confirm back."""
+        await self._revive_dead_lettering()
         revived = await self._settler.queues_revived()
         if revived:
             log.warning("queues revived broker=%s queues=%d", self._broker, revived)
             self.revived += revived
+
+    async def look(self) -> None:
+        """Every LOOK_EVERY_S: have what is dead-lettered leave its queues again, where it does not."""
+        if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
+            await self._revive_dead_lettering()
+
+    async def _revive_dead_lettering(self) -> None:
+        self._looked_s = time.monotonic()
+        if workers := await self._settler.dead_lettering_revived():
+            log.warning("dead-lettering revived broker=%s queues=%d", self._broker, workers)
 
     async def has_leaders(self) -> bool:
         """Whether the queues can confirm; after LEADERS_WAIT_S, and where nobody knows, in any case."""

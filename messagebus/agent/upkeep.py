@@ -372,6 +372,7 @@ class Upkeep:
                 await self._audit_gate(control)
                 await self._audit(control, self._next_audit())
                 await self._look_at_ladder(control)
+                await self.recovery.look()
                 audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
         raise LinkLost(self._config.broker, "link lost")
 

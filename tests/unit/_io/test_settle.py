@@ -57,6 +57,7 @@ async def test_only_ok_for_every_table_counts(tmp_path: Path, answer: str, synce
 async def test_dead_queues_are_counted(tmp_path: Path, answer: str, revived: int | None) -> None:
     ours = settler(tmp_path, f"cat >/dev/null; echo '{answer}'")
     assert await ours.queues_revived() == revived
+    assert await ours.dead_lettering_revived() == revived
 
 
 @pytest.mark.parametrize(

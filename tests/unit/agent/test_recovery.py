@@ -8,18 +8,23 @@ from typing import Any, cast
 import pytest
 
 from messagebus._io.settle import Settler
-from messagebus.agent.recovery import LEADERS_WAIT_S, Recovery
+from messagebus.agent.recovery import LEADERS_WAIT_S, LOOK_EVERY_S, Recovery
 
 
 class FakeSettler:
     leaderless: int | None = 0
     dead: int | None = 0
+    looks = 0
 
     async def queues_without_leader(self) -> int | None:
         return self.leaderless
 
     async def queues_revived(self) -> int | None:
         return self.dead
+
+    async def dead_lettering_revived(self) -> int | None:
+        self.looks += 1
+        return 2
 
 
 @pytest.fixture
@@ -60,3 +65,18 @@ async def test_what_is_revived_is_counted(recovery: Recovery, settler: FakeSettl
         settler.dead = dead
         await recovery.revive()
     assert recovery.revived == 3
+
+
+async def test_dead_lettering_is_looked_at_now_and_then_and_not_all_the_time(
+    recovery: Recovery, settler: FakeSettler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    await recovery.revive()
+    await recovery.look()
+    assert settler.looks == 1
+    now_s += LOOK_EVERY_S
+    await recovery.look()
+    await recovery.look()
+    assert settler.looks == 2
+    assert recovery.revived == 0

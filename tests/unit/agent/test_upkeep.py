@@ -185,6 +185,9 @@ class FakeSettler:
     async def queues_revived(self) -> int | None:
         return self.dead
 
+    async def dead_lettering_revived(self) -> int | None:
+        return 0
+
     async def queues_without_leader(self) -> int | None:
         return self.leaderless
 
