@@ -20,7 +20,6 @@ from lb.inventory import Inventory
 from messagebus.broker import BrokerList
 from messagebus.terminal import say
 from ops import archive as archives
-from ops import lock
 from ops.archive import Archive
 from ops.backup import (
     INVENTORY,
@@ -36,7 +35,7 @@ from ops.backup import (
     topology_of,
     without_memory,
 )
-from ops.carrying import LOCK, confirm, inventory_option
+from ops.carrying import confirm, inventory_option, locked
 from ops.commands import lists
 from ops.errors import OpsError
 from ops.local import secrets
@@ -163,8 +162,7 @@ def restore(
     if only_files:
         _restore_files(kept, file, outside, dry_run=dry_run, yes=yes)
     else:
-        locked = nullcontext() if dry_run else lock.held(file.parent / LOCK, "restore")
-        with locked:
+        with nullcontext() if dry_run else locked(file, "restore"):
             _restore_cluster(kept, file, users=users, only=only, dry_run=dry_run, yes=yes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "go_options",
     "inventory_option",
     "journal_of",
+    "locked",
     "opened",
     "settled",
 ]
@@ -111,8 +112,7 @@ def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
     of these brokers.
     """
     brokers = frozenset(brokers)
-    locked = nullcontext() if go.dry_run else lock.held(go.file.parent / LOCK, name)
-    with locked:
+    with nullcontext() if go.dry_run else locked(go.file, name):
         if go.abandon:
             if not journals.abandon(go.journals, name):
                 raise OpsError(f"no unfinished run of {name!r} to close")
@@ -127,6 +127,11 @@ def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
                 )
             say(f"note: {about}", err=True)
         yield Journal(go.journals, name)
+
+
+def locked(file: Path, what: str) -> AbstractContextManager[None]:
+    """The lock of the cluster of this inventory, for who changes it. Raises LockHeld when it is entered."""
+    return lock.held_everywhere(file.parent / LOCK, file, what)
 
 
 def settled(

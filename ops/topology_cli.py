@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from messagebus.terminal import say
-from ops import lock
-from ops.carrying import LOCK, confirm, inventory_option
+from ops.carrying import confirm, inventory_option, locked
 from ops.errors import OpsError
 from ops.topology import Difference, differences, newer_than, wanted_items
 from ops.view import View
@@ -64,7 +63,7 @@ def sync(file: Path) -> None:
     """
     file = file.absolute()
     view = View(file)
-    with lock.held(file.parent / LOCK, "topology sync"):
+    with locked(file, "topology sync"):
         told = _tell_all(view)
         say(f"{told} entries were told to agents that did not know them")
         until = time.monotonic() + SAME_WITHIN_S
@@ -94,7 +93,7 @@ def adopt(file: Path, yes: bool) -> None:
     """
     file = file.absolute()
     view = View(file)
-    with lock.held(file.parent / LOCK, "topology adopt"):
+    with locked(file, "topology adopt"):
         told, silent = view.snapshots_told()
         for name, snapshot in told.items():
             wanted = sum(bool(entry["alive"]) for entry in _entries(snapshot).values())

@@ -21,16 +21,14 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from messagebus import BusConfig, Consumer, Publisher
 from messagebus.agent.config import AgentConfig
 from ops.local import parts
 from ops.local.cluster import LocalCluster
-from tests.support.eventually import FACTOR, eventually
+from tests.support.eventually import eventually
 from tests.support.faults import (
     agent_answer,
     alarm,
     delete_queue,
-    direct,
     metric,
     operators_drain,
     queue_exists,
@@ -39,7 +37,6 @@ from tests.support.faults import (
     unregister,
     write_list,
 )
-from tests.support.orders import taken
 
 HTTP_TIMEOUT_S = 10.0
 
@@ -272,25 +269,6 @@ def test_a_broker_that_makes_no_quorum_queues_any_more_does_so_again(
     erl(broken, "mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
     eventually(lambda: register(broken, f"{topic}/billing")["complete"], within_s=30)
     assert queue_exists(broken, "mb2", f"mb.sub/{topic}/billing")
-
-
-def test_what_is_delayed_leaves_its_step_again_where_dead_lettering_ended(
-    broken: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    """Nobody declares anything there; RabbitMQ starts the workers of queues that live on never again."""
-    with (
-        Consumer(bus, topic, subscription="all") as consumer,
-        Publisher(direct(broken, "mb2")) as publisher,
-    ):
-        publisher.send_safe(topic, b"now", timeout_s=30)
-        assert taken(consumer).body == b"now"
-        erl(broken, "mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
-        sent = publisher.send_safe(topic, b"later", deliver_after_s=1, timeout_s=30)
-        assert sent.broker == broken.node("mb2").broker
-        delivery = consumer.receive(timeout_s=60 * FACTOR)
-        assert delivery is not None
-        assert delivery.message_id == sent.message_id
-        consumer.ack(delivery)
 
 
 def test_without_a_majority_nothing_is_changed(broken: LocalCluster, topic: str) -> None:

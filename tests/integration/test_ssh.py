@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from ops import shell
-from ops.errors import CommandFailed, HostKeyWrong
+from ops.carrying import locked
+from ops.errors import CommandFailed, HostKeyWrong, LockHeld
 from ops.provision.hosts import Root
+from tests.support.eventually import eventually
+from tests.support.mirrors import mirrored_inventory
 from tests.support.sshd import Sshd, ssh_server
 
 
@@ -119,6 +124,59 @@ def test_a_lock_that_another_has_is_told(server: Sshd, tmp_path: Path) -> None:
         shell.forwarded(server.address, socket_, lock=lock, within_s=0.1),
     ):
         raise AssertionError("two hold one lock")
+
+
+def test_operators_with_an_inventory_each_are_kept_apart_by_the_balancers_host(
+    server: Sshd, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two checkouts. Who is killed lets go; a host that is away is told, and stops nobody."""
+    ours, theirs = (tmp_path / name for name in ("ours", "theirs"))
+    for folder in (ours, theirs):
+        folder.mkdir()
+        write_inventory(folder, server.address, tmp_path)
+    holds = [sys.executable, "-c", HOLD, str(ours)]
+    with subprocess.Popen(holds, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "held\n"
+        with (
+            pytest.raises(LockHeld, match=r"pid \d+, 'remove mb1' is changing this cluster since"),
+            locked(theirs / "inventory.toml", "add mb4"),
+        ):
+            raise AssertionError("two hold one lock")
+        other.kill()
+    eventually(lambda: is_free(theirs / "inventory.toml"), within_s=30)
+    assert capsys.readouterr().err == ""
+    write_inventory(theirs, "root@127.0.0.1:1", tmp_path)
+    with locked(theirs / "inventory.toml", "add mb4"):
+        assert "note: no lock on balancer1" in capsys.readouterr().err
+
+
+HOLD = """
+import pathlib, sys, time
+from ops.carrying import locked
+with locked(pathlib.Path(sys.argv[1]) / "inventory.toml", "remove mb1"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def is_free(inventory: Path) -> bool:
+    try:
+        with locked(inventory, "add mb4"):
+            return True
+    except LockHeld:
+        return False
+
+
+def write_inventory(folder: Path, ssh: str, far: Path) -> None:
+    """With one balancer, on another host, whose files are in the folder `far` there."""
+    hosts = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
+    text = mirrored_inventory(hosts, address="10.0.0.9")
+    text = text.replace("[balancer]", '[balancer]\nhost = "balancer1"', 1)
+    for name in ("haproxy.cfg", "haproxy.sock", "haproxy.state", "haproxy.pid"):
+        text = text.replace(f'"{name}"', f'"{far / name}"')
+    host = f'\n[[hosts]]\nname = "balancer1"\nssh = "{ssh}"\n'
+    (folder / "inventory.toml").write_text(text + host)
 
 
 def test_nobody_answers(server: Sshd, tmp_path: Path) -> None:
