@@ -80,9 +80,10 @@ def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
     brokers = result["brokers"]
     if len(brokers) < result["profile"]["system"]["brokers"] or measured_s < CPU_LEAST_S:
         return None
-    return sum(
-        float(each["messages_cpu_s"])
+    costs = [
+        each["messages_cpu_s"]
         if "messages_cpu_s" in each
         else float(each["cpu_s"]) / float(each["seconds"]) * measured_s
         for each in brokers.values()
-    )
+    ]
+    return None if None in costs else sum(map(float, costs))

@@ -49,7 +49,7 @@ WORDS = {
     "silence": "the longest time in which a publisher waited for confirms and had none, until the next one "
     "or the end of the measured part.",
     "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw; "
-    "one that was not looked at meanwhile has no memory; "
+    "of one that was not looked at meanwhile memory and costs are not; "
     f"what a message costs a broker is not told of less than {CPU_LEAST_S:g} s.",
     "late": "a first delivery after a later message of the same publisher and broker, at one consumer.",
 }
@@ -312,8 +312,8 @@ def _unseen(result: Result) -> list[str]:
     if not names:
         return []
     return [
-        f"not looked at while it was measured: {', '.join(names)}. Its CPU and bytes are its share of a "
-        "longer time; its memory and its queues are not known."
+        f"not looked at while it was measured: {', '.join(names)}. CPU and bytes there are the share of a "
+        "longer time; memory, queues and what a message cost are not known."
     ]
 
 

@@ -186,7 +186,8 @@ class Result:
         """broker -> what it cost in the measured part; of a closed loop from the first look to the last.
 
         What brokers do after the last confirm, deliveries above all, is of the messages too. messages_cpu_s:
-        what the messages cost; None, and cpu_us too, where the measured part is too short to tell.
+        what the messages cost; None, and cpu_us too, where the measured part is too short to tell, or nobody
+        looked at the broker in it.
         """
         begin_s = float(self.measured.start)
         window = (begin_s, begin_s + self.measured_s)
@@ -200,7 +201,8 @@ class Result:
             each["confirmed"] = count
             # Of the same time, also where a little of it was not seen.
             cpu_s = each["cpu_s"] / each["seconds"] * (window[1] - window[0])
-            is_told = self.measured_s >= sampling.CPU_LEAST_S
+            is_seen = each["memory_mib"] is not None
+            is_told = is_seen and self.measured_s >= sampling.CPU_LEAST_S
             each["messages_cpu_s"] = cpu_s if is_told else None
             each["cpu_us"] = cpu_s / count * 1e6 if count and is_told else None
         return found

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from bench.run.conduct import SAMPLES
+from bench.run.numbers import numbers_of
 from bench.run.report import render_html, render_text, write
 from bench.run.result import gather
 from bench.run.sampling import Sample, save
@@ -62,7 +63,9 @@ def test_brokers_that_nobody_looked_at_meanwhile_have_dashes_and_a_line_that_say
     write(result)
     for said in (render_text(result), (tmp_path / "report.html").read_text()):
         assert re.search(rf"(?i)not looked at while it was measured: {', '.join(BROKERS)}", said)
-    assert [each["memory_mib"] for each in result.brokers.values()] == [None, None]
+    for each in result.brokers.values():
+        assert (each["memory_mib"], each["messages_cpu_s"], each["cpu_us"]) == (None, None, None)
+    assert "broker CPU us" not in numbers_of(result.as_json())
 
 
 def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:
