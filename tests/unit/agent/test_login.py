@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 
@@ -23,12 +24,17 @@ class Broker:
     def __init__(self) -> None:
         self.asked = 0
         self.is_away = False
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def try_login(self, user: str, password: Secret) -> bool:
         self.asked += 1
         if self.is_away:
             raise LinkLost("h:1", "refused")
-        return (user, password.reveal()) == ("bus", "pw:with:colons")
+        is_good = (user, password.reveal()) == ("bus", "pw:with:colons")
+        if not is_good:
+            await self.answers.wait()
+        return is_good
 
 
 @pytest.fixture
@@ -106,3 +112,32 @@ async def test_what_is_remembered_is_bounded_and_shows_no_password(
         await login.admit(basic("bus", f"geheim{number}"))
     assert len(login._good) <= 2
     assert b"geheim" not in repr(login._good).encode()
+
+
+async def test_a_flood_of_wrong_logins_keeps_nobody_out(login: Login, broker: Broker) -> None:
+    """Who was good before has places of his own; a stranger is told at once that there is none."""
+    good = basic("bus", "pw:with:colons")
+    assert await login.admit(good) is Admission.YES
+    login._good.clear()
+    broker.answers.clear()
+    flood = [asyncio.create_task(login.admit(basic(f"u{n}", "x"))) for n in range(400)]
+    flood += [asyncio.create_task(login.admit(basic("v", f"{n}"))) for n in range(400)]
+    flood += [asyncio.create_task(login.admit(basic("w", f"{n}"))) for n in range(400)]
+    await asyncio.sleep(0)
+    assert await login.admit(good) is Admission.YES
+    told = [task.result() for task in flood if task.done()]
+    assert set(told) == {Admission.UNKNOWN}
+    assert len(flood) - len(told) == module.WAITING_MAX
+    broker.answers.set()
+    assert set(await asyncio.gather(*flood)) == {Admission.UNKNOWN, Admission.NO}
+    assert not login._waiting
+    assert await login.admit(basic("w", "x")) is Admission.NO
+
+
+async def test_a_flood_of_one_name_fills_no_row_but_its_own(login: Login, broker: Broker) -> None:
+    broker.answers.clear()
+    flood = [asyncio.create_task(login.admit(basic("v", f"{n}"))) for n in range(400)]
+    await asyncio.sleep(0)
+    assert len([task for task in flood if not task.done()]) == module.WAITING_PER_USER_MAX
+    broker.answers.set()
+    await asyncio.gather(*flood)
