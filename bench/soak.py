@@ -10,7 +10,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -20,16 +20,19 @@ from bench.audit import ALLOWED, DOUBLED, Audit, audit
 from bench.audit_tables import print_audit
 from bench.control import read_progress
 from bench.errors import BenchError
-from bench.faults import FAULTS, Fault, fault_of
+from bench.faults import FAULTS, Fault
 from bench.figures.crew import Crew, crew
 from bench.manifest import ConsumerEntry, Incident, Manifest
+from bench.outer_faults import OUTER_FAULTS
 from bench.rows import read_events
 from messagebus import BusConfig, declare
 from messagebus.telemetry.eventfile import anchor_now
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
 
-__all__ = ["Soak", "draws", "soak"]
+__all__ = ["ALL_FAULTS", "Soak", "draws", "soak"]
+
+ALL_FAULTS = FAULTS | OUTER_FAULTS
 
 TOPIC = "soak"
 SUBSCRIPTIONS = ("billing", "audit")
@@ -46,6 +49,13 @@ WHOLE_WITHIN_S = 90.0
 @click.command(epilog="Example: python -m bench soak --minutes 15 --seed 7")
 @click.option("--minutes", type=click.FloatRange(min=0.1), default=15.0, show_default=True)
 @click.option("--seed", type=int, help="Of the faults. Default: one that is printed.")
+@click.option(
+    "--faults",
+    "chosen",
+    callback=lambda _context, _option, text: _chosen(text),
+    metavar="NAME,...",
+    help=f"Default: all, which are {', '.join(ALL_FAULTS)}.",
+)
 @click.option("--every-s", type=click.FloatRange(min=1), default=EVERY_S, show_default=True)
 @click.option("--rate", "rate_per_s", type=click.FloatRange(min=1), default=RATE_PER_S)
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
@@ -53,6 +63,7 @@ WHOLE_WITHIN_S = 90.0
 def soak(
     minutes: float,
     seed: int | None,
+    chosen: tuple[str, ...],
     every_s: float,
     rate_per_s: float,
     folder: Path | None,
@@ -72,7 +83,7 @@ def soak(
         cluster.up()
         run = Soak(cluster, place / "run", say=console.print, rate_per_s=rate_per_s)
         manifest, result = run.run(
-            lasts_s=minutes * 60, every_s=every_s, faults=draws(seed, cluster.names)
+            lasts_s=minutes * 60, every_s=every_s, faults=draws(seed, cluster.names, chosen)
         )
     finally:
         cluster.down(wipe=True)
@@ -88,17 +99,29 @@ def soak(
         shutil.rmtree(place)
 
 
-def draws(seed: int, names: Sequence[str]) -> Callable[[], tuple[str, str]]:
+def _chosen(text: str | None) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text else tuple(ALL_FAULTS)
+    if unknown := [name for name in names if name not in ALL_FAULTS]:
+        raise click.BadParameter(
+            f"{unknown[0]!r}: no such fault; there are {', '.join(ALL_FAULTS)}"
+        )
+    return names
+
+
+def draws(
+    seed: int, names: Sequence[str], faults: Iterable[str] = tuple(ALL_FAULTS)
+) -> Callable[[], tuple[str, str]]:
     """A function that draws the next fault and its broker; the same for the same seed.
 
     No fault comes a second time before each has come once, so that a short run has many of them.
     """
     chance = random.Random(seed)
+    among = sorted(faults)
     waiting: list[str] = []
 
     def draw() -> tuple[str, str]:
         if not waiting:
-            waiting.extend(chance.sample(sorted(FAULTS), len(FAULTS)))
+            waiting.extend(chance.sample(among, len(among)))
         return waiting.pop(), chance.choice(sorted(names))
 
     return draw
@@ -136,6 +159,11 @@ class Soak:
             publishers=PUBLISHERS,
             consumers=CONSUMERS,
             size=BODY_BYTES,
+            # Whoever forges a list then names a cluster or a host that nobody believes.
+            env={
+                "MESSAGEBUS_CLUSTER": self._cluster.layout.cluster,
+                "MESSAGEBUS_BROKER_HOSTS_ALLOWED": "127.*",
+            },
         )
         with crew(clients):
             start_ns = time.monotonic_ns()
@@ -145,7 +173,7 @@ class Soak:
             while (number := number + 1) * every_s < lasts_s:
                 self._wait_until(number * every_s)
                 name, target = faults()
-                self._do(fault_of(name, self._cluster, target))
+                self._do(ALL_FAULTS[name](self._cluster, target))
                 clients.check()
                 number = max(number, int((time.monotonic() - self._began_s) / every_s))
             self._wait_until(lasts_s)

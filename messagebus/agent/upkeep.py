@@ -413,8 +413,7 @@ class Upkeep:
             if self._register.informed:
                 await self.ladder.lead_out(control)
             if may_open(self.condition):
-                if not await self.recovery.has_leaders():
-                    raise StillReading("queues are read from disk: they have no leader yet")
+                await self._need_leaders()
                 # Should the answer be lost, it may be open all the same.
                 self._gate_open = None
                 await control.open_gate()
@@ -422,6 +421,11 @@ class Upkeep:
                 log.info(
                     "gate opened broker=%s entries=%d", control.link.broker, len(self._brought)
                 )
+
+    async def _need_leaders(self) -> None:
+        """Raises StillReading after a boot, until the queues are read, or were waited for long enough."""
+        if not await self.recovery.has_leaders():
+            raise StillReading("queues are read from disk: they have no leader yet")
 
     async def _bring_about(self, control: Control) -> None:
         version, entries = self._register.version, dict(self._register.entries)
@@ -435,6 +439,9 @@ class Upkeep:
             await asyncio.sleep(CANCELLED_S)
         lost, self._vanished = self._vanished, set()
         steps = plan(tried, brought=self._brought, births=births, floor=floor)
+        if not self._gate_open and any(isinstance(step, DeleteQueue) for step in steps):
+            # RabbitMQ 3.10 makes no quorum queues any more when one is deleted while its boot starts it.
+            await self._need_leaders()
         for step in steps:
             if not await self._perform(control, step):
                 assert isinstance(step, Declare)

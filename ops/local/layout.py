@@ -117,6 +117,11 @@ class NodeLayout:
         return self.dir / "agent"
 
     @property
+    def python_dir(self) -> Path:
+        """Modules that its agent imports before all others: a trial sets its clock there."""
+        return self.dir / "python"
+
+    @property
     def list_file(self) -> Path:
         return self.dir / "list.txt"
 

@@ -89,7 +89,7 @@ def _agent(layout: Layout, name: str) -> Part:
         env={
             **broker.epmd_environment(layout.epmd_port),
             "HOME": str(node.home),
-            "PYTHONPATH": str(CHECKOUT),
+            "PYTHONPATH": f"{node.python_dir}:{CHECKOUT}",
         },
         address=(node.host, node.agent_port),
         stop_within_s=5,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.faults import FAULTS
-from bench.soak import TOPIC, Soak, draws
+from bench.soak import ALL_FAULTS, TOPIC, Soak, draws
 from ops.local.cluster import LocalCluster
 from tests.support.faults import forget, restore
 
@@ -25,4 +24,4 @@ def test_a_minute_of_random_faults_loses_nothing(broken: LocalCluster, tmp_path:
     assert result.holds, (result.faults, said)
     assert result.confirmed > 1000
     assert result.total("delivered") == result.total("expected") == 2 * result.confirmed
-    assert sum(any(name in line for name in FAULTS) for line in said) >= 3
+    assert sum(any(name in line for name in ALL_FAULTS) for line in said) >= 3

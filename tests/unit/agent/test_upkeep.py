@@ -478,6 +478,20 @@ async def test_a_queue_of_an_earlier_life_is_made_anew(rig: Rig) -> None:
     assert rig.broker.queues[SUBSCRIPTION] == 9
 
 
+async def test_no_queue_is_deleted_while_a_boot_still_starts_queues(rig: Rig) -> None:
+    await rig.until(lambda: rig.broker.gate)
+    rig.settler.leaderless = 1
+    rig.broker.kill()
+    rig.broker.queues[SUBSCRIPTION] = 1
+    rig.want(entry("orders/a", 9, tomb=8))
+    rig.broker.is_up = True
+    await rig.until(lambda: "no leader yet" in rig.upkeep.fault)
+    assert rig.broker.queues[SUBSCRIPTION] == 1
+    rig.settler.leaderless = 0
+    await rig.until(lambda: rig.broker.gate)
+    assert rig.broker.queues[SUBSCRIPTION] == 9
+
+
 async def test_a_vanished_queue_is_told_once_and_made_again(rig: Rig) -> None:
     rig.want(entry("orders/a"))
     await rig.until(lambda: rig.upkeep.is_settled and rig.upkeep.events_proven)

@@ -1,5 +1,4 @@
-from bench.faults import FAULTS
-from bench.soak import draws
+from bench.soak import ALL_FAULTS, draws
 
 NAMES = ["mb1", "mb2", "mb3"]
 
@@ -14,7 +13,7 @@ def test_the_same_seed_draws_the_same_faults() -> None:
 def test_no_fault_comes_again_before_all_have_come() -> None:
     draw = draws(1, NAMES)
     for _ in range(5):
-        assert {draw()[0] for _ in FAULTS} == set(FAULTS)
+        assert {draw()[0] for _ in ALL_FAULTS} == set(ALL_FAULTS)
 
 
 def test_every_broker_has_its_share() -> None:

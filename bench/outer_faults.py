@@ -1,0 +1,578 @@
+"""Faults around the brokers: clocks, liars, operators, applications. Each proves its promise at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+
+from bench.errors import BenchError
+from bench.faults import CALL_WITHIN_S, Fault
+from bench.figures.crew import wait_until
+from messagebus import (
+    BusConfig,
+    Consumer,
+    Hooks,
+    Publisher,
+    PublisherConfig,
+    Queue,
+    RegistrationIncomplete,
+    Subscription,
+    Topic,
+    TopologyMismatch,
+    count_parked,
+    declare,
+    purge_parked,
+)
+from messagebus.outcome import Durability, Published
+from ops.commands.broker import epmd_environment
+from ops.errors import LocalFault
+from ops.local.cluster import LocalCluster
+
+__all__ = ["OTHER_CLOCK", "OUTER_FAULTS", "lying"]
+
+# Of whatever is promised: a machine at work with two clusters takes its time.
+WITHIN_S = 120.0
+HTTP_TIMEOUT_S = 10.0
+YEAR_S = 365 * 86_400
+# A queue's limit, and how often its consumer is stopped with everything unanswered.
+DELIVERY_LIMIT, RESTARTS = 20, 25
+# A dead-letter worker that cannot hand on 32 messages takes no more.
+UNDELIVERED, STEPS_S = 100, (1, 5)
+CHILDREN, SENT = 3, 40
+_numbers = itertools.count(1)
+
+# An agent's clock shows that much more than its host's; the file may change while it runs.
+OTHER_CLOCK = """\
+import os, time
+
+real, real_ns = time.time, time.time_ns
+
+def off_s():
+    try:
+        with open(os.path.join(os.path.dirname(__file__), "off_s")) as file:
+            return int(file.read() or 0)
+    except OSError:
+        return 0
+
+time.time = lambda: real() + off_s()
+time.time_ns = lambda: real_ns() + off_s() * 1_000_000_000
+"""
+
+
+class _Trial:
+    """What is done to a cluster and what must hold afterwards. number: of this fault in the process."""
+
+    name: str
+    lasts_s = 0.0
+    cuts = ""
+
+    def __init__(self, cluster: LocalCluster, target: str) -> None:
+        self.cluster, self.target = cluster, target
+        self.topic = f"{self.name}-{os.getpid()}-{next(_numbers)}"
+        self.known = set[str]()
+
+    @classmethod
+    def fault(cls, cluster: LocalCluster, target: str) -> Fault:
+        trial = cls(cluster, target)
+        return Fault(cls.name, target, cls.lasts_s, cls.cuts, trial.begin, trial.finish)
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Put right what was done, and prove the promise. Raises BenchError."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        self.end()
+        self._forget_own()
+
+    @property
+    def bus(self) -> BusConfig:
+        return BusConfig.from_env(self.cluster.client_env())
+
+    # -- agents
+
+    def snapshot(self, name: str) -> dict[str, Any]:
+        """What an agent has for its map; empty while it does not answer."""
+        with suppress(httpx.HTTPError):
+            answer = self._ask(name, "GET", "/topology")
+            found: dict[str, Any] = answer.raise_for_status().json()
+            return found
+        return {}
+
+    def remember(self) -> None:
+        """All names that any agent knows now: none of them may be forgotten."""
+        self.known = set[str]().union(*(self._alive(name) for name in self.cluster.names))
+
+    def nothing_is_forgotten(self) -> None:
+        for name in self.cluster.names:
+            wait_until(
+                lambda name=name: self._is_whole(name),  # type: ignore[misc]
+                within_s=WITHIN_S,
+                what=f"after {self.name} at {self.target}, the agent of {name} knows all it knew",
+            )
+
+    def _is_whole(self, name: str) -> bool:
+        found = self.snapshot(name)
+        return bool(found.get("intact") and found["informed"] and self.known <= self._alive(name))
+
+    def _alive(self, name: str) -> set[str]:
+        entries = self.snapshot(name).get("entries", ())
+        return {each["wanted"] for each in entries if each["alive"]}
+
+    def delete(self, *wanted: str) -> None:
+        self._ask(
+            self.cluster.names[0], "POST", "/topology", json={"wanted": wanted, "alive": False}
+        ).raise_for_status()
+
+    def _forget_own(self) -> None:
+        names = sorted(set().union(*(self._alive(name) for name in self.cluster.names)))
+        if own := [each for each in names if self.topic in each]:
+            self.delete(*own)
+
+    def _ask(self, name: str, method: str, path: str, **request: Any) -> httpx.Response:
+        return httpx.request(
+            method,
+            f"{self.cluster.layout.scheme}://{self.cluster.node(name).agent}{path}",
+            headers={"Authorization": f"Bearer {self.cluster.token.reveal()}"},
+            timeout=HTTP_TIMEOUT_S,
+            trust_env=False,
+            **request,
+        )
+
+    # -- brokers
+
+    def erlang(self, expression: str) -> None:
+        """Have the target's broker evaluate it. Raises BenchError."""
+        node = self.cluster.node(self.target)
+        done = subprocess.run(
+            ["erl_call", "-n", node.node_name, "-e"],
+            input=f"{expression}.\n",
+            env={**epmd_environment(self.cluster.layout.epmd_port), "HOME": str(node.home)},
+            capture_output=True,
+            text=True,
+            timeout=CALL_WITHIN_S * 3,
+            check=False,
+        )
+        if not done.stdout.startswith("{ok"):
+            raise BenchError(f"{self.target}: {expression}: {(done.stdout + done.stderr).strip()}")
+
+    # -- applications
+
+    def declared(self, *wanted: Queue | Subscription | Topic) -> None:
+        declare(self.bus, wanted, timeout_s=WITHIN_S)
+
+    def all_come(self, source: str, wanted: Sequence[bytes]) -> None:
+        """Raises BenchError unless each of these bodies comes from the source in time."""
+        topic, _, subscription = source.partition("/")  # of a queue there is none
+        left = set(wanted)
+        with Consumer(self.bus, topic, subscription=subscription) as consumer:
+            until_s = time.monotonic() + WITHIN_S
+            while left and time.monotonic() < until_s:
+                if delivery := consumer.receive(timeout_s=1):
+                    left.discard(delivery.body)
+                    consumer.ack(delivery)
+        if left:
+            raise BenchError(f"{self.name}: {len(left)} of {len(wanted)} never came to {source}")
+
+    def a_new_subscription_works(self) -> None:
+        """Registered completely, and everything that is confirmed then comes to it."""
+        topic = f"{self.topic}-new"
+        self.declared(Subscription(Topic(topic), "all"))
+        bodies = [b"%d" % number for number in range(SENT)]
+        with Publisher(self.bus) as publisher:
+            ends = publisher.send_many(topic, bodies, timeout_s=WITHIN_S)
+        self.all_confirmed(ends)
+        self.all_come(f"{topic}/all", bodies)
+
+    def all_confirmed(self, ends: Sequence[Published]) -> None:
+        """Raises BenchError."""
+        if other := [each for each in ends if each.outcome.value != "confirmed"]:
+            raise BenchError(
+                f"{self.name}: {len(other)} of {len(ends)} not confirmed: {other[0].reason}"
+            )
+
+
+class _Clock(_Trial):
+    """The target's agent is started with another clock."""
+
+    ahead_s = 0
+    stays = False
+    lasts_s = 3.0
+
+    def begin(self) -> None:
+        self.remember()
+        self._set(self.ahead_s)
+        self.cluster.kill(self.target, agent=True)
+        self.cluster.start(self.target, agent=True)
+
+    def end(self) -> None:
+        if not self.stays:
+            self._set(0)
+        self.nothing_is_forgotten()
+        self.a_new_subscription_works()
+
+    def _set(self, off_s: int) -> None:
+        folder = self.cluster.node(self.target).python_dir
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(OTHER_CLOCK)
+        (folder / "off_s").write_text(str(off_s))
+
+
+class _ClockAhead(_Clock):
+    """For a moment, and back without a restart."""
+
+    name = "clock-ahead"
+    ahead_s = 10 * YEAR_S
+
+
+class _ClockBehind(_Clock):
+    """For good: until this agent's clock is ahead for a moment."""
+
+    name = "clock-behind"
+    ahead_s = -10 * YEAR_S
+    stays = True
+
+
+class _Maintenance(_Trial):
+    """``rabbitmq-upgrade drain`` and ``revive``; a subscription that is made between gets everything.
+
+    It is complete only when the broker is back: it will serve with the gate that it has.
+    """
+
+    name = "maintenance"
+    lasts_s = 3.0
+    cuts = "cut"
+
+    def begin(self) -> None:
+        self.remember()
+        self.erlang("rabbit_maintenance:drain()")
+        with suppress(RegistrationIncomplete):
+            declare(self.bus, [f"{self.topic}/all"], timeout_s=self.lasts_s)
+            raise BenchError(f"complete although {self.target} serves again with the gate it has")
+
+    def end(self) -> None:
+        self.erlang("rabbit_maintenance:revive()")
+        declare(self.bus, [f"{self.topic}/all"], timeout_s=WITHIN_S)
+        with Publisher(self.bus) as publisher:
+            bodies, ends = list[bytes](), list[Published]()
+            while not bodies or self._is_away():
+                bodies.append(b"%d" % len(bodies))
+                ends.append(publisher.send_safe(self.topic, bodies[-1], timeout_s=WITHIN_S))
+                publisher.refresh_connection()
+            self.all_confirmed(ends)
+        self.all_come(f"{self.topic}/all", bodies)
+        self.nothing_is_forgotten()
+
+    def _is_away(self) -> bool:
+        try:
+            self.cluster.wait_ready([self.target], within_s=0)
+        except LocalFault:
+            return True
+        return False
+
+
+class _Declarations(_Trial):
+    """One name, wanted otherwise at every agent at the same moment; and that again with others."""
+
+    name = "declarations"
+    rounds = 3
+
+    def begin(self) -> None:
+        self.remember()
+        with ThreadPoolExecutor() as pool:
+            for number in range(self.rounds):
+                kinds = itertools.cycle((Durability.FSYNC, Durability.PAGE_CACHE))
+                name = f"{self.topic}-{number}"
+                told = list(
+                    pool.map(
+                        lambda each, name=name: self._declare(each[0], name, each[1]),
+                        zip(self.cluster.names, kinds, strict=False),
+                    )
+                )
+                if len({kind for kind in told if kind}) != 1:
+                    raise BenchError(f"declarations: {name}: {told} were told that they have it")
+
+    def _declare(self, agent: str, name: str, durability: Durability) -> str:
+        """The durability if it is told that it has it, "" if it is told otherwise."""
+        layout = self.cluster.layout
+        url = f"{layout.scheme}://{self.cluster.node(agent).agent}/consumer-list"
+        bus = dataclasses.replace(self.bus, list_urls=(url,))
+        try:
+            declare(bus, [Queue(name, durability=durability)], timeout_s=WITHIN_S)
+        except TopologyMismatch:
+            return ""
+        return durability.value
+
+    def end(self) -> None:
+        self.nothing_is_forgotten()
+        for name in self.cluster.names:
+            wait_until(
+                lambda name=name: self._ask(name, "GET", "/settled").json()["settled"],  # type: ignore[misc]
+                within_s=WITHIN_S,
+                what=f"after declarations, {name} has all brought about",
+            )
+
+
+class _Deleted(_Trial):
+    """A topic, a subscription and a queue are deleted under load; another topic of that publisher goes on."""
+
+    name = "deleted"
+    lasts_s = 3.0
+
+    def begin(self) -> None:
+        stays, gone, queue = self._names()
+        self.declared(
+            Subscription(Topic(stays), "all"), Subscription(Topic(gone), "all"), Queue(queue)
+        )
+        self._stop = threading.Event()
+        self._bodies = list[bytes]()
+        self._pool = ThreadPoolExecutor(1)
+        self._load: Future[list[list[Published]]] = self._pool.submit(self._publish)
+        wait_until(lambda: len(self._bodies) > 5 or self._load.done(), within_s=WITHIN_S, what="")
+        self.delete(f"{gone}/all", gone, f"queue:{queue}")
+
+    def _names(self) -> tuple[str, str, str]:
+        return f"{self.topic}-stays", f"{self.topic}-gone", f"{self.topic}-queue"
+
+    def _publish(self) -> list[list[Published]]:
+        """Ends of publishes to what stays and to what goes."""
+        stays, gone, queue = self._names()
+        ends = [list[Future[Published]](), list[Future[Published]]()]
+        config = PublisherConfig(connection_lifetime_s=1, deadline_ms=int(WITHIN_S * 500))
+        with Publisher(self.bus, config) as publisher:
+            while not self._stop.wait(0.02):
+                self._bodies.append(b"%d" % len(self._bodies))
+                ends[0].append(publisher.submit(stays, self._bodies[-1]))
+                ends[1] += [publisher.submit(name, b"") for name in (gone, f"queue:{queue}")]
+            return [[each.result(timeout=WITHIN_S) for each in some] for some in ends]
+
+    def end(self) -> None:
+        self._stop.set()
+        try:
+            kept, _ = self._load.result()
+        except TimeoutError as fault:
+            raise BenchError("deleted: a publish has no end in its time") from fault
+        finally:
+            self._pool.shutdown(wait=False)
+        self.all_confirmed(kept)
+        self.all_come(f"{self._names()[0]}/all", self._bodies)
+
+
+class _Liar(_Trial):
+    """Somebody at the address of the target's agent forges maps and lists."""
+
+    name = "liar"
+    lasts_s = 4.0
+
+    def begin(self) -> None:
+        self.remember()
+        node = self.cluster.node(self.target)
+        self.cluster.kill(self.target, agent=True)
+        self._server = lying(node.host, node.agent_port, node.broker, self.cluster.layout.cluster)
+        self._ends = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._ends.start()
+
+    def end(self) -> None:
+        others = [name for name in self.cluster.names if name != self.target]
+        for name in others:
+            if not self._is_whole(name):
+                raise BenchError(f"liar at {self.target}: the agent of {name} believed it")
+        self._server.shutdown()
+        self._server.server_close()
+        self._ends.join()
+        self.cluster.start(self.target, agent=True)
+        self.nothing_is_forgotten()
+        self.a_new_subscription_works()
+
+
+def lying(host: str, port: int, broker: str, cluster: str) -> ThreadingHTTPServer:
+    forged_map = {
+        "broker": broker,
+        "intact": True,
+        "informed": True,
+        "entries": [],
+        "floor": 2**60,
+        "dropped": 2**60,
+        "complete": True,
+        "gate": True,
+        "settled": True,
+    }
+    lists = itertools.cycle((("another", host), (cluster, "192.0.2.1")))
+
+    class Liar(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = json.dumps(forged_map)
+            if self.path.startswith("/consumer-list"):
+                name, other = next(lists)
+                text = f"# cluster: {name}\n# generation: {2**40}\n{other}:5672\n"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            with suppress(OSError):  # whoever asked may have gone
+                self.wfile.write(text.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return ThreadingHTTPServer((host, port), Liar)
+
+
+class _Forks(_Trial):
+    """A process that publishes forks; so does one with publishers that are not started yet."""
+
+    name = "forks"
+
+    def begin(self) -> None:
+        self.declared(Subscription(Topic(self.topic), "all"))
+        # A process with one thread: ours has many, which a fork would lose in the middle of their work.
+        child = multiprocessing.get_context("spawn").Process(
+            target=_fork_and_publish, args=(self.cluster.client_env(), self.topic)
+        )
+        child.start()
+        child.join(WITHIN_S)
+        if child.exitcode != 0:
+            child.kill()
+            raise BenchError(f"forks: the publishing process ended with {child.exitcode}")
+
+    def end(self) -> None:
+        wanted = {b"%d-%d" % (who, number) for who in range(CHILDREN + 1) for number in range(SENT)}
+        ids = dict[str, bytes]()
+        with Consumer(self.bus, self.topic, subscription="all") as consumer:
+            until_s = time.monotonic() + WITHIN_S
+            while wanted - set(ids.values()) and time.monotonic() < until_s:
+                if delivery := consumer.receive(timeout_s=1):
+                    if ids.setdefault(delivery.message_id, delivery.body) != delivery.body:
+                        raise BenchError(f"forks: two messages have the id {delivery.message_id}")
+                    consumer.ack(delivery)
+        if left := wanted - set(ids.values()):
+            raise BenchError(f"forks: {len(left)} of {len(wanted)} never came")
+
+
+def _fork_and_publish(environment: dict[str, str], topic: str) -> None:
+    """In a process of its own: the parent's link has messages under way at each fork."""
+    bus = BusConfig.from_env(environment)
+    made = [Publisher(bus, hooks=[Hooks()]) for _ in range(CHILDREN)]
+    parent = Publisher(bus, hooks=[Hooks()])
+    parent.start(require="one", timeout_s=WITHIN_S)
+    children, open_ = list[int](), list[Future[Published]]()
+    for number in range(SENT):
+        open_.append(parent.submit(topic, b"0-%d" % number, timeout_s=WITHIN_S))
+        if len(children) < CHILDREN:
+            if child := os.fork():
+                children.append(child)
+            else:
+                os._exit(_publish_in_child(made[len(children)], topic, len(children) + 1))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    ends = [each.result(timeout=WITHIN_S).outcome.value for each in open_]
+    parent.stop()
+    os._exit(int(any(codes) or set(ends) != {"confirmed"}))
+
+
+def _publish_in_child(publisher: Publisher, topic: str, who: int) -> int:
+    try:
+        with publisher:
+            bodies = [b"%d-%d" % (who, number) for number in range(SENT)]
+            ends = publisher.send_many(topic, bodies, timeout_s=WITHIN_S)
+        return int(any(each.outcome.value != "confirmed" for each in ends))
+    except BaseException:
+        return 2
+
+
+class _Restarts(_Trial):
+    """A consumer with a delivery limit is stopped more often than that, with everything unanswered."""
+
+    name = "restarts"
+
+    def begin(self) -> None:
+        self._source = Subscription(Topic(self.topic), "all", delivery_limit=DELIVERY_LIMIT)
+        self.declared(self._source)
+        self._bodies = [b"%d" % number for number in range(SENT)]
+        with Publisher(self.bus) as publisher:
+            self.all_confirmed(publisher.send_many(self.topic, self._bodies, timeout_s=WITHIN_S))
+        for _ in range(RESTARTS):
+            with Consumer(self.bus, self._source) as consumer:
+                wait_until(
+                    lambda consumer=consumer: _owed(consumer) == SENT,  # type: ignore[misc]
+                    within_s=WITHIN_S,
+                    what=f"restarts: {SENT} messages are delivered, {_owed(consumer)} are",
+                )
+
+    def end(self) -> None:
+        self.all_come(str(self._source), self._bodies)
+        counts = count_parked(self.bus, [str(self._source)])
+        if any(each.count for each in counts.counts):
+            raise BenchError(f"restarts: parked though no handler has seen them: {counts.counts}")
+
+
+def _owed(consumer: Consumer) -> int:
+    return sum(each.owed for each in consumer.stats().brokers.values())
+
+
+class _Undeliverable(_Trial):
+    """Delays and retries whose destination is gone when they are due; what comes behind them is in time."""
+
+    name = "undeliverable"
+
+    def begin(self) -> None:
+        topic, queue = self.topic, f"{self.topic}-queue"
+        self.declared(Subscription(Topic(topic), "doomed"), Queue(queue), Topic(f"{topic}-unread"))
+        with (
+            Publisher(self.bus) as publisher,
+            Consumer(self.bus, topic, subscription="doomed") as consumer,
+        ):
+            ends = publisher.send_many(topic, [b"retry"] * SENT, timeout_s=WITHIN_S)
+            for _ in range(SENT):
+                delivery = consumer.receive(timeout_s=WITHIN_S)
+                if delivery is None or not consumer.retry(delivery, after_s=STEPS_S[-1]):
+                    raise BenchError("undeliverable: a retry was not taken")
+            self.delete(f"{topic}/doomed")
+            for after_s in STEPS_S:
+                for name, bodies in (
+                    (f"{topic}-unread", [b""] * UNDELIVERED),
+                    (f"queue:{queue}", [b"%d" % after_s]),
+                ):
+                    ends += publisher.send_many(
+                        name, bodies, deliver_after_s=after_s, timeout_s=WITHIN_S
+                    )
+        self.all_confirmed(ends)
+
+    def end(self) -> None:
+        self.all_come(f"queue:{self.topic}-queue", [b"%d" % after_s for after_s in STEPS_S])
+        # Of the retries those that were due before the deletion went with the subscription.
+        wait_until(
+            lambda: self._kept() >= UNDELIVERED * len(STEPS_S),
+            within_s=WITHIN_S,
+            what=f"undeliverable: {UNDELIVERED * len(STEPS_S)} kept",
+        )
+        purge_parked(self.bus, ["undelivered"])
+
+    def _kept(self) -> int:
+        """How many of them are ours."""
+        counts = count_parked(self.bus, ["undelivered"]).counts
+        return sum(n for each in counts for why, n in each.reasons.items() if self.topic in why)
+
+
+OUTER_FAULTS: dict[str, Callable[[LocalCluster, str], Fault]] = {
+    each.name: each.fault
+    for each in (
+        *(_ClockAhead, _ClockBehind, _Maintenance, _Declarations, _Deleted),
+        *(_Liar, _Forks, _Restarts, _Undeliverable),
+    )
+}
