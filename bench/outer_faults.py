@@ -45,7 +45,9 @@ __all__ = ["OTHER_CLOCK", "OUTER_FAULTS", "lying"]
 
 # Of whatever is promised: a machine at work with two clusters takes its time.
 WITHIN_S = 120.0
-HTTP_TIMEOUT_S = 10.0
+TOLD_WITHIN_S = 30.0
+HTTP_TIMEOUT_S = 30.0
+MISMATCH, INCOMPLETE = "mismatch", "incomplete"
 YEAR_S = 365 * 86_400
 # A queue's limit, and how often its consumer is stopped with everything unanswered.
 DELIVERY_LIMIT, RESTARTS = 20, 25
@@ -118,8 +120,8 @@ class _Trial:
         """All names that any agent knows now: none of them may be forgotten."""
         self.known = set[str]().union(*(self._alive(name) for name in self.cluster.names))
 
-    def nothing_is_forgotten(self) -> None:
-        for name in self.cluster.names:
+    def nothing_is_forgotten(self, agents: Sequence[str] = ()) -> None:
+        for name in agents or self.cluster.names:
             wait_until(
                 lambda name=name: self._is_whole(name),  # type: ignore[misc]
                 within_s=WITHIN_S,
@@ -304,22 +306,29 @@ class _Declarations(_Trial):
                         zip(self.cluster.names, kinds, strict=False),
                     )
                 )
-                if len({kind for kind in told if kind}) != 1:
-                    raise BenchError(f"declarations: {name}: {told} were told that they have it")
+                has = set(told) - {MISMATCH, INCOMPLETE}
+                if len(has) > 1 or not (has or INCOMPLETE in told):
+                    raise BenchError(f"declarations: {name}: told {told}")
 
     def _declare(self, agent: str, name: str, durability: Durability) -> str:
-        """The durability if it is told that it has it, "" if it is told otherwise."""
+        """What it is told: the durability that the queue has, or one of the two words.
+
+        Two agents that lost each other's questions may both have stored it; then it is complete for nobody.
+        """
         layout = self.cluster.layout
         url = f"{layout.scheme}://{self.cluster.node(agent).agent}/consumer-list"
         bus = dataclasses.replace(self.bus, list_urls=(url,))
         try:
-            declare(bus, [Queue(name, durability=durability)], timeout_s=WITHIN_S)
+            declare(bus, [Queue(name, durability=durability)], timeout_s=TOLD_WITHIN_S)
         except TopologyMismatch:
-            return ""
+            return MISMATCH
+        except RegistrationIncomplete:
+            return INCOMPLETE
         return durability.value
 
     def end(self) -> None:
         self.nothing_is_forgotten()
+        self._forget_own()
         for name in self.cluster.names:
             wait_until(
                 lambda name=name: self._ask(name, "GET", "/settled").json()["settled"],  # type: ignore[misc]
@@ -389,9 +398,7 @@ class _Liar(_Trial):
 
     def end(self) -> None:
         others = [name for name in self.cluster.names if name != self.target]
-        for name in others:
-            if not self._is_whole(name):
-                raise BenchError(f"liar at {self.target}: the agent of {name} believed it")
+        self.nothing_is_forgotten(others)
         self._server.shutdown()
         self._server.server_close()
         self._ends.join()
@@ -508,10 +515,11 @@ class _Restarts(_Trial):
             self.all_confirmed(publisher.send_many(self.topic, self._bodies, timeout_s=WITHIN_S))
         for _ in range(RESTARTS):
             with Consumer(self.bus, self._source) as consumer:
+                # A copy whose confirm a stop did not wait for any longer makes them more.
                 wait_until(
-                    lambda consumer=consumer: _owed(consumer) == SENT,  # type: ignore[misc]
+                    lambda consumer=consumer: _owed(consumer) >= SENT,  # type: ignore[misc]
                     within_s=WITHIN_S,
-                    what=f"restarts: {SENT} messages are delivered, {_owed(consumer)} are",
+                    what=f"restarts: all {SENT} messages are delivered again",
                 )
 
     def end(self) -> None:

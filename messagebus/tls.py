@@ -18,7 +18,7 @@ from typing import Any
 from messagebus._validity import good_until_s
 from messagebus.errors import ConfigError
 
-__all__ = ["TlsFiles", "certificate_fault"]
+__all__ = ["TlsFiles", "certificate_fault", "trusting_nobody"]
 
 # Contexts of so many different sets of files are kept; making one from the system's authorities takes
 # some 20 ms, which is too long for a dial.
@@ -163,6 +163,12 @@ def _show(context: ssl.SSLContext, cert_file: str, key_file: str) -> list[str]:
     except (OSError, ValueError) as fault:
         return [f"tls_cert_file {cert_file}: {fault}"]
     return []
+
+
+@functools.cache
+def trusting_nobody() -> ssl.SSLContext:
+    """For clients of http alone: a list of all the world's authorities takes 1 to 3 MB."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def certificate_fault(fault: BaseException) -> str:

@@ -14,6 +14,7 @@ import httpx
 
 from messagebus.agent.config import AgentConfig
 from messagebus.errors import ConfigError
+from messagebus.tls import trusting_nobody
 from messagebus.topology import BORN, GATE
 
 __all__ = ["Load", "Management", "ManagementUnavailable", "Room"]
@@ -62,6 +63,7 @@ class Management:
             timeout=TIMEOUT_S,
             trust_env=False,
             transport=transport,
+            verify=trusting_nobody(),
         )
 
     async def births(self) -> dict[str, int | None]:

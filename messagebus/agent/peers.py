@@ -17,7 +17,7 @@ from messagebus.agent.store import entry_from_json, snapshot_from_json, snapshot
 from messagebus.broker import ListedBroker
 from messagebus.core.register import Entry, Snapshot
 from messagebus.secret import Secret
-from messagebus.tls import TlsFiles
+from messagebus.tls import TlsFiles, trusting_nobody
 
 __all__ = ["Node", "Peers", "Told"]
 
@@ -81,7 +81,7 @@ class Peers:
             limits=limits,
             trust_env=False,
             transport=transport,
-            verify=(tls or TlsFiles()).client_context(),
+            verify=tls.client_context() if tls else trusting_nobody(),
         )
         self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
         # By broker name; kept over restarts, since who is asked for is dead.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from messagebus.errors import ConfigError
-from messagebus.tls import TlsFiles, certificate_fault
+from messagebus.tls import TlsFiles, certificate_fault, trusting_nobody
 from ops.local.certificates import Authority, issue_missing
 
 
@@ -227,3 +227,8 @@ def test_files_that_are_not_there_or_not_given_have_no_end(folder: Path) -> None
     assert files(folder, ca="missing.pem").good_until_s() is None
     (folder / "client.pem").write_text("no certificate")
     assert files(folder).good_until_s() is None
+
+
+def test_a_client_of_http_alone_trusts_nobody() -> None:
+    assert not trusting_nobody().get_ca_certs()
+    assert trusting_nobody().verify_mode is ssl.CERT_REQUIRED
