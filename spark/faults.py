@@ -87,7 +87,8 @@ def bad_faults(found: Ingested, bad_max: int) -> list[Fault]:
     )
     if len(shares) > 1:
         told = " and ".join(f"{share:.3g}" for share in shares)
-        faults.append(Fault("shares", f"recorders took unlike shares of the messages: {told}"))
+        text = f"recorders took unlike shares of the messages: {told}"
+        faults.append(Fault("shares", text, len(recorders)))
     if not manifest.complete:
         text = "the run did not end in order: what it has is counted, and no more"
         faults.append(Fault("incomplete", text))
