@@ -19,9 +19,8 @@ from lb import agents, far, fleet, gate_check, runtime, view
 from lb.apply import Applied, prepare_start, save_state
 from lb.errors import BalancerUnreachable, LbError
 from lb.fleet import Fleet
-from lb.here import Here, write_private
+from lb.here import write_private
 from lb.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
-from lb.place import Place
 from lb.render import render
 from lb.rollout import apply_all, check_all
 from messagebus.errors import ConfigError
@@ -67,17 +66,6 @@ def cli(context: click.Context, path: Path) -> None:
 
 def _inventory() -> Inventory:
     return load(click.get_current_context().find_object(Path) or DEFAULT_PATH)
-
-
-@contextmanager
-def _reach(inventory: Inventory, balancer: Balancer) -> Iterator[Place]:
-    """Its machine: this one, or one behind SSH."""
-    if not balancer.host:
-        yield Here()
-        return
-    host = inventory.host(balancer.host).ssh
-    with shell.remote(host) as connection:
-        yield far.Far(shell, host, connection)
 
 
 @contextmanager
@@ -131,7 +119,7 @@ def check_command() -> None:
     Example: python -m lb check
     """
     inventory = _inventory()
-    check_all(inventory, lambda balancer: _reach(inventory, balancer))
+    check_all(inventory, lambda balancer: far.place_of(shell, inventory, balancer))
     several = f", {len(inventory.balancers)} balancers" if inventory.more else ""
     say(f"good: {len(inventory.brokers)} brokers of {inventory.cluster}{several}")
 
@@ -147,7 +135,9 @@ def apply_command(reload: bool) -> None:
     Example: python -m lb apply
     """
     inventory = _inventory()
-    applied = apply_all(inventory, lambda balancer: _reach(inventory, balancer), reload=reload)
+    applied = apply_all(
+        inventory, lambda balancer: far.place_of(shell, inventory, balancer), reload=reload
+    )
     for balancer, done in applied:
         say((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))
 

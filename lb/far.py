@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.inventory import Balancer
-from lb.place import HAPROXY, is_our_master
+from lb.here import Here
+from lb.inventory import Balancer, Inventory
+from lb.place import HAPROXY, Place, is_our_master
 from messagebus.errors import MessageBusError
 
-__all__ = ["Connection", "Far", "Socket", "Ssh", "forwarded"]
+__all__ = ["Connection", "Far", "Socket", "Ssh", "forwarded", "place_of"]
 
 Socket = AbstractContextManager[Path]
 
@@ -101,6 +102,17 @@ class Far:
             return self._connection.run(argv, timeout_s=COMMAND_WITHIN_S)
         except MessageBusError as fault:
             raise BalancerUnreachable(str(fault)) from fault
+
+
+@contextmanager
+def place_of(ssh: Ssh, inventory: Inventory, balancer: Balancer) -> Iterator[Place]:
+    """Reach the machine of a balancer: this one, or one behind SSH."""
+    if not balancer.host:
+        yield Here()
+        return
+    host = inventory.host(balancer.host).ssh
+    with ssh.remote(host) as connection:
+        yield Far(ssh, host, connection)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ops.provision.cli import provision
 from ops.storage_cli import storage
 from ops.topology_cli import topology
 from ops.units_cli import units
+from ops.users_cli import users
 
 __all__ = ["main"]
 
@@ -47,7 +48,7 @@ def cli() -> None:
 
 for command in (
     *(local, add, remove, restart, upgrade, replace),
-    *(check, provision, found, topology, hangup, hold, move, inventory),
+    *(check, provision, found, topology, users, hangup, hold, move, inventory),
     *(drbd, storage),
     *(backup, restore, units),
 ):

@@ -35,7 +35,7 @@ from messagebus.topology import GATE
 from ops import shell
 from ops.errors import NoAnswer
 
-__all__ = ["DEFAULT_VHOST", "Absent", "Connection", "Queue", "View"]
+__all__ = ["DEFAULT_VHOST", "Absent", "Connection", "Queue", "View", "next_file"]
 
 TIMEOUT_S = 3.0
 # An agent brings a change about, and settles it, before it answers.
@@ -371,6 +371,27 @@ class View:
         """Have one broker make these, too. Raises NoAnswer."""
         self._manage(name, "POST", "/api/definitions", json=dict(definitions), fine=(200, 201, 204))
 
+    def user(self, name: str, user: str) -> dict[str, Any]:
+        """A user as one broker has it, with the hash of its password. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", _user_path(user)).json()
+        return answer
+
+    def put_user(self, name: str, user: str, body: Mapping[str, Any]) -> None:
+        """Have one broker make a user, or change it. Raises NoAnswer."""
+        self._manage(name, "PUT", _user_path(user), json=dict(body), fine=(201, 204))
+
+    def grant_as(self, name: str, user: str, other: str) -> None:
+        """Give a user the rights that another one has on this broker. Raises NoAnswer."""
+        found = self._manage(name, "GET", f"{_user_path(other)}/permissions").json()
+        for each in found:
+            rights = {key: each[key] for key in ("configure", "write", "read")}
+            path = f"/api/permissions/{quote(each['vhost'], safe='')}/{quote(user, safe='')}"
+            self._manage(name, "PUT", path, json=rights, fine=(201, 204))
+
+    def drop_user(self, name: str, user: str) -> None:
+        """Have one broker forget a user; it may not know it. Raises NoAnswer."""
+        self._manage(name, "DELETE", _user_path(user), fine=(204, 404))
+
     def counts(self, name: str) -> tuple[int, int]:
         """Messages published to and acknowledged from one broker since its start."""
         stats = self.overview(name).get("message_stats", {})
@@ -392,14 +413,32 @@ class View:
     ) -> httpx.Response:
         inventory = self.inventory
         node = inventory.find(name)
-        return _ask(
-            f"management of {node.name}",
-            method,
-            f"http://{node.management}{path}",
-            json=json,
-            auth=(inventory.admin_user, _secret(inventory.admin_password_file)),
-            fine=fine,
-        )
+
+        def ask(file: Path, fine: tuple[int, ...]) -> httpx.Response:
+            return _ask(
+                f"management of {node.name}",
+                method,
+                f"http://{node.management}{path}",
+                json=json,
+                auth=(inventory.admin_user, _secret(file)),
+                fine=fine,
+            )
+
+        file, changed = inventory.admin_password_file, next_file(inventory.admin_password_file)
+        if not changed.exists():
+            return ask(file, fine)
+        # Its change is not finished: some brokers have the one password, some the other.
+        answer = ask(file, (*fine, httpx.codes.UNAUTHORIZED))
+        return answer if answer.status_code in fine else ask(changed, fine)
+
+
+def next_file(file: Path) -> Path:
+    """Where a new password lies until all have it. There is one while its change is not finished."""
+    return file.with_name(f"{file.name}.next")
+
+
+def _user_path(user: str) -> str:
+    return f"/api/users/{quote(user, safe='')}"
 
 
 def _client(connection: Mapping[str, Any]) -> str:

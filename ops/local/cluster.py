@@ -401,6 +401,9 @@ class LocalCluster:
         layout = self.layout
         if wanted.kind == "balancer":
             prepare_start(lb.inventory.load(layout.inventory))
+        if wanted.kind == "broker":
+            # Passwords may have changed since it was made; a broker imports its users at every boot.
+            _write_definitions(layout, layout.node(wanted.name))
         process.spawn(
             wanted.argv,
             env=wanted.env,
@@ -513,17 +516,20 @@ def _part_name(name: str, agent: bool) -> str:
 def _write_node(layout: Layout, node: NodeLayout) -> None:
     for folder in (node.home, node.data_dir, node.log_dir, node.agent_dir):
         folder.mkdir(parents=True, exist_ok=True)
+    cookie = secrets.read(layout.secret(secrets.COOKIE)).reveal()
+    secrets.write(node.home / ".erlang.cookie", cookie, mode=0o400)
+    (node.dir / "advanced.config").write_text(files.broker_config(layout, node))
+    (node.dir / "enabled_plugins").write_text(files.PLUGINS)
+    (node.dir / "agent.toml").write_text(files.agent_toml(layout, node))
+
+
+def _write_definitions(layout: Layout, node: NodeLayout) -> None:
     passwords = {
         "admin": secrets.read(layout.secret(secrets.ADMIN)),
         "bus": secrets.read(layout.secret(secrets.BUS)),
         "probe": secrets.read(layout.secret(secrets.PROBE)),
     }
-    cookie = secrets.read(layout.secret(secrets.COOKIE)).reveal()
-    secrets.write(node.home / ".erlang.cookie", cookie, mode=0o400)
     secrets.write(node.dir / "definitions.json", files.definitions(node, passwords))
-    (node.dir / "advanced.config").write_text(files.broker_config(layout, node))
-    (node.dir / "enabled_plugins").write_text(files.PLUGINS)
-    (node.dir / "agent.toml").write_text(files.agent_toml(layout, node))
 
 
 def _first_list(layout: Layout, generation: int) -> BrokerList:

@@ -26,12 +26,15 @@ __all__ = [
     "AGENT_USER",
     "BROKER_UNIT",
     "COOKIE",
+    "PASSWORD_FILES",
     "PROGRAMS",
     "STATE",
     "Secrets",
     "WantedFile",
     "WantedHost",
+    "all_users",
     "definitions",
+    "hosts_of",
     "secret_files",
     "wanted_host",
 ]
@@ -41,6 +44,8 @@ AGENT_USER = "messagebus"
 ETC, STATE, PROGRAMS = Path("/etc/messagebus"), Path("/var/lib/messagebus"), Path("/opt/messagebus")
 RABBIT_ETC, RABBIT_DATA = Path("/etc/rabbitmq"), Path("/var/lib/rabbitmq/mnesia")
 COOKIE = Path("/var/lib/rabbitmq/.erlang.cookie")
+PASSWORD_FILES = (RABBIT_ETC / "definitions.json", ETC / "password")
+"""What of a broker's host changes with a password."""
 PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
 
 # configure, write, read; tags. docs/security.md has the same table.
@@ -110,7 +115,7 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
 
     Raises OpsError when nothing is to run there, or more than one broker.
     """
-    nodes = [node for node in inventory.brokers if name in _hosts_of(inventory, node)]
+    nodes = [node for node in inventory.brokers if name in hosts_of(inventory, node)]
     has_balancer = any(each.host == name for each in inventory.balancers)
     if len(nodes) > 1:
         raise OpsError(f"host {name} has several brokers: {', '.join(n.name for n in nodes)}")
@@ -140,7 +145,7 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
     )
 
 
-def _hosts_of(inventory: Inventory, node: Node) -> set[str]:
+def hosts_of(inventory: Inventory, node: Node) -> set[str]:
     """Where its broker runs, or would: both hosts of a mirror."""
     mirrored = (mirror.hosts for mirror in inventory.mirrors if mirror.name == node.name)
     return {node.host}.union(*mirrored)
@@ -155,7 +160,7 @@ def _balancer_files(inventory: Inventory, name: str) -> Iterator[WantedFile]:
 
 
 def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterator[WantedFile]:
-    users = _users(inventory)
+    users = all_users(inventory)
     agent = next((user for user in users if user.role == "agent"), users[0])
     words: dict[str, Any] = {
         "inventory": inventory,
@@ -183,13 +188,13 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
     yield rendered("rabbitmq-env.conf.j2", RABBIT_ETC / "rabbitmq-env.conf")
     yield rendered("advanced.config.j2", RABBIT_ETC / "advanced.config")
     yield WantedFile(path=RABBIT_ETC / "enabled_plugins", text=PLUGINS)
-    yield secret(RABBIT_ETC / "definitions.json", definitions(inventory, node, secrets), rabbit)
+    yield secret(PASSWORD_FILES[0], definitions(inventory, node, secrets), rabbit)
     yield rendered(
         "rabbitmq-limits.conf.j2",
         Path(f"/etc/systemd/system/{BROKER_UNIT}.service.d/messagebus.conf"),
     )
     yield rendered("agent.toml.j2", ETC / "agent.toml", owner=ours)
-    yield secret(ETC / "password", secrets[agent.password_file].reveal() + "\n", ours)
+    yield secret(PASSWORD_FILES[1], secrets[agent.password_file].reveal() + "\n", ours)
     yield secret(ETC / "token", secrets[inventory.token_file].reveal() + "\n", ours)
     if inventory.tls and inventory.provision.tls_dir:
         folder = inventory.provision.tls_dir
@@ -203,7 +208,7 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
 
 def secret_files(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[Path]:
     """Files here that `wanted_host` is to be given, of these brokers' hosts."""
-    yield from (user.password_file for user in _users(inventory))
+    yield from (user.password_file for user in all_users(inventory))
     yield inventory.token_file
     if inventory.tls and inventory.provision.tls_dir:
         yield inventory.tls.ca_file
@@ -215,7 +220,7 @@ def secret_files(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[Path]:
 
 def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
     """Users, rights, policies and the broker's own name, as RabbitMQ imports them at every boot."""
-    users = _users(inventory)
+    users = all_users(inventory)
     bound = inventory.provision.queue_mb_max * 1_000_000
     return json.dumps(
         {
@@ -253,7 +258,8 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
     )
 
 
-def _users(inventory: Inventory) -> list[User]:
+def all_users(inventory: Inventory) -> list[User]:
+    """The operators', the probe, and those that the inventory names."""
     balancer = inventory.balancer
     return [
         User(
