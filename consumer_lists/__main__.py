@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import click
 from rich.console import Console
@@ -20,6 +20,7 @@ from consumer_lists import push as pushing
 from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, Node, load
 from consumer_lists.errors import AlreadySo, ListsError
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
+from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.errors import ConfigError, ListInvalid
 from messagebus.terminal import printable, say
 from ops import shell
@@ -58,13 +59,14 @@ class BrokerType(click.ParamType[Broker]):
             self.fail(str(fault), param, ctx)
 
 
-def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Errors that an operator can do something about: one line, exit code 1."""
+def _on_a_list(command: Callable[Concatenate[Source, P], None]) -> Callable[P, None]:
+    """Give the command the list that was said. Of errors make one line, and exit code 1."""
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        inventory = said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH)
         try:
-            command(*args, **kwargs)
+            command(Source(inventory=inventory, file=said("file")), *args, **kwargs)
         except (ConfigError, ListsError, ListInvalid, OSError) as fault:
             raise click.ClickException(printable(" ".join(str(fault).split()))) from fault
 
@@ -72,30 +74,16 @@ def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--inventory",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=lambda: os.environ.get(ENV_PATH, DEFAULT_PATH),
-    help=f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]",
-)
-@click.option(
-    "--file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The list itself, where it is not the inventory's.",
-)
-@click.pass_context
-def cli(context: click.Context, inventory: Path, file: Path | None) -> None:
+def cli() -> None:
     """The consumer list: which brokers consumers attach to. Edit it, then push it.
 
     Example: python -m consumer_lists add mb4.example:5672 && python -m consumer_lists push
     """
-    context.obj = Source(inventory=inventory, file=file)
 
 
 @cli.command("show")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def show_command(source: Source, as_json: bool) -> None:
     """Show the list, what each node serves of it, and what clients have applied.
 
@@ -127,8 +115,7 @@ _if_needed = click.option(
 
 
 @cli.command("check")
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def check_command(source: Source) -> None:
     """Read the list; a bad line is told by its number. Exit code 1 when it is bad.
 
@@ -145,8 +132,7 @@ def check_command(source: Source) -> None:
 @cli.command("add")
 @click.argument("broker", type=BrokerType())
 @click.option("--agent-port", type=click.IntRange(1, 65_535), default=AGENT_PORT, show_default=True)
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def add_command(source: Source, broker: Broker, agent_port: int) -> None:
     """Let consumers attach to one more broker.
 
@@ -158,8 +144,7 @@ def add_command(source: Source, broker: Broker, agent_port: int) -> None:
 @cli.command("drain")
 @click.argument("broker", type=BrokerType())
 @_if_needed
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Mark a broker as leaving: publishers move away, consumers stay.
 
@@ -171,8 +156,7 @@ def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
 @cli.command("ready")
 @click.argument("broker", type=BrokerType())
 @_if_needed
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Take back drain.
 
@@ -184,8 +168,7 @@ def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
 @cli.command("remove")
 @click.argument("broker", type=BrokerType())
 @_if_needed
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Let consumers go from a broker. The last one stays.
 
@@ -216,8 +199,7 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     multiple=True,
     help="Its agent is dead: it is written to where that goes, and not waited for. Several.",
 )
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def push_command(
     source: Source, recover: bool, jump: bool, within_s: float, without: tuple[str, ...]
 ) -> None:
@@ -244,8 +226,7 @@ def push_command(
 
 
 @cli.command("diff")
-@click.pass_obj
-@_one_line_errors
+@_on_a_list
 def diff_command(source: Source) -> None:
     """Compare the list with what every node serves and every client applied. Exit code 1 when one differs.
 
@@ -313,6 +294,14 @@ def _write_over_ssh(host: str, path: Path, text: str, *, sudo: bool) -> str:
 
 def _print(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+for _option, _help in (
+    ("--inventory", f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]"),
+    ("--file", "The list itself, where it is not the inventory's."),
+):
+    _path = click.Path(dir_okay=False, path_type=Path)
+    option_anywhere(cli, click.Option([_option], type=_path, help=_help))
 
 
 def main() -> None:

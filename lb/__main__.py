@@ -23,6 +23,7 @@ from lb.here import write_private
 from lb.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 from lb.render import render
 from lb.rollout import apply_all, check_all
+from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.errors import ConfigError
 from messagebus.terminal import printable, say
 from ops import shell
@@ -48,24 +49,15 @@ def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--inventory",
-    "path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=lambda: os.environ.get(ENV_PATH, DEFAULT_PATH),
-    help=f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]",
-)
-@click.pass_context
-def cli(context: click.Context, path: Path) -> None:
+def cli() -> None:
     """HAProxy in front of the brokers: render, apply, look, drain.
 
     Example: python -m lb apply && python -m lb status
     """
-    context.obj = path
 
 
 def _inventory() -> Inventory:
-    return load(click.get_current_context().find_object(Path) or DEFAULT_PATH)
+    return load(said("inventory") or os.environ.get(ENV_PATH) or DEFAULT_PATH)
 
 
 @contextmanager
@@ -296,6 +288,16 @@ def _print(inventory: Inventory, shown: Mapping[str, runtime.ServerState]) -> No
             + f"{server.name} {server.verdict} sessions={server.sessions} weight={server.weight}"
             f' check="{server.check}" agent="{server.agent}"'
         )
+
+
+option_anywhere(
+    cli,
+    click.Option(
+        ["--inventory"],
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]",
+    ),
+)
 
 
 def main() -> None:

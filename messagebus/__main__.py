@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -26,8 +27,10 @@ import click
 from messagebus import __version__, directory
 from messagebus._namesake import namesake
 from messagebus.commands import parked
+from messagebus.commands.environment import bus_settings
+from messagebus.commands.parked import Duration
 from messagebus.commands.worker import worker
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.config import ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.destination import Destination, Queue, Subscription, parse_destination
 from messagebus.errors import (
@@ -43,6 +46,7 @@ from messagebus.errors import (
 )
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
+from messagebus.outgoing import Options
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
 from messagebus.terminal import printable, say
@@ -93,10 +97,6 @@ def _fail(text: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _bus() -> BusConfig:
-    return BusConfig.from_env(os.environ)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="messagebus")
 @click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists.")
@@ -143,15 +143,47 @@ def _destination(text: str, durability: str) -> Destination:
 )
 @click.option("--ndjson", "form", flag_value="ndjson", help="One JSON message a line; checked.")
 @click.option("--key", default="", help="Key of all messages: they keep their order per broker.")
+@click.option("--id", "message_id", default="", help="Id of the message; of a single one.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be said again.")
+@click.option("--type", "kind", default="", help="Type of all messages, for readers.")
+@click.option(
+    "--delay", "delay_s", type=Duration(), help="Deliver after so long: 90s, 15m, 2h, 7d."
+)
+@click.option(
+    "--at", metavar="TIME", help="Deliver then: 2030-01-31T08:00 (local), ...T08:00+00:00."
+)
 @_durability_option
-def publish(topic: str, file: Path, form: str | None, key: str, durability: str) -> int:
+def publish(
+    topic: str,
+    file: Path,
+    form: str | None,
+    key: str,
+    message_id: str,
+    headers: tuple[str, ...],
+    kind: str,
+    delay_s: float | None,
+    at: str | None,
+    durability: str,
+) -> int:
     """Publish FILE ("-": standard input) to TOPIC ("queue:NAME" for a queue) and wait for the confirms.
 
     \b
     Example:
       messagebus publish orders order.json
+      messagebus publish orders order.json --type order.placed --header shop=12 --delay 15m
       seq 1000 | messagebus publish orders - --lines
     """
+    options: Options = {"key": key, "type": kind, "headers": dict(map(_header, headers))}
+    if message_id:
+        if form:
+            raise click.UsageError(f"--id is for a single message, not for --{form}")
+        options["message_id"] = message_id
+    if delay_s is not None and at is not None:
+        raise click.UsageError("--delay or --at, not both")
+    if delay_s is not None:
+        options["deliver_after_s"] = delay_s
+    if at is not None:
+        options["deliver_at"] = _moment(at)
     ends: Counter[Outcome] = Counter()
 
     def ended(future: Future[Published]) -> None:
@@ -163,19 +195,20 @@ def publish(topic: str, file: Path, form: str | None, key: str, durability: str)
         ):
             reason = f": {published.reason}" if published.reason else ""
             say(
-                f"messagebus: message {published.message_id} {published.outcome.value}{reason}",
+                f"messagebus: message {published.message_id} to {topic}"
+                f" {published.outcome.value}{reason}",
                 err=True,
             )
 
     destination = _destination(topic, durability)
-    bus, config = _bus(), PublisherConfig.from_env(os.environ)
+    bus, config = bus_settings(), PublisherConfig.from_env(os.environ)
     directory.reach(bus, publishing=True)
     publisher = Publisher(bus, config)
     publisher.start(require="one")
     try:
         with click.open_file(str(file), "rb") as source:
-            for message in _messages(source, form, key):
-                publisher.submit(destination, message).add_done_callback(ended)
+            for message in _messages(source, form):
+                publisher.submit(destination, message, **options).add_done_callback(ended)
     except OSError as fault:
         raise click.UsageError(f"{file}: {fault.strerror}") from fault
     finally:
@@ -189,20 +222,34 @@ def publish(topic: str, file: Path, form: str | None, key: str, durability: str)
     return EXIT_ABSENT if ends.total() == ends[Outcome.UNROUTABLE] else EXIT_FAILED
 
 
-def _messages(source: IO[bytes], form: str | None, key: str) -> Iterator[Message]:
+def _header(said: str) -> tuple[str, str]:
+    name, equals, value = said.partition("=")
+    if not (name and equals):
+        raise click.UsageError(f"--header {said!r}: NAME=VALUE wanted")
+    return name, value
+
+
+def _moment(said: str) -> datetime:
+    try:
+        return datetime.fromisoformat(said).astimezone()
+    except (ValueError, OverflowError) as fault:
+        raise click.UsageError(f"--at {said!r}: a time wanted, such as 2030-01-31T08:00") from fault
+
+
+def _messages(source: IO[bytes], form: str | None) -> Iterator[Message]:
     if form is None:
-        yield Message(body=source.read(BODY_BYTES_MAX + 1), key=key)
+        yield Message(body=source.read(BODY_BYTES_MAX + 1))
         return
     for number, line in enumerate(iter(lambda: source.readline(BODY_BYTES_MAX + 2), b""), start=1):
         body = line.rstrip(b"\r\n")
         if form == "lines":
-            yield Message(body=body, content_type="text/plain", key=key)
+            yield Message(body=body, content_type="text/plain")
         elif body:
             try:
                 json.loads(body)
             except ValueError as fault:
                 raise MessageInvalid(f"line {number}: not JSON: {fault}") from fault
-            yield Message(body=body, content_type="application/json", key=key)
+            yield Message(body=body, content_type="application/json")
 
 
 # ---------------------------------------------------------------------- consume
@@ -239,7 +286,7 @@ def consume(
     signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
     config = ConsumerConfig.from_env(os.environ)
     source = _destination(topic, durability)
-    bus = _bus()
+    bus = bus_settings()
     consumer = Consumer(bus, source, subscription=subscription, config=config)
     directory.reach(bus)
     consumer.start(require="one")
@@ -340,7 +387,7 @@ def declare(
     level = Durability(durability)
     options = {} if level is Durability.FSYNC else {"durability": level.value}
     asked = [_limited(with_options(each, options), delivery_limit) for each in wanted]
-    done = directory.declare(_bus(), asked, timeout_s=timeout_s)
+    done = directory.declare(bus_settings(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
     return 0
@@ -361,7 +408,7 @@ def brokers(as_json: bool) -> int:
     Example:
       messagebus brokers --json
     """
-    bus = _bus()
+    bus = bus_settings()
     directory.reach(bus)
     found = directory.brokers(bus)
     if as_json:
@@ -415,7 +462,7 @@ def list_subscriptions(as_json: bool) -> int:
     Example:
       messagebus subscriptions list --json
     """
-    found = directory.count_subscriptions(_bus())
+    found = directory.count_subscriptions(bus_settings())
     if as_json:
         rows = [asdict(each) for each in found.counts]
         told = {"subscriptions": rows, "unanswered": dict(found.unanswered)}
@@ -453,7 +500,7 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     """
     token = _token(token_file)
     _confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
-    done = directory.delete_subscriptions(_bus(), names, token=token)
+    done = directory.delete_subscriptions(bus_settings(), names, token=token)
     later = dict.fromkeys(done.later, "deletes it when it is back")
     if as_json:
         told = {"held": done.held, "later": done.later, "missing": dict(done.missing)}
@@ -479,7 +526,7 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
     """
     token = _token(token_file)
     _confirm(f"Drop all that waits in {', '.join(names)} on all brokers?", yes)
-    done = directory.purge_subscriptions(_bus(), names, token=token)
+    done = directory.purge_subscriptions(bus_settings(), names, token=token)
     if as_json:
         told = {"dropped": {b: dict(each) for b, each in done.dropped.items()}}
         click.echo(json.dumps({**told, "unanswered": dict(done.unanswered)}, indent=2))
@@ -525,7 +572,7 @@ cli.add_command(worker)
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="Its settings, a TOML file.",
+    help="File with its settings, in TOML.",
 )
 def agent(config: Path) -> int:
     """Serve the list, own the topology and tell the health of the broker on this node.

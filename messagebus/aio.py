@@ -274,7 +274,7 @@ class AsyncPublisher:
 
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not RUNNING:
-            raise Stopped(f"the publisher is {self._status.value}")
+            raise Stopped(self._status.why_not_running("publisher", "async with"))
         return self._driver
 
     async def _wait_for_room(self, size: int, timeout_ms: int, count: int = 1) -> int:

@@ -170,6 +170,11 @@ class App:
         for each of them: see `AsyncConsumer.run`. What does not fit is parked and in no batch.
         Raises ConfigError or NameInvalid, here, for what could never work.
         """
+        if callable(destination):
+            raise ConfigError(
+                f"{name_of(destination)}: @app.subscriber wants parentheses:"
+                ' @app.subscriber("orders", subscription="billing")'
+            )
         source = as_source(destination, subscription)
         faults = batch_faults(batch, linger_s, config)
         _check(source, retry, concurrency, time_limit_s, config, faults)

@@ -368,6 +368,10 @@ def _of_environment(environ: Mapping[str, str], table: str) -> dict[str, str]:
         if key not in NOT_SETTINGS and not key.startswith(others)
     }
     if urls := values.pop("list_url", ""):
+        if "list_urls" in values:
+            raise ConfigError(
+                "MESSAGEBUS_LIST_URL and MESSAGEBUS_LIST_URLS: the same; say one of them"
+            )
         values["list_urls"] = urls
     return values
 

@@ -170,6 +170,9 @@ class Subscription:
     delivery_limit: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
+        topic: object = self.topic
+        if not isinstance(topic, Topic):
+            raise NameInvalid(f"topic {topic!r}: a Topic wanted, such as Topic('orders')")
         check_name("subscription", self.name)
         _check_delivery_limit(self.delivery_limit, self.durability)
         if type(self.single_active) is not bool:

@@ -268,7 +268,9 @@ class _Work:
         self.bus = bus
         self._names: list[Parked] = [_source(each) for each in names]
         if not self._names and not bus.list_urls:
-            raise ConfigError("without list_urls there are no agents: name the subscriptions")
+            raise ConfigError(
+                "without list_urls (MESSAGEBUS_LIST_URL) there are no agents: name the subscriptions"
+            )
         listed = sorted(directory.brokers(bus).names)
         self.brokers = [name for name in listed if not where.brokers or name in where.brokers]
         if strange := sorted(set(where.brokers) - set(listed)):

@@ -374,7 +374,7 @@ class Publisher:
 
     def _check_running(self) -> None:
         if self._status is not RUNNING:
-            raise Stopped(f"the publisher is {self._status.value}")
+            raise Stopped(self._status.why_not_running("publisher", "with"))
 
     def _has_room(self, size: int) -> bool:
         """The loop's own count may be one turn old: the bound holds within one inbox."""

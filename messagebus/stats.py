@@ -19,6 +19,12 @@ class Status(enum.Enum):
     STOPPED = "stopped"
     """For good: a client starts once."""
 
+    def why_not_running(self, what: str, block: str) -> str:
+        """Say what is to be done about a client that is not running."""
+        if self is Status.INITIALIZED:
+            return f"the {what} was not started: call start(), or use it by `{block}`"
+        return f"the {what} is {self.value}"
+
 
 RUNNING = Status.RUNNING
 """Looked up once: an enum's members are found by a slow hook of its class."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from consumer_lists.errors import ListsError
 from lb.errors import LbError
+from lb.inventory import DEFAULT_PATH, ENV_PATH
+from messagebus.commands.anywhere import option_anywhere
 from messagebus.errors import MessageBusError
 from messagebus.terminal import say
 from ops import shell
@@ -53,6 +56,15 @@ for command in (
     *(backup, restore, units),
 ):
     cli.add_command(command)
+# Those that read the inventory have the option already.
+option_anywhere(
+    cli,
+    click.Option(
+        ["--inventory"],
+        type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+        help=f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]",
+    ),
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 import lb.inventory
+from messagebus.commands.anywhere import said
 from messagebus.terminal import printable, say
 from ops import journal as journals
 from ops import lock
@@ -66,7 +67,10 @@ def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--inventory",
         "file",
         type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-        default=lambda: Path(os.environ.get(lb.inventory.ENV_PATH) or lb.inventory.DEFAULT_PATH),
+        default=lambda: (
+            said("inventory")
+            or Path(os.environ.get(lb.inventory.ENV_PATH) or lb.inventory.DEFAULT_PATH)
+        ),
         help=f"Default ${lb.inventory.ENV_PATH}, else {lb.inventory.DEFAULT_PATH}.",
     )
     return option(command)

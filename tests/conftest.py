@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster, cluster_factory
@@ -19,6 +20,10 @@ from tests.support.orders import orders_rabbit
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+# How long one example takes says how busy the machine is.
+settings.register_profile("patient", settings.default, deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from messagebus.core.outbox import CONFIRMED, Item
 from messagebus.destination import Delay, Destination, Queue, parse_destination
+from messagebus.errors import NameInvalid
 from messagebus.message import BINARY
 from messagebus.outcome import Durability, Outcome, Published
 
@@ -106,7 +107,12 @@ class Shapes:
 
     def of(self, destination: Destination, content_type: str, delay: Delay | None = None) -> Shape:
         creates = isinstance(destination, Queue) and destination.create
-        key = (str(destination), destination.durability, creates, delay, content_type)
+        try:
+            key = (str(destination), destination.durability, creates, delay, content_type)
+        except AttributeError:
+            raise NameInvalid(
+                f"destination {destination!r}: a name, Topic or Queue wanted"
+            ) from None
         shape = self._known.get(key)
         if shape is None:
             if len(self._known) >= SHAPES_MAX:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import click
 
 from messagebus import parked
-from messagebus.config import BusConfig
+from messagebus.commands.environment import bus_settings
 from messagebus.parked import (
     ParkedCount,
     ParkedCounts,
@@ -75,7 +74,9 @@ def _filters(command: Callable[..., int]) -> Callable[..., int]:
             metavar="PATTERN",
             help="A regular expression in id, key, reason, exception, headers or body.",
         ),
-        click.option("--broker", "brokers", multiple=True, help="Only on this HOST:PORT; several."),
+        click.option(
+            "--broker", "brokers", multiple=True, help="Only on this HOST:PORT; may be said again."
+        ),
     )
 
     @functools.wraps(command)  # with the options that it has already
@@ -115,7 +116,7 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
     Example:
       messagebus parked list --older-than 1d
     """
-    found = parked.count_parked(_bus(), names, where=where)
+    found = parked.count_parked(bus_settings(), names, where=where)
     if as_json:
         _print_json({"parked": [_count_row(each) for each in found.counts]}, found.faults)
     elif found.counts:
@@ -164,7 +165,13 @@ def _count_row(each: ParkedCount) -> dict[str, Any]:
 @group.command("show")
 @_names
 @_filters
-@click.option("--limit", type=click.IntRange(min=1), default=parked.READ_LIMIT, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=parked.READ_LIMIT,
+    show_default=True,
+    help="So many at most.",
+)
 @_as_json_option
 def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json: bool) -> int:
     """Print parked messages of NAMES; they stay where they are, in order.
@@ -176,7 +183,7 @@ def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json
     Example:
       messagebus parked show orders/billing --match 'customer.*42' --json
     """
-    found = parked.read_parked(_bus(), names, where=where, limit=limit)
+    found = parked.read_parked(bus_settings(), names, where=where, limit=limit)
     if as_json:
         _print_json({"messages": [_message_row(each) for each in found.messages]}, found.faults)
     else:
@@ -281,7 +288,12 @@ def redrive_parked(
 
     def redrive(progress: _Progress) -> ParkedMoved:
         return parked.redrive_parked(
-            _bus(), names, where=where, limit=limit, rate_per_s=rate, on_progress=progress.told
+            bus_settings(),
+            names,
+            where=where,
+            limit=limit,
+            rate_per_s=rate,
+            on_progress=progress.told,
         )
 
     return _move(names, where, limit, redrive, ("redrive", "redriven"), dry_run, yes, as_json)
@@ -311,7 +323,7 @@ def purge_parked(
 
     def purge(progress: _Progress) -> ParkedMoved:
         return parked.purge_parked(
-            _bus(), names, where=where, limit=limit, on_progress=progress.told
+            bus_settings(), names, where=where, limit=limit, on_progress=progress.told
         )
 
     return _move(names, where, limit, purge, ("drop", "dropped"), dry_run, yes, as_json)
@@ -331,7 +343,7 @@ def _move(
         raise click.UsageError("nobody is there to be asked: --yes, or --dry-run")
     expected = None
     if dry_run or not yes or sys.stderr.isatty():
-        found = parked.count_parked(_bus(), names, where=where)
+        found = parked.count_parked(bus_settings(), names, where=where)
         expected = sum(each.count for each in found.counts)
         expected = expected if limit is None else min(expected, limit)
         if dry_run:
@@ -402,10 +414,6 @@ class _Progress:
 
 
 # ---------------------------------------------------------------------- words
-def _bus() -> BusConfig:
-    return BusConfig.from_env(os.environ)
-
-
 def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
     click.echo(json.dumps({**told, "faults": dict(faults)}, indent=2, default=str))
 

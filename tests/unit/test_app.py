@@ -32,6 +32,12 @@ def test_a_handler_stays_what_it_was() -> None:
     assert App().subscriber("queue:jobs")(handle) is handle
 
 
+def test_a_decorator_without_parentheses_is_told_with_the_handlers_name() -> None:
+    bare: Any = App().subscriber
+    with pytest.raises(ConfigError, match=r"test_app.handle: @app.subscriber wants parentheses"):
+        bare(handle)
+
+
 def test_one_handler_may_serve_several_subscriptions() -> None:
     app = App()
     app.subscriber("queue:jobs")(app.subscriber("orders", subscription="billing")(handle))

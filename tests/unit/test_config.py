@@ -18,6 +18,12 @@ from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 
 
+def test_two_spellings_of_one_setting_are_not_chosen_from() -> None:
+    environ = {"MESSAGEBUS_LIST_URL": "http://a/", "MESSAGEBUS_LIST_URLS": "http://b/"}
+    with pytest.raises(ConfigError, match="say one of them"):
+        BusConfig.from_env(environ)
+
+
 def test_an_environment_is_read() -> None:
     bus = BusConfig.from_env(
         {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,3 +178,9 @@ def test_a_queue_is_made_by_a_publish_only_where_that_is_asked_for() -> None:
     assert parse_destination("queue:jobs") == Queue("jobs")
     with pytest.raises(NameInvalid, match="create 'yes': True or False"):
         Queue("jobs", create="yes")  # type: ignore[arg-type]
+
+
+def test_a_subscription_of_no_topic_is_told() -> None:
+    nothing: Any = "orders"
+    with pytest.raises(NameInvalid, match=r"topic 'orders': a Topic wanted"):
+        Subscription(nothing, "billing")

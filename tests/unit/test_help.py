@@ -73,3 +73,32 @@ def test_help_is_the_same_by_either_name_and_no_fault(name: str, path: str) -> N
     told = [CliRunner().invoke(group(path), [flag], prog_name=name) for flag in ("-h", "--help")]
     assert [(each.exit_code, each.exception) for each in told] == [(0, None), (0, None)]
     assert told[0].stdout == told[1].stdout == context_of(name, path, ()).get_help() + "\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python -m lb", "--inventory", "nowhere.toml", "status"],
+        ["python -m lb", "status", "--inventory", "nowhere.toml"],
+        ["python -m consumer_lists", "--inventory", "nowhere.toml", "show"],
+        ["python -m consumer_lists", "show", "--inventory", "nowhere.toml"],
+        ["python -m ops", "--inventory", "nowhere.toml", "topology", "diff"],
+        ["python -m ops", "topology", "--inventory", "nowhere.toml", "diff"],
+        ["python -m ops", "topology", "diff", "--inventory", "nowhere.toml"],
+    ],
+    ids=" ".join,
+)
+def test_the_inventory_is_said_before_or_behind_a_command(words: list[str]) -> None:
+    done = CliRunner().invoke(group(GROUPS[words[0]]), words[1:])
+    assert done.exit_code != 0
+    assert "nowhere.toml" in f"{done.output}{done.exception}"
+
+
+def test_every_command_completes_in_bash() -> None:
+    told = CliRunner().invoke(
+        group(GROUPS["messagebus"]), prog_name="messagebus", env=COMPLETES | {"COMP_CWORD": "1"}
+    )
+    assert told.output.splitlines() == ["plain,parked", "plain,publish"]
+
+
+COMPLETES = {"_MESSAGEBUS_COMPLETE": "bash_complete", "COMP_WORDS": "messagebus p"}

@@ -117,3 +117,10 @@ def test_shapes_are_made_once() -> None:
     outgoing = Outgoing()
     assert outgoing.read("orders", b"x", {})[0] is outgoing.read("orders", b"y", {})[0]
     assert outgoing.read("orders", "x", {})[0] is outgoing.read("orders", "y", {})[0]
+
+
+@pytest.mark.parametrize("nowhere", [17, None, b"orders"])
+@pytest.mark.parametrize("payload", [b"x", "text"])
+def test_a_destination_that_is_none_is_told(nowhere: Any, payload: Any) -> None:
+    with pytest.raises(NameInvalid, match=r"destination .*: a name, Topic or Queue wanted"):
+        read(payload, nowhere)

@@ -1,0 +1,45 @@
+"""Options of a group of commands that may stand behind each of them, too, as operators type them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+__all__ = ["option_anywhere", "said"]
+
+
+def option_anywhere(group: click.Group, option: click.Option) -> None:
+    """Give the group and every command that it has now this option. Where it is said twice, the last counts.
+
+    No function gets its value: see `said`.
+    """
+    option.expose_value = False
+    option.callback = _keep
+    for command in _all(group):
+        if not any(set(option.opts) & set(other.opts) for other in command.params):
+            command.params.append(option)
+
+
+def said(name: str) -> Any:
+    """Return the value of such an option in the command that runs; None when it was not said."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(_key(name))
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    if value is not None and option.name:
+        context.meta[_key(option.name)] = value
+    return value
+
+
+def _key(name: str) -> str:
+    return f"{__name__}.{name}"
+
+
+def _all(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from _all(inner)
