@@ -16,7 +16,6 @@ from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, close_connections
 from tests.support.leaks import LEAKS
 from tests.support.load import Consuming, Load, consuming, publishing
-from tests.support.playbooks import ops
 
 READY_WITHIN_S = 20.0
 # A refused login is tried again after at most half a minute, plus what the file was late.
@@ -161,29 +160,3 @@ def test_a_running_client_tries_a_wrong_password_slowly(login: Login) -> None:
             login.in_files("slow", "password-new-4467")
             flows(load, work)
         assert work.wait_for(load.confirmed_ids()) == set()
-
-
-def test_operators_change_every_password_while_messages_flow_and_no_start_brings_one_back(
-    own: LocalCluster,
-) -> None:
-    bus = bus_config(own, client_id="rotating-all")
-    names = ("bus", "probe", "admin")
-    before = {name: secrets.read(own.layout.secret(f"{name}.password")) for name in names}
-    with consuming(bus, "queue:all") as work:
-        with publishing(bus, "queue:all") as load:
-            flows(load, work)
-            for name in names:
-                done = ops(own, "users", "password", name, "--yes")
-                assert done.returncode == 0, done.stderr
-            own.kill("mb2")
-            own.start("mb2")
-            own.wait_ready(within_s=BACK_WITHIN_S * FACTOR)
-            flows(load, work)
-        assert work.wait_for(load.confirmed_ids()) == set()
-    for name in names:
-        now = secrets.read(own.layout.secret(f"{name}.password"))
-        assert now != before[name]
-        for broker in own.names:
-            with own.management(broker) as management:
-                known = management.get(f"/api/users/{name}").raise_for_status().json()
-            assert secrets.is_hash_of(known["password_hash"], now), (name, broker)
