@@ -44,6 +44,7 @@ EVERY_S = 10.0
 # Of all publishers together: two cores also run three brokers and eight clients.
 RATE_PER_S = 400.0
 WHOLE_WITHIN_S = 90.0
+CUT_STEP_NS = 500_000_000
 
 
 @click.command(epilog="Example: python -m bench soak --minutes 15 --seed 7")
@@ -186,20 +187,23 @@ class Soak:
     def _do(self, fault: Fault) -> None:
         """Begin it, let it last, end it, and wait until every broker takes publishes again."""
         began_s, at = time.monotonic(), self._at()
+        began_ns = time.monotonic_ns()
         fault.begin()
         at_ns = time.monotonic_ns()
         time.sleep(fault.lasts_s)
         fault.end()
         self._cluster.wait_ready(within_s=WHOLE_WITHIN_S)
         if fault.cuts:
-            self._incidents.append(
+            # Links of one broker may end one after the other, while the fault begins.
+            self._incidents += [
                 Incident(
                     kind=fault.cuts,
                     broker=self._cluster.node(fault.target).broker,
-                    at_ns=at_ns,
+                    at_ns=cut_ns,
                     done_ns=time.monotonic_ns(),
                 )
-            )
+                for cut_ns in (*range(began_ns, at_ns, CUT_STEP_NS), at_ns)
+            ]
         done = sum(
             each.done for name, each in read_progress(self._folder).items() if name in PUBLISHERS
         )
