@@ -110,7 +110,7 @@ FAULTS: tuple[tuple[Act, Act, str, str], ...] = (
     (
         lambda cluster: cluster.kill("haproxy"),
         lambda cluster: cluster.start("haproxy"),
-        "send no publishers to mb3",
+        "bring the list that drains mb3 to every agent",  # nobody can tell whether others take publishes
         "HAProxy",
     ),
     (
