@@ -10,8 +10,7 @@ import click
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import say
-from ops import lock
-from ops.carrying import LOCK, confirm, inventory_option
+from ops.carrying import confirm, inventory_option, locked
 from ops.users import change_password, find_user
 from ops.view import View, next_file
 
@@ -73,7 +72,7 @@ def password(
         return
     if not yes:
         confirm()
-    with lock.held(file.parent / LOCK, f"users password {name}"):
+    with locked(file, f"users password {name}"):
         change_password(
             view, user, given=given, without=without, say=lambda line: say(line, err=True)
         )
