@@ -75,7 +75,7 @@ time.time_ns = lambda: real_ns() + off_s() * 1_000_000_000
 
 
 class _Trial:
-    """What is done to a cluster and what must hold afterwards. number: of this fault in the process."""
+    """A change to a cluster, and the promise that must hold afterwards."""
 
     name: str
     lasts_s = 0.0
@@ -109,7 +109,7 @@ class _Trial:
     # -- agents
 
     def snapshot(self, name: str) -> dict[str, Any]:
-        """What an agent has for its map; empty while it does not answer."""
+        """Return the map of an agent; empty while it does not answer."""
         with suppress(httpx.HTTPError):
             answer = self._ask(name, "GET", "/topology")
             found: dict[str, Any] = answer.raise_for_status().json()
@@ -311,7 +311,7 @@ class _Declarations(_Trial):
                     raise BenchError(f"declarations: {name}: told {told}")
 
     def _declare(self, agent: str, name: str, durability: Durability) -> str:
-        """What it is told: the durability that the queue has, or one of the two words.
+        """Declare it at one agent. Returns the durability that the queue has, or one of the two words.
 
         Two agents that lost each other's questions may both have stored it; then it is complete for nobody.
         """
@@ -572,7 +572,7 @@ class _Undeliverable(_Trial):
         purge_parked(self.bus, ["undelivered"])
 
     def _kept(self) -> int:
-        """How many of them are ours."""
+        """Count those that are ours."""
         counts = count_parked(self.bus, ["undelivered"]).counts
         return sum(n for each in counts for why, n in each.reasons.items() if self.topic in why)
 

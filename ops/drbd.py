@@ -109,7 +109,7 @@ def _bare(number: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """What operators keep of a host that wrote without its peer, until both were seen whole.
+    """The record of a host that wrote without its peer; kept until both were seen whole.
 
     since: the day and time. generation: of what it wrote; "" where that is not known, or not yet.
     """

@@ -80,7 +80,7 @@ class MirrorView:
 
     @property
     def alone(self) -> Alone | None:
-        """Who went on alone and was not seen whole since. Raises OpsError."""
+        """The host that went on alone and was not seen whole since. Raises OpsError."""
         try:
             return Alone(**json.loads(self.alone_file.read_text()))
         except FileNotFoundError:

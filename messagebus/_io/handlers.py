@@ -424,7 +424,7 @@ COUNT_MAX = 10_000
 
 
 def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
-    """What is wrong with a policy where a delivery is answered before its run, and so comes never again."""
+    """Tell the faults of a policy where a delivery is answered before its run, and so comes never again."""
     if not at_most_once or retry is None or (retry.attempts_max == 1 and retry.then == "drop"):
         return []
     return [

@@ -1,4 +1,4 @@
-"""What a broker's queues need after its boot before the gate may open, and now and then later.
+"""Recovery of a broker's queues: after its boot, before the gate may open, and now and then later.
 
 A queue that died at boot is started again. One that is still being read from disk has no leader yet:
 it is listed as live and its declaration is answered, but it confirms nothing. 600,000 messages of

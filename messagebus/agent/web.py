@@ -391,7 +391,7 @@ async def _bad_request(_request: Request, fault: Exception) -> Response:
 
 
 async def _gone(_request: Request, _fault: Exception) -> Response:
-    """Who hung up in the middle of a request is no error of ours."""
+    """Answer a client that hung up in the middle of a request: no error of ours."""
     return Response(status_code=499)
 
 

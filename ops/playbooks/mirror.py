@@ -263,7 +263,7 @@ def _disconnected(view: MirrorView, host: Host) -> Step:
 
 
 def _seen_whole(view: MirrorView) -> Step:
-    """Whoever went on alone does so no more, and that is written down."""
+    """Make the step that writes down that no host goes on alone any more."""
     return Step(name="see that both hosts say so", commands=_kit(view.file, "status", view.name))
 
 

@@ -84,7 +84,7 @@ def promotion(
 
 
 def _noted(view: MirrorView, host: Host, name: str) -> Step:
-    """Where the host has its peer this does nothing."""
+    """Make the step that notes who goes on alone; it does nothing where the host has its peer."""
     words = ("ops", "drbd", "alone", view.name, host.name, "--inventory", str(view.file))
     return Step(name=name, commands=(kit(*words),))
 

@@ -45,7 +45,7 @@ ETC, STATE, PROGRAMS = Path("/etc/messagebus"), Path("/var/lib/messagebus"), Pat
 RABBIT_ETC, RABBIT_DATA = Path("/etc/rabbitmq"), Path("/var/lib/rabbitmq/mnesia")
 COOKIE = Path("/var/lib/rabbitmq/.erlang.cookie")
 PASSWORD_FILES = (RABBIT_ETC / "definitions.json", ETC / "password")
-"""What of a broker's host changes with a password."""
+"""The files of a broker's host that change with a password."""
 PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
 
 # configure, write, read; tags. docs/security.md has the same table.
