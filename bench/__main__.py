@@ -1,4 +1,4 @@
-"""``python -m bench``: what there is, errors in one line, exit codes."""
+"""``python -m bench``: what there is."""
 
 from __future__ import annotations
 

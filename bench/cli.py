@@ -1,8 +1,7 @@
-"""The commands of this kit, their errors in one line each, their exit codes."""
+"""The commands of this kit."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from bench.audit import audit
 from bench.audit_tables import print_audit
 from bench.demo.cli import demo
-from bench.errors import BenchError
+from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
 from bench.handlers_trial import handlers
 from bench.load import load
@@ -21,13 +20,13 @@ from bench.rows import read_events
 from bench.run.cli import COMMANDS
 from bench.run.worker import worker
 from bench.soak import soak
-from messagebus.errors import ConfigError, MessageBusError
+from messagebus.commands.exits import Program
 from messagebus.events import FAULTS
 
 __all__ = ["main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("bench", cls=Program, codes=CODES)
 def bench() -> None:
     """Load, latency, audits, and the demonstration of the whole way."""
 
@@ -36,7 +35,11 @@ for command in (load, demo, figures, profile, soak, handlers, readme, fetch, wor
     bench.add_command(command)
 
 
-@bench.command("audit", epilog="Example: python -m bench audit out/demo-20260101-120000")
+@bench.command(
+    "audit",
+    epilog="Example: python -m bench audit out/demo-20260101-120000",
+    short_help="Judge a recorded run: lost, altered, doubled, and why.",
+)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--allow",
@@ -51,30 +54,11 @@ def audit_command(folder: Path, allow: tuple[str, ...]) -> None:
     result = audit(manifest, read_events(folder, manifest), allow)
     print_audit(result, manifest)
     if not result.holds:
-        raise BenchError(
+        raise DoesNotHold(
             f"the audit of {manifest.run_id} does not hold: {'; '.join(result.faults)}"
         )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command. Returns 0, 1 (failed), 2 (wrong use) or 130 (interrupted)."""
-    try:
-        bench.main(args=arguments, prog_name="python -m bench", standalone_mode=False)
-    except click.exceptions.Abort:
-        return _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except click.ClickException as fault:
-        return _fail(fault.format_message(), fault.exit_code)
-    except BenchError as fault:
-        return _fail(str(fault), fault.exit_code)
-    except ConfigError as fault:
-        return _fail(str(fault), 2)
-    except (MessageBusError, OSError) as fault:
-        return _fail(str(fault), 1)
-    return 0
-
-
-def _fail(line: str, exit_code: int) -> int:
-    print(f"bench: {' '.join(line.split())}", file=sys.stderr)
-    return exit_code
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    return bench.run(argv, prog_name="python -m bench")

@@ -28,7 +28,7 @@ import click
 import httpx
 from rich.console import Console
 
-from bench.errors import BenchError
+from bench.errors import BenchError, DoesNotHold
 from bench.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
 from messagebus import BusConfig, Message, Publisher, declare, read_parked
 from ops.local.cluster import LocalCluster
@@ -50,9 +50,21 @@ GRACE_S = 20.0
 LIFE_S, GROWTH_MAX = 90.0, 1.3
 
 
-@click.command("handlers", epilog="Example: python -m bench handlers --messages 1000000")
-@click.option("--messages", type=click.IntRange(min=100), default=100_000, show_default=True)
-@click.option("--brokers", type=click.IntRange(min=1), default=3, show_default=True)
+@click.command(
+    "handlers",
+    epilog="Example: python -m bench handlers --messages 1000000",
+    short_help="Have a worker survive whatever messages do to it.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=100),
+    default=100_000,
+    show_default=True,
+    help="So many in all.",
+)
+@click.option(
+    "--brokers", type=click.IntRange(min=1), default=3, show_default=True, help="So many."
+)
 @click.option("--seed", type=int, help="Of what handlers do. Default: one that is printed.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
@@ -78,7 +90,7 @@ def handlers(
     for line in verdict.lines:
         console.print(line)
     if verdict.faults:
-        raise BenchError(f"seed {seed}: {'; '.join(verdict.faults[:20])}; kept in {place}")
+        raise DoesNotHold(f"seed {seed}: {'; '.join(verdict.faults[:20])}; kept in {place}")
 
 
 @dataclass(slots=True)

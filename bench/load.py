@@ -27,16 +27,21 @@ DEADLINE_MS = 60_000
 START_S = 60.0
 
 
-@click.group()
+@click.group(short_help="Run one process of load.")
 def load() -> None:
     """One process of load; where the bus is comes from MESSAGEBUS_* in the environment."""
 
 
-@load.command(epilog="Example: python -m bench load publish --run out/r1 --name p1 --rate 100 -")
-@click.option("--run", "folder", type=click.Path(path_type=Path), required=True)
-@click.option("--run-id", default="run", show_default=True)
+@load.command(
+    epilog="Example: python -m bench load publish --run out/r1 --name p1 --rate 100 -",
+    short_help="Publish records; record every outcome.",
+)
+@click.option(
+    "--run", "folder", type=click.Path(path_type=Path), required=True, help="Folder of the run."
+)
+@click.option("--run-id", default="run", show_default=True, help="As its manifest has it.")
 @click.option("--name", required=True, help="Of this publisher; part of the file names.")
-@click.option("--topic", default="packages", show_default=True)
+@click.option("--topic", default="packages", show_default=True, help="Where messages go.")
 @click.option("--share", type=click.IntRange(min=1), default=1, help="Publishers at one rate file.")
 @click.option(
     "--rate", "rate_per_s", type=click.FloatRange(min=0), default=0.0, help="At the start."
@@ -95,12 +100,20 @@ def publish(
 
 
 @load.command(epilog="Example: python -m bench load consume --run out/r1 --name c1 -s billing")
-@click.option("--run", "folder", type=click.Path(path_type=Path), required=True)
-@click.option("--run-id", default="run", show_default=True)
+@click.option(
+    "--run", "folder", type=click.Path(path_type=Path), required=True, help="Folder of the run."
+)
+@click.option("--run-id", default="run", show_default=True, help="As its manifest has it.")
 @click.option("--name", required=True, help="Of this consumer; part of the file names.")
-@click.option("--topic", default="packages", show_default=True)
-@click.option("--subscription", "-s", required=True)
-@click.option("--prefetch", type=click.IntRange(1, 2000), default=200, show_default=True)
+@click.option("--topic", default="packages", show_default=True, help="Where messages go.")
+@click.option("--subscription", "-s", required=True, help="Name of the subscription.")
+@click.option(
+    "--prefetch",
+    type=click.IntRange(1, 2000),
+    default=200,
+    show_default=True,
+    help="Deliveries ahead, of each broker.",
+)
 def consume(
     folder: Path, run_id: str, name: str, topic: str, subscription: str, prefetch: int
 ) -> None:

@@ -98,7 +98,10 @@ ARTEMIS = Package(
 PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS)}
 
 
-@click.command(epilog="Example: python -m bench fetch kafka")
+@click.command(
+    epilog="Example: python -m bench fetch kafka",
+    short_help="Fetch a system written in Java, through Maven.",
+)
 @click.argument("name", type=click.Choice(sorted(PACKAGES)))
 def fetch(name: str) -> None:
     """Fetch a system written in Java, through Maven, into .cache; a run does it by itself at first use."""

@@ -44,14 +44,43 @@ class Part:
     raw_us: float
 
 
-@click.command(epilog="Example: python -m bench profile publish --way send_many --window 50")
+@click.command(
+    epilog="Example: python -m bench profile publish --way send_many --window 50",
+    short_help="Show what a message costs, function by function.",
+)
 @click.argument("verb", type=click.Choice(["publish", "consume"]))
-@click.option("--way", type=click.Choice(["submit", "send_many"]), default="submit")
-@click.option("--window", type=click.IntRange(1, 65_535), default=1000, show_default=True)
+@click.option(
+    "--way",
+    type=click.Choice(["submit", "send_many"]),
+    default="submit",
+    show_default=True,
+    help="How it publishes.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(1, 65_535),
+    default=1000,
+    show_default=True,
+    help="Publishes in flight.",
+)
 @click.option("--size", type=click.IntRange(min=1), default=1024, show_default=True, help="Bytes.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--messages", type=click.IntRange(min=1000), default=MESSAGES, show_default=True)
-@click.option("--rows", type=click.IntRange(min=1), default=ROWS, show_default=True)
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Messages in one."
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=1000),
+    default=MESSAGES,
+    show_default=True,
+    help="So many in all.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    default=ROWS,
+    show_default=True,
+    help="Functions that are shown.",
+)
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
 def profile(
     verb: str,

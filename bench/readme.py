@@ -1,7 +1,7 @@
 """Puts the newest figures into the pages that tell them: none is written by hand.
 
-Those that are asked for first, and all that have a goal, into the README; all of them beside the results; and
-into any page those that it names, ``<!-- figure ID -->...<!-- / -->``.
+Those that are asked for first into the README; all of them beside the results; and into any page those
+that it names, ``<!-- figure ID -->...<!-- / -->``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.errors import InputInvalid
 from bench.figures.form import Figure, Results, goal, markdown, newest, value
+from messagebus.terminal import plural
 
 __all__ = ["FIRST", "in_short", "named", "read_results", "update"]
 
@@ -86,7 +87,7 @@ def named(text: str, known: Mapping[str, Figure]) -> str:
 
 
 def in_short(results: Sequence[Results]) -> str:
-    """Those that are asked for first, how many goals are met, and all that have one, folded."""
+    """Those that are asked for first, and how many goals are met."""
     known = newest(results)
     rows = [
         f"| {words}{known[name][0].remarks} | {value(known[name][0])} | {goal(known[name][0])} |"
@@ -101,10 +102,7 @@ def in_short(results: Sequence[Results]) -> str:
             "|---|---|---|",
             *rows,
             "",
-            f"<details><summary>All {len(judged)} figures that have a goal; {met} meet it</summary>",
-            "",
-            markdown(results, only_goals=True),
-            "",
-            "</details>",
+            f"Of {plural(len(judged), 'figure')} that {'has' if len(judged) == 1 else 'have'} a goal {met} "
+            f"meet{'s' * (met == 1)} it: [all figures](bench/results/README.md).",
         ]
     )

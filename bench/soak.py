@@ -19,7 +19,7 @@ from rich.console import Console
 from bench.audit import ALLOWED, DOUBLED, Audit, audit
 from bench.audit_tables import print_audit
 from bench.control import read_progress
-from bench.errors import BenchError
+from bench.errors import DoesNotHold
 from bench.faults import FAULTS, Fault
 from bench.figures.crew import Crew, crew
 from bench.manifest import ConsumerEntry, Incident, Manifest
@@ -47,8 +47,13 @@ WHOLE_WITHIN_S = 90.0
 CUT_STEP_NS = 500_000_000
 
 
-@click.command(epilog="Example: python -m bench soak --minutes 15 --seed 7")
-@click.option("--minutes", type=click.FloatRange(min=0.1), default=15.0, show_default=True)
+@click.command(
+    epilog="Example: python -m bench soak --minutes 15 --seed 7",
+    short_help="Break a cluster under load; nothing may be lost.",
+)
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.1), default=15.0, show_default=True, help="So long."
+)
 @click.option("--seed", type=int, help="Of the faults. Default: one that is printed.")
 @click.option(
     "--faults",
@@ -57,8 +62,21 @@ CUT_STEP_NS = 500_000_000
     metavar="NAME,...",
     help=f"Default: all, which are {', '.join(ALL_FAULTS)}.",
 )
-@click.option("--every-s", type=click.FloatRange(min=1), default=EVERY_S, show_default=True)
-@click.option("--rate", "rate_per_s", type=click.FloatRange(min=1), default=RATE_PER_S)
+@click.option(
+    "--every-s",
+    type=click.FloatRange(min=1),
+    default=EVERY_S,
+    show_default=True,
+    help="A fault so often.",
+)
+@click.option(
+    "--rate",
+    "rate_per_s",
+    type=click.FloatRange(min=1),
+    default=RATE_PER_S,
+    show_default=True,
+    help="Messages a second.",
+)
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
 @click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
 def soak(
@@ -95,7 +113,7 @@ def soak(
         + f"; never confirmed and delivered: {result.total('unconfirmed')}"
     )
     if not result.holds:
-        raise BenchError(f"seed {seed}: {'; '.join(result.faults)}; events are kept in {place}")
+        raise DoesNotHold(f"seed {seed}: {'; '.join(result.faults)}; events are kept in {place}")
     if folder is None:
         shutil.rmtree(place)
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
@@ -18,17 +18,19 @@ from rich.table import Table
 from consumer_lists import edit, history, listfile, nodes, show
 from consumer_lists import push as pushing
 from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, Node, load
-from consumer_lists.errors import AlreadySo, ListsError
+from consumer_lists.errors import CODES, AlreadySo
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.anywhere import option_anywhere, said
-from messagebus.errors import ConfigError, ListInvalid
-from messagebus.terminal import printable, say
+from messagebus.commands.exits import Exit, Program
+from messagebus.errors import ListInvalid
+from messagebus.terminal import plural, say
 from ops import shell
 from ops.errors import CommandFailed
 
 __all__ = ["main"]
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +61,38 @@ class BrokerType(click.ParamType[Broker]):
             self.fail(str(fault), param, ctx)
 
 
-def _on_a_list(command: Callable[Concatenate[Source, P], None]) -> Callable[P, None]:
-    """Give the command the list that was said. Of errors make one line, and exit code 1."""
+def _on_a_list(command: Callable[Concatenate[Source, P], R]) -> Callable[P, R]:
+    """Give the command the list that was said."""
 
     @functools.wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+    def given(*args: P.args, **kwargs: P.kwargs) -> R:
         inventory = said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH)
-        try:
-            command(Source(inventory=inventory, file=said("file")), *args, **kwargs)
-        except (ConfigError, ListsError, ListInvalid, OSError) as fault:
-            raise click.ClickException(printable(" ".join(str(fault).split()))) from fault
+        return command(Source(inventory=inventory, file=said("file")), *args, **kwargs)
 
-    return guarded
+    return given
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("consumer_lists", cls=Program, codes=CODES)
 def cli() -> None:
     """The consumer list: which brokers consumers attach to. Edit it, then push it.
 
-    Example: python -m consumer_lists add mb4.example:5672 && python -m consumer_lists push
+    \b
+    Example:
+      python -m consumer_lists add mb4.example:5672 && python -m consumer_lists push
     """
 
 
-@cli.command("show")
+@cli.command("show", short_help="Show the list, what nodes serve and clients have.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @_on_a_list
 def show_command(source: Source, as_json: bool) -> None:
     """Show the list, what each node serves of it, and what clients have applied.
 
-    With --file and without an inventory, the list alone. Example: python -m consumer_lists show
+    With --file and without an inventory, the list alone.
+
+    \b
+    Example:
+      python -m consumer_lists show
     """
     text = listfile.read(source.list_file())
     ours = BrokerList.parse(text)
@@ -116,27 +121,39 @@ _if_needed = click.option(
 
 @cli.command("check")
 @_on_a_list
-def check_command(source: Source) -> None:
-    """Read the list; a bad line is told by its number. Exit code 1 when it is bad.
+def check_command(source: Source) -> int:
+    """Read the list; a bad line is told by its number. Exit code 7 when it is bad.
 
-    Example: python -m consumer_lists --file prod.txt check
+    \b
+    Example:
+      python -m consumer_lists --file prod.txt check
     """
     path = source.list_file()
     try:
         listed = BrokerList.parse(listfile.read(path))
     except ListInvalid as fault:
-        raise click.ClickException(printable(f"{path}: {fault}")) from fault
-    say(f"good: generation {listed.generation}, {len(listed.listed)} brokers")
+        say(f"consumer_lists: {path}: {fault}", err=True)
+        return Exit.FOUND
+    say(f"good: generation {listed.generation}, {plural(len(listed.listed), 'broker')}")
+    return Exit.DONE
 
 
 @cli.command("add")
 @click.argument("broker", type=BrokerType())
-@click.option("--agent-port", type=click.IntRange(1, 65_535), default=AGENT_PORT, show_default=True)
+@click.option(
+    "--agent-port",
+    type=click.IntRange(1, 65_535),
+    default=AGENT_PORT,
+    show_default=True,
+    help="Where its agent listens.",
+)
 @_on_a_list
 def add_command(source: Source, broker: Broker, agent_port: int) -> None:
     """Let consumers attach to one more broker.
 
-    Example: python -m consumer_lists add mb4.example:5672
+    \b
+    Example:
+      python -m consumer_lists add mb4.example:5672
     """
     _edit(source, lambda text: edit.add(text, broker, agent_port=agent_port))
 
@@ -148,7 +165,9 @@ def add_command(source: Source, broker: Broker, agent_port: int) -> None:
 def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Mark a broker as leaving: publishers move away, consumers stay.
 
-    Example: python -m consumer_lists drain mb2.example:5672
+    \b
+    Example:
+      python -m consumer_lists drain mb2.example:5672
     """
     _edit(source, lambda text: edit.drain(text, broker), if_needed=if_needed)
 
@@ -160,7 +179,9 @@ def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
 def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Take back drain.
 
-    Example: python -m consumer_lists ready mb2.example:5672
+    \b
+    Example:
+      python -m consumer_lists ready mb2.example:5672
     """
     _edit(source, lambda text: edit.ready(text, broker), if_needed=if_needed)
 
@@ -172,7 +193,9 @@ def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
 def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     """Let consumers go from a broker. The last one stays.
 
-    Example: python -m consumer_lists remove mb2.example:5672
+    \b
+    Example:
+      python -m consumer_lists remove mb2.example:5672
     """
     _edit(source, lambda text: edit.remove(text, broker), if_needed=if_needed)
 
@@ -187,7 +210,7 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     help=f"With --recover: even by more than {pushing.JUMP_MAX:,} generations at once.",
 )
 @click.option(
-    "--within",
+    "--within-s",
     "within_s",
     default=pushing.SERVED_WITHIN_S,
     show_default=True,
@@ -202,10 +225,14 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
 @_on_a_list
 def push_command(
     source: Source, recover: bool, jump: bool, within_s: float, without: tuple[str, ...]
-) -> None:
-    """Write the list to every node and wait until each serves it. Exit code 1 when one does not.
+) -> int:
+    """Write the list to every node and wait until each serves it.
 
-    Example: python -m consumer_lists push
+    Exit code 3 when one does not, 6 when none does.
+
+    \b
+    Example:
+      python -m consumer_lists push
     """
     if source.file is not None:
         raise click.UsageError("push takes the list of the inventory, not --file")
@@ -221,16 +248,19 @@ def push_command(
     served = f"{len(pushed.serving)} of {len(cluster.nodes)} nodes"
     say(f"generation {pushed.generation} is served by {served}")
     _say_what_to_commit(cluster.list_file, cluster.name, pushed.generation)
-    if not pushed.complete:
-        sys.exit(1)
+    if pushed.complete:
+        return Exit.DONE
+    return Exit.PARTLY if pushed.serving else Exit.SILENT
 
 
-@cli.command("diff")
+@cli.command("diff", short_help="Compare the list with what nodes serve and clients have.")
 @_on_a_list
-def diff_command(source: Source) -> None:
-    """Compare the list with what every node serves and every client applied. Exit code 1 when one differs.
+def diff_command(source: Source) -> int:
+    """Compare the list with what every node serves and every client applied. Exit code 7 when one differs.
 
-    Example: python -m consumer_lists diff
+    \b
+    Example:
+      python -m consumer_lists diff
     """
     ours = BrokerList.parse(listfile.read(source.list_file()))
     asked = source.cluster().nodes
@@ -250,8 +280,10 @@ def diff_command(source: Source) -> None:
     for line in found:
         say(line)
     if found:
-        sys.exit(1)
-    say(f"all have generation {ours.generation}: {len(serving)} nodes, {len(known)} clients")
+        return Exit.FOUND
+    seen = f"{plural(len(serving), 'node')}, {plural(len(known), 'client')}"
+    say(f"all have generation {ours.generation}: {seen}")
+    return Exit.DONE
 
 
 def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None:
@@ -263,7 +295,8 @@ def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None
             raise
         say(f"nothing to do: {fault}")
         return
-    say(f"generation {listed.generation}, {len(listed.listed)} brokers; not pushed yet")
+    brokers = plural(len(listed.listed), "broker")
+    say(f"generation {listed.generation}, {brokers}; not pushed yet")
     _say_what_to_commit(path, listed.cluster, listed.generation)
 
 
@@ -305,7 +338,7 @@ for _option, _help in (
 
 
 def main() -> None:
-    cli(prog_name="python -m consumer_lists")
+    cli.main(prog_name="python -m consumer_lists")
 
 
 if __name__ == "__main__":

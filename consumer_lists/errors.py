@@ -9,7 +9,9 @@ ListsError
 
 from __future__ import annotations
 
-__all__ = ["AlreadySo", "EditRefused", "ListsError", "Locked", "PushRefused"]
+from messagebus.commands.exits import Codes, Exit
+
+__all__ = ["CODES", "AlreadySo", "EditRefused", "ListsError", "Locked", "PushRefused"]
 
 
 class ListsError(Exception):
@@ -30,3 +32,6 @@ class PushRefused(ListsError):
 
 class AlreadySo(EditRefused):
     """Raised when an edit would change nothing; there is nothing to do."""
+
+
+CODES: Codes = {ListsError: Exit.FAILED}

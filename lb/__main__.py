@@ -6,58 +6,53 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import ParamSpec
 
 import click
 from rich.console import Console
 
 from lb import agents, far, fleet, gate_check, runtime, view
 from lb.apply import Applied, prepare_start, save_state
-from lb.errors import BalancerUnreachable, LbError
+from lb.errors import CODES, BalancerUnreachable
 from lb.fleet import Fleet
 from lb.here import write_private
 from lb.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
+from lb.place import Place
 from lb.render import render
-from lb.rollout import apply_all, check_all
+from lb.rollout import apply_absent, apply_all, check_all
 from messagebus.commands.anywhere import option_anywhere, said
+from messagebus.commands.exits import Exit, Program
 from messagebus.errors import ConfigError
-from messagebus.terminal import printable, say
+from messagebus.terminal import plural, say
 from ops import shell
 
 __all__ = ["main"]
 
 SAVE_EVERY_S = 2.0
 
-P = ParamSpec("P")
 
-
-def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Errors that an operator can do something about: one line, exit code 1."""
-
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except (ConfigError, LbError, OSError) as fault:
-            raise click.ClickException(printable(" ".join(str(fault).split()))) from fault
-
-    return guarded
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("lb", cls=Program, codes=CODES)
 def cli() -> None:
     """HAProxy in front of the brokers: render, apply, look, drain.
 
-    Example: python -m lb apply && python -m lb status
+    \b
+    Example:
+      python -m lb apply && python -m lb status
     """
 
 
 def _inventory() -> Inventory:
     return load(said("inventory") or os.environ.get(ENV_PATH) or DEFAULT_PATH)
+
+
+_without = click.option(
+    "--without",
+    metavar="BALANCER",
+    multiple=True,
+    help="It is dead, and may stay as it is; may be said again.",
+)
 
 
 @contextmanager
@@ -77,16 +72,17 @@ def _local(inventory: Inventory) -> list[Inventory]:
     return found
 
 
-@cli.command("render")
+@cli.command("render", short_help="Print HAProxy's configuration, or write it.")
 @click.option("--balancer", "name", help="Which; the first by default.")
 @click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), help="With the password."
+    "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="With the password."
 )
-@_one_line_errors
 def render_command(name: str | None, output: Path | None) -> None:
     """Print the configuration, the probe's login hidden; or write it whole to a file of mode 600.
 
-    Example: python -m lb render
+    \b
+    Example:
+      python -m lb render
     """
     inventory = _inventory()
     if name:
@@ -103,35 +99,43 @@ def render_command(name: str | None, output: Path | None) -> None:
     click.echo(text, nl=False)
 
 
-@cli.command("check")
-@_one_line_errors
+@cli.command("check", short_help="Check the inventory and HAProxy's configuration.")
 def check_command() -> None:
     """Lint the inventory's balancers and let each HAProxy read its configuration. Touches nothing.
 
-    Example: python -m lb check
+    \b
+    Example:
+      python -m lb check
     """
     inventory = _inventory()
     check_all(inventory, lambda balancer: far.place_of(shell, inventory, balancer))
     several = f", {len(inventory.balancers)} balancers" if inventory.more else ""
-    say(f"good: {len(inventory.brokers)} brokers of {inventory.cluster}{several}")
+    say(f"good: {plural(len(inventory.brokers), 'broker')} of {inventory.cluster}{several}")
 
 
-@cli.command("apply")
+@cli.command("apply", short_help="Make every HAProxy serve what the inventory says.")
 @click.option("--reload", is_flag=True, help="Reload even when nothing has changed.")
-@_one_line_errors
-def apply_command(reload: bool) -> None:
+@_without
+def apply_command(reload: bool, without: tuple[str, ...]) -> None:
     """Make every HAProxy serve what the inventory says, one after the other.
 
     One that does not serve it gets back what it had, and those after it are not touched.
 
-    Example: python -m lb apply
+    \b
+    Example:
+      python -m lb apply
     """
     inventory = _inventory()
-    applied = apply_all(
-        inventory, lambda balancer: far.place_of(shell, inventory, balancer), reload=reload
-    )
-    for balancer, done in applied:
+
+    def reach(balancer: Balancer) -> AbstractContextManager[Place]:
+        return far.place_of(shell, inventory, balancer)
+
+    for balancer, done in apply_all(inventory.without(without), reach, reload=reload):
         say((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))
+    for name in without:
+        tried = apply_absent(inventory, reach, inventory.find_balancer(name))
+        told = tried if isinstance(tried, str) else _what_was_done(tried)
+        say(f"{name}: {'left out: ' if isinstance(tried, str) else ''}{told}")
 
 
 def _what_was_done(applied: Applied) -> str:
@@ -140,26 +144,28 @@ def _what_was_done(applied: Applied) -> str:
     return "nothing to do" if applied.pid else "written; HAProxy does not run"
 
 
-@cli.command("prepare-start")
-@_one_line_errors
+@cli.command("prepare-start", short_help="Write what a HAProxy of this machine starts with.")
 def prepare_start_command() -> None:
     """Write configuration and state for a HAProxy of this machine; it must not run.
 
     Every broker starts as down until its first check; drains are kept.
 
-    Example: python -m lb prepare-start
+    \b
+    Example:
+      python -m lb prepare-start
     """
     for inventory in _local(_inventory()):
         prepare_start(inventory)
 
 
-@cli.command("save-state")
-@click.option("--every", "every_s", type=click.FloatRange(min=0.1), help="Seconds; else once.")
-@_one_line_errors
+@cli.command("save-state", short_help="Keep what HAProxy knows over its next start.")
+@click.option("--every-s", "every_s", type=click.FloatRange(min=0.1), help="Seconds; else once.")
 def save_state_command(every_s: float | None) -> None:
     """Keep what a HAProxy of this machine knows of the brokers over its next start; run it beside it.
 
-    Example: python -m lb save-state --every 2
+    \b
+    Example:
+      python -m lb save-state --every-s 2
     """
     if every_s is None:
         for inventory in _local(_inventory()):
@@ -181,11 +187,12 @@ def save_state_command(every_s: float | None) -> None:
 
 @cli.command("status")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@_one_line_errors
-def status_command(as_json: bool) -> None:
-    """Show every broker as every HAProxy sees it. Exit code 1 when one does not answer.
+def status_command(as_json: bool) -> int:
+    """Show every broker as every HAProxy sees it. Exit code 3 when one does not answer, 6 when none does.
 
-    Example: python -m lb status --json
+    \b
+    Example:
+      python -m lb status --json
     """
     inventory = _inventory()
     with _fleet(inventory) as all_balancers:
@@ -198,32 +205,36 @@ def status_command(as_json: bool) -> None:
             console.print(line)
         if any(each.servers for each in shown):
             console.print(view.server_table(shown))
-    if any(each.process is None for each in shown):
-        sys.exit(1)
+    answered = [each.process is not None for each in shown]
+    if all(answered):
+        return Exit.DONE
+    return Exit.PARTLY if any(answered) else Exit.SILENT
 
 
 _within = click.option(
-    "--within", "within_s", default=agents.SEEN_WITHIN_S, show_default=True, help="Seconds."
+    "--within-s", "within_s", default=agents.SEEN_WITHIN_S, show_default=True, help="Seconds."
 )
 _by_hand = click.option(
     "--by-hand", is_flag=True, help="In HAProxy itself, for a broker whose agent is dead."
 )
 
 
-@cli.command("drain")
+@cli.command("drain", short_help="Send no new connections to a broker.")
 @click.argument("name")
 @_within
 @_by_hand
-@_one_line_errors
-def drain_command(name: str, within_s: float, by_hand: bool) -> None:
+@_without
+def drain_command(name: str, within_s: float, by_hand: bool, without: tuple[str, ...]) -> None:
     """Send no new connections to a broker; those that it has live on. Kept over restarts.
 
     Its agent is told, and every HAProxy must show it. By hand, the agent takes it back when it is there
     again.
 
-    Example: python -m lb drain mb2
+    \b
+    Example:
+      python -m lb drain mb2
     """
-    inventory = _inventory()
+    inventory = _inventory().without(without)
     node = inventory.find(name)
     with _fleet(inventory) as all_balancers:
         if by_hand:
@@ -236,13 +247,15 @@ def drain_command(name: str, within_s: float, by_hand: bool) -> None:
 @click.argument("name")
 @_within
 @_by_hand
-@_one_line_errors
-def ready_command(name: str, within_s: float, by_hand: bool) -> None:
+@_without
+def ready_command(name: str, within_s: float, by_hand: bool, without: tuple[str, ...]) -> None:
     """Send new connections to a broker again.
 
-    Example: python -m lb ready mb2
+    \b
+    Example:
+      python -m lb ready mb2
     """
-    inventory = _inventory()
+    inventory = _inventory().without(without)
     node = inventory.find(name)
     with _fleet(inventory) as all_balancers:
         if by_hand:
@@ -251,14 +264,15 @@ def ready_command(name: str, within_s: float, by_hand: bool) -> None:
             _print(inventory, agents.ready(inventory, name, within_s=within_s, fleet=all_balancers))
 
 
-@cli.command("maint")
+@cli.command("maint", short_help="Take out a broker whose agent is dead.")
 @click.argument("name")
 @click.option("--off", is_flag=True, help="Back to what the checks say.")
-@_one_line_errors
 def maint_command(name: str, off: bool) -> None:
     """Take out a broker whose agent is dead and cannot be asked to drain.
 
-    Example: python -m lb maint mb2
+    \b
+    Example:
+      python -m lb maint mb2
     """
     inventory = _inventory()
     node = inventory.find(name)
@@ -266,14 +280,15 @@ def maint_command(name: str, off: bool) -> None:
         _print(inventory, fleet.maint(all_balancers, node.name, on=not off).shown)
 
 
-@cli.command("weight")
+@cli.command("weight", short_help="Give a broker another share of new connections.")
 @click.argument("name")
 @click.argument("weight", type=click.IntRange(0, runtime.WEIGHT_MAX))
-@_one_line_errors
 def weight_command(name: str, weight: int) -> None:
     """Give a broker a smaller or larger share of new connections; 100 is normal.
 
-    Example: python -m lb weight mb2 50
+    \b
+    Example:
+      python -m lb weight mb2 50
     """
     inventory = _inventory()
     node = inventory.find(name)
@@ -301,7 +316,7 @@ option_anywhere(
 
 
 def main() -> None:
-    cli(prog_name="python -m lb")
+    cli.main(prog_name="python -m lb")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from lb.errors import AgentRefused, NotReached
 from lb.fleet import Fleet, local
 from lb.inventory import Inventory, Node
 from lb.runtime import ServerState
-from messagebus.errors import ConfigError
-from messagebus.secret import Secret
 
 __all__ = ["drain", "ready", "set_draining"]
 
@@ -60,12 +58,11 @@ def ready(
 
 def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
     """Tell an agent, without looking whether HAProxy has seen it. Raises AgentRefused."""
-    headers = {"Authorization": f"Bearer {_token(inventory).reveal()}"}
     try:
         answer = httpx.post(
             f"{inventory.agent_url(node)}/drain",
             json={"draining": draining},
-            headers=headers,
+            auth=inventory.proof_to(node),
             timeout=AGENT_WITHIN_S,
             trust_env=False,
             verify=inventory.certificates(),
@@ -110,10 +107,3 @@ def _health(inventory: Inventory, node: Node) -> str:
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return ""
     return " ".join(str(reason).split())[:REASON_CHARS]
-
-
-def _token(inventory: Inventory) -> Secret:
-    try:
-        return Secret(inventory.token_file.read_text().strip())
-    except OSError as fault:
-        raise ConfigError(f"token_file: {fault}") from fault

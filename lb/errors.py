@@ -9,7 +9,9 @@ LbError
 
 from __future__ import annotations
 
-__all__ = ["AgentRefused", "ApplyFailed", "BalancerUnreachable", "LbError", "NotReached"]
+from messagebus.commands.exits import Codes, Exit
+
+__all__ = ["CODES", "AgentRefused", "ApplyFailed", "BalancerUnreachable", "LbError", "NotReached"]
 
 
 class LbError(Exception):
@@ -30,3 +32,10 @@ class NotReached(LbError):
 
 class AgentRefused(LbError):
     """Raised when an agent did not take an order; nothing has changed on its broker."""
+
+
+CODES: Codes = {
+    LbError: Exit.FAILED,
+    BalancerUnreachable: Exit.SILENT,
+    NotReached: Exit.SILENT,
+}

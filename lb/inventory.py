@@ -11,7 +11,7 @@ import hashlib
 import re
 import ssl
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,9 @@ from lb.clashes import clashes
 from lb.machines import Host, Mirror, Node, read_host, read_mirror, read_node
 from lb.provisioning import Provision, User, read_provision, read_user
 from lb.tables import Address, Table, nearest
+from messagebus.broker import Broker
 from messagebus.errors import ConfigError
+from messagebus.proof import TokenProof
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles
 
@@ -56,6 +58,8 @@ class Tls:
 
     ca_file, cert_file, key_file: what operators trust, and who they are.
     server_name: stands in the certificate of every broker and agent, beside its own host.
+    old_management: management APIs that speak plain HTTP are asked so: those of brokers that were not
+    restarted since their TLS was configured.
     check_cert_file: certificate and key of HAProxy's checks, in one file; on its host, as ca_file.
     digest: of what HAProxy reads of these, so that new ones are a new configuration; "" unless loaded.
     """
@@ -65,6 +69,7 @@ class Tls:
     key_file: Path
     server_name: str
     check_cert_file: Path
+    old_management: bool = False
     digest: str = ""
 
     @property
@@ -109,6 +114,15 @@ class Inventory:
         """The same, with one balancer alone."""
         return dataclasses.replace(self, balancer=balancer, more=())
 
+    def without(self, names: Collection[str]) -> Inventory:
+        """The same without these balancers. Raises ConfigError for another name, and when none is left."""
+        for name in names:
+            self.find_balancer(name)
+        left = [each for each in self.balancers if each.name not in names]
+        if not left:
+            raise ConfigError("no balancer is left: one of them must be there")
+        return dataclasses.replace(self, balancer=left[0], more=tuple(left[1:]))
+
     def find_balancer(self, name: str) -> Balancer:
         """Raises ConfigError naming the nearest."""
         for balancer in self.balancers:
@@ -117,12 +131,28 @@ class Inventory:
         known = [balancer.name for balancer in self.balancers]
         raise ConfigError(f"no balancer {name!r} in the inventory{nearest(name, known)}")
 
+    @property
+    def scheme(self) -> str:
+        """What agents and management APIs speak."""
+        return "https" if self.tls else "http"
+
     def agent_url(self, node: Node) -> str:
-        return f"{'https' if self.tls else 'http'}://{node.agent}"
+        return f"{self.scheme}://{node.agent}"
+
+    def management_url(self, node: Node) -> str:
+        return f"{self.scheme}://{node.management}"
 
     def certificates(self) -> ssl.SSLContext:
-        """To ask agents with. Raises ConfigError when the files are missing or wrong."""
+        """To ask agents and management APIs with. Raises ConfigError when the files are missing or wrong."""
         return (self.tls.files if self.tls else TlsFiles()).client_context()
+
+    def proof_to(self, node: Node) -> TokenProof:
+        """With which the agent of a broker is shown the operators' token. Raises ConfigError."""
+        try:
+            token = Secret(self.token_file.read_text().strip())
+        except OSError as fault:
+            raise ConfigError(f"token_file: {fault}") from fault
+        return TokenProof(lambda: token, to=Broker.parse(str(node.address)).name)
 
     def find(self, name: str) -> Node:
         """The broker of this name or ``host:port``. Raises ConfigError naming the nearest."""
@@ -217,6 +247,7 @@ def _read_tls(table: Table) -> Tls:
         key_file=table.path("key_file"),
         server_name=table.text("server_name", _HOST_NAME),
         check_cert_file=table.path("check_cert_file"),
+        old_management=table.flag("old_management"),
     )
     table.nothing_else()
     return tls

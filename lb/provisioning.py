@@ -42,6 +42,7 @@ class Provision:
     disk_free_mb: below that it takes no publishes. memory_percent: of the host's; above that neither.
     wal_mb_max: of one file of the write-ahead log. queue_mb_max: of one queue, which then refuses more.
     tls_dir: here, with NAME.pem and NAME.key of every broker; None without TLS.
+    old_publishers: clients of before the exchanges `mb.to/NAME` may publish to queues as they did.
     """
 
     disk_free_mb: int = DISK_FREE_MB
@@ -49,6 +50,7 @@ class Provision:
     wal_mb_max: int = WAL_MB_MAX
     queue_mb_max: int = QUEUE_MB_MAX
     tls_dir: Path | None = None
+    old_publishers: bool = False
 
 
 def read_user(table: Table) -> User:
@@ -66,8 +68,12 @@ def read_provision(table: Table, *, tls: bool) -> Provision:
     numbers = {
         field.name: table.number(field.name, field.default)
         for field in dataclasses.fields(Provision)
-        if isinstance(field.default, int)
+        if type(field.default) is int
     }
-    made = Provision(**numbers, tls_dir=table.path("tls_dir") if tls else None)
+    made = Provision(
+        **numbers,
+        tls_dir=table.path("tls_dir") if tls else None,
+        old_publishers=table.flag("old_publishers"),
+    )
     table.nothing_else()
     return made

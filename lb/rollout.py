@@ -12,7 +12,7 @@ from lb.inventory import Balancer, Inventory
 from lb.place import Place
 from messagebus.errors import ConfigError
 
-__all__ = ["Reach", "apply_all", "check_all"]
+__all__ = ["Reach", "apply_absent", "apply_all", "check_all"]
 
 Reach = Callable[[Balancer], AbstractContextManager[Place]]
 """Have a balancer's machine at hand."""
@@ -44,6 +44,18 @@ def apply_all(
                 left = ", ".join(after.name for after, _ in places[number + 1 :])
                 told = f"{fault}; not touched: {left}" if left else str(fault)
                 raise type(fault)(f"{_begin(inventory, balancer)}{told}") from fault
+
+
+def apply_absent(inventory: Inventory, reach: Reach, balancer: Balancer) -> Applied | str:
+    """Apply to a balancer that is said to be dead, as far as it is there: its host may be alive.
+
+    Returns why nothing was done, where nothing was.
+    """
+    try:
+        with reach(balancer) as place:
+            return apply(inventory.at(balancer), place)
+    except (ConfigError, LbError) as fault:
+        return str(fault)
 
 
 def _check(inventory: Inventory, reach: Reach, stack: ExitStack) -> list[tuple[Balancer, Place]]:

@@ -100,6 +100,11 @@ class Table:
             return default or 1
         return value
 
+    def flag(self, key: str) -> bool:
+        """True or false; false when the key is missing."""
+        self._known.add(key)
+        return key in self._values and bool(self._take(key, bool))
+
     def table(self, key: str, *, required: bool = True) -> Table:
         if not required and key not in self._values:
             self._known.add(key)

@@ -18,7 +18,7 @@ from lb.inventory import Inventory
 from lb.render import marker, render
 from lb.runtime import Process, ServerState
 from messagebus.errors import ConfigError
-from messagebus.terminal import printable
+from messagebus.terminal import plural, printable
 
 __all__ = ["Shown", "headlines", "in_words", "look", "plain", "server_table"]
 
@@ -77,7 +77,7 @@ def headlines(shown: Sequence[Shown]) -> Iterator[Text]:
         yield Text.assemble(
             (each.name, "bold"),
             f"  process {each.process.pid}, up {in_words(each.process.uptime_s)},"
-            f" {up} of {len(each.servers)} brokers up, {sessions} sessions",
+            f" {up} of {len(each.servers)} brokers up, {plural(sessions, 'session')}",
             ("  not what the inventory says: python -m lb apply", "bold red")
             if each.current is False
             else "",

@@ -2,20 +2,20 @@
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
 MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/howto/settings.md). Errors are one line on
-standard error. Exit codes: 0 done, 1 failed, 2 wrong use, 3 some done and some not, 4 no such topic, queue or
-subscription, 5 login refused, 6 nobody answered in time, 130 interrupted.
+standard error; exit codes are those of `messagebus.commands.exits`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import mimetypes
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -24,27 +24,18 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from messagebus import __version__, directory
+from messagebus import directory
 from messagebus._namesake import namesake
 from messagebus.commands import parked
 from messagebus.commands.environment import bus_settings
+from messagebus.commands.exits import Exit, Program
 from messagebus.commands.parked import Duration
 from messagebus.commands.worker import worker
 from messagebus.config import ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.destination import Destination, Queue, Subscription, parse_destination
-from messagebus.errors import (
-    ConfigError,
-    LinkLost,
-    ListUnavailable,
-    LoginRefused,
-    MessageBusError,
-    MessageInvalid,
-    NameInvalid,
-    NotReady,
-    RegistrationIncomplete,
-)
-from messagebus.message import BODY_BYTES_MAX, Delivery, Message
+from messagebus.errors import MessageInvalid
+from messagebus.message import BINARY, BODY_BYTES_MAX, Delivery, Message
 from messagebus.outcome import Durability, Outcome, Published
 from messagebus.outgoing import Options
 from messagebus.publisher import Publisher
@@ -54,8 +45,6 @@ from messagebus.topology import Wanted, with_options
 
 __all__ = ["main"]
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTLY, EXIT_ABSENT, EXIT_LOGIN, EXIT_SILENT = 1, 2, 3, 4, 5, 6
-EXIT_INTERRUPTED = 130
 PUBLISH_STOP_S = 30.0
 # How often a consumer that waits looks whether it is to stop.
 RECEIVE_STEP_S = 0.2
@@ -64,47 +53,18 @@ BROKER_SETTING = "MESSAGEBUS_BROKER"
 
 
 def main() -> NoReturn:
-    """Entry point; turns every expected error into one line and an exit code."""
+    """Run a command; every expected error is one line and an exit code."""
     if told := namesake():
         say(f"messagebus: {told}", err=True)
-    try:
-        code = cli.main(standalone_mode=False)
-    except click.ClickException as fault:
-        _fail(fault.format_message(), fault.exit_code)
-    except (ConfigError, NameInvalid, MessageInvalid) as fault:
-        _fail(str(fault), EXIT_USAGE)
-    except MessageBusError as fault:
-        hint = "" if BROKER_SETTING in os.environ else f" ({BROKER_SETTING} is not set)"
-        _fail(f"{fault}{hint}", _code_of(fault))
-    except BrokenPipeError:
-        # Whoever read our output has gone, as in `messagebus consume ... | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILED)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", EXIT_INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
+    if BROKER_SETTING not in os.environ:
+        cli.hint = f" ({BROKER_SETTING} is not set)"
+    cli.main()
 
 
-def _code_of(fault: MessageBusError) -> int:
-    if isinstance(fault, LoginRefused):
-        return EXIT_LOGIN
-    is_silence = isinstance(fault, NotReady | ListUnavailable | LinkLost | RegistrationIncomplete)
-    return EXIT_SILENT if is_silence else EXIT_FAILED
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    say(f"messagebus: {' '.join(text.split())}", err=True)
-    sys.exit(code)
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="messagebus")
+@click.group("messagebus", cls=Program)
 @click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists.")
 def cli(verbose: bool) -> None:
     """Publish to any RabbitMQ broker, consume from all of them.
-
-    Exit codes: 0 done, 1 failed, 2 wrong use, 3 some done and some not, 4 no such topic, queue or
-    subscription, 5 login refused, 6 nobody answered in time, 130 interrupted.
 
     \b
     Example:
@@ -135,7 +95,7 @@ def _destination(text: str, durability: str) -> Destination:
 
 
 # ---------------------------------------------------------------------- publish
-@cli.command()
+@cli.command(short_help="Publish FILE to TOPIC and wait for the confirms.")
 @click.argument("topic")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), default="-")
 @click.option(
@@ -146,6 +106,11 @@ def _destination(text: str, durability: str) -> Destination:
 @click.option("--id", "message_id", default="", help="Id of the message; of a single one.")
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be said again.")
 @click.option("--type", "kind", default="", help="Type of all messages, for readers.")
+@click.option(
+    "--content-type",
+    default="",
+    help="Of all messages. Default: FILE's by its suffix, such as application/json.",
+)
 @click.option(
     "--delay", "delay_s", type=Duration(), help="Deliver after so long: 90s, 15m, 2h, 7d."
 )
@@ -161,6 +126,7 @@ def publish(
     message_id: str,
     headers: tuple[str, ...],
     kind: str,
+    content_type: str,
     delay_s: float | None,
     at: str | None,
     durability: str,
@@ -207,19 +173,21 @@ def publish(
     publisher.start(require="one")
     try:
         with click.open_file(str(file), "rb") as source:
-            for message in _messages(source, form):
+            for message in _messages(source, form, content_type or _type_of(file, form)):
                 publisher.submit(destination, message, **options).add_done_callback(ended)
     except OSError as fault:
         raise click.UsageError(f"{file}: {fault.strerror}") from fault
     finally:
         publisher.stop(PUBLISH_STOP_S)
+    if ends[Outcome.UNROUTABLE] and (near := directory.nearest(bus, topic)):
+        say(f"messagebus: did you mean {near}?", err=True)
     told = ", ".join(f"{outcome.value} {count}" for outcome, count in sorted(ends.items(), key=str))
     say(f"published {ends.total()}: {told or 'nothing to publish'}", err=True)
     if ends.total() == ends[Outcome.CONFIRMED]:
-        return 0
+        return Exit.DONE
     if ends[Outcome.CONFIRMED]:
-        return EXIT_PARTLY
-    return EXIT_ABSENT if ends.total() == ends[Outcome.UNROUTABLE] else EXIT_FAILED
+        return Exit.PARTLY
+    return Exit.ABSENT if ends.total() == ends[Outcome.UNROUTABLE] else Exit.FAILED
 
 
 def _header(said: str) -> tuple[str, str]:
@@ -236,24 +204,31 @@ def _moment(said: str) -> datetime:
         raise click.UsageError(f"--at {said!r}: a time wanted, such as 2030-01-31T08:00") from fault
 
 
-def _messages(source: IO[bytes], form: str | None) -> Iterator[Message]:
+def _type_of(file: Path, form: str | None) -> str:
+    """Return the content type of messages; of a whole file by its suffix alone, the same on every machine."""
+    if form:
+        return "text/plain" if form == "lines" else "application/json"
+    return mimetypes.MimeTypes().guess_type(file.name)[0] or BINARY
+
+
+def _messages(source: IO[bytes], form: str | None, content_type: str) -> Iterator[Message]:
     if form is None:
-        yield Message(body=source.read(BODY_BYTES_MAX + 1))
+        yield Message(body=source.read(BODY_BYTES_MAX + 1), content_type=content_type)
         return
     for number, line in enumerate(iter(lambda: source.readline(BODY_BYTES_MAX + 2), b""), start=1):
         body = line.rstrip(b"\r\n")
         if form == "lines":
-            yield Message(body=body, content_type="text/plain")
+            yield Message(body=body, content_type=content_type)
         elif body:
             try:
                 json.loads(body)
             except ValueError as fault:
                 raise MessageInvalid(f"line {number}: not JSON: {fault}") from fault
-            yield Message(body=body, content_type="application/json")
+            yield Message(body=body, content_type=content_type)
 
 
 # ---------------------------------------------------------------------- consume
-@cli.command()
+@cli.command(short_help="Print the messages of TOPIC, one a line, and ack them.")
 @click.argument("topic")
 @click.option(
     "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
@@ -357,7 +332,7 @@ def _as_json(delivery: Delivery) -> bytes:
 
 
 # ---------------------------------------------------------------------- declare, brokers
-@cli.command()
+@cli.command(short_help="Make topics, subscriptions and queues exist.")
 @click.argument("wanted", nargs=-1, required=True)
 @click.option(
     "--timeout-s",
@@ -427,7 +402,7 @@ def brokers(as_json: bool) -> int:
 
 
 # ---------------------------------------------------------------------- subscriptions
-@cli.group()
+@cli.group(short_help="List, delete or purge subscriptions and queues.")
 def subscriptions() -> None:
     """List, delete or purge subscriptions and queues, on all brokers.
 
@@ -456,7 +431,7 @@ def list_subscriptions(as_json: bool) -> int:
     """Print what waits in each subscription and queue, on each broker.
 
     READY messages wait, UNACKED are delivered and not answered ("?": the broker does not say; may be
-    some seconds old). Exit code 1 when a broker does not answer.
+    some seconds old). Exit code 3 when a broker does not answer.
 
     \b
     Example:
@@ -476,14 +451,14 @@ def list_subscriptions(as_json: bool) -> int:
         for each in found.counts:
             unacked = "?" if each.unacked is None else each.unacked
             say(_row(widths, each.name, each.broker, each.ready, unacked, each.consumers))
-    return _tell_unanswered(found.unanswered)
+    return _tell_unanswered(found.unanswered, found.answered)
 
 
 def _row(widths: list[int], name: str, broker: str, *figures: object) -> str:
     return f"{name:<{widths[0]}}  {broker:<{widths[1]}}" + "".join(f"{f!s:>11}" for f in figures)
 
 
-@subscriptions.command("delete")
+@subscriptions.command("delete", short_help="Delete NAMES on all brokers, with their messages.")
 @_names_argument
 @_token_option
 @_yes_option
@@ -492,7 +467,7 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     """Delete NAMES (TOPIC/SUBSCRIPTION or queue:NAME) on all brokers, with all that waits in them.
 
     A broker that is down deletes them when it is back, before it takes publishes; it is named, and the
-    exit code is 1. So is one whose agent does not answer: ask again.
+    exit code is 3. So is one whose agent does not answer: ask again.
 
     \b
     Example:
@@ -507,10 +482,10 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
         click.echo(json.dumps({"complete": done.complete, **told}, indent=2))
     elif done.held:
         say(f"deleted {' '.join(names)} on {', '.join(done.held)}")
-    return _tell_unanswered(later | dict(done.missing))
+    return _tell_unanswered(later | dict(done.missing), done.held)
 
 
-@subscriptions.command("purge")
+@subscriptions.command("purge", short_help="Drop what waits in NAMES now, on all brokers.")
 @_names_argument
 @_token_option
 @_yes_option
@@ -518,7 +493,7 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
 def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
     """Drop what waits in NAMES now, on all brokers; what is delivered and not answered stays.
 
-    A broker that does not answer is named, keeps its messages, and the exit code is 1.
+    A broker that does not answer is named, keeps its messages, and the exit code is 3.
 
     \b
     Example:
@@ -534,7 +509,7 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
         for broker, counts in sorted(done.dropped.items()):
             for name, count in counts.items():
                 say(f"dropped {count} of {name} on {broker}")
-    return _tell_unanswered(done.unanswered)
+    return _tell_unanswered(done.unanswered, done.dropped)
 
 
 def _token(path: Path) -> Secret:
@@ -556,10 +531,12 @@ def _confirm(question: str, yes: bool) -> None:
         raise click.ClickException("nothing was done")
 
 
-def _tell_unanswered(unanswered: Mapping[str, str]) -> int:
+def _tell_unanswered(unanswered: Mapping[str, str], answered: Sized) -> int:
     for broker, why in sorted(unanswered.items()):
         say(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
-    return EXIT_FAILED if unanswered else 0
+    if unanswered:
+        return Exit.PARTLY if answered else Exit.SILENT
+    return Exit.DONE
 
 
 cli.add_command(parked.group)
@@ -567,7 +544,7 @@ cli.add_command(worker)
 
 
 # ---------------------------------------------------------------------- agent
-@cli.command()
+@cli.command(short_help="Serve the list, topology and health of one broker.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),

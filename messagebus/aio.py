@@ -50,7 +50,7 @@ from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 from messagebus.outcome import Published
-from messagebus.outgoing import Options, Outgoing, Payload
+from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
 from messagebus.publisher import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
@@ -177,7 +177,7 @@ class AsyncPublisher:
         driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
         await self._accept(driver, outgoing, timeout_s, future)
-        return raise_unless_confirmed(await future)
+        return raise_unless_confirmed(await future, destination)
 
     async def send_many(
         self,
@@ -250,7 +250,7 @@ class AsyncPublisher:
             await self._accept(driver, (shape, body, message), timeout_s, watched)
 
     def _timeout_ms(self, timeout_s: float | None) -> int:
-        return self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
+        return self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """As `Publisher.flush`."""
@@ -513,7 +513,7 @@ class AsyncConsumer:
         self._handlings.append(handling)
         if isinstance(jobs, Gathering):
             handling.around = None if self._hooks is None else self._hooks.handling_many
-            jobs.on_misfit = handling.failed
+            jobs.on_misfit = handling.failed if bridge is None else bridge.answers(handling.failed)
         try:
             if bridge is None:
                 return await self._run_tasks(handling, jobs, concurrency, grace_s)

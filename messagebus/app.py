@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
+from messagebus import directory
 from messagebus._binding import Bound, bind, bind_batch, name_of
 from messagebus._io.handlers import BATCH_MAX, BatchHandler, batch_faults, handled_by, retry_faults
 from messagebus.aio import AsyncConsumer, AsyncPublisher
@@ -441,6 +442,14 @@ class App:
         life = self._last
         return None if life is None or life.loop.is_closed() else life
 
+    def reach(self) -> None:
+        """Wait some seconds until somebody listens where the bus is entered; NotReady names every address.
+
+        For who would rather end than wait for brokers, as `messagebus worker` does: `run` waits.
+        """
+        if self._clients is None and self._subscribers:
+            directory.reach(self._bus or BusConfig.from_env(os.environ))
+
     def _running(self) -> _Life:
         if self._life is None:
             raise Stopped(f"the app is {self._status.value}")
@@ -581,6 +590,9 @@ class _Signals:
         self._heard = True
         for loop, ask in self._asks:
             loop.call_soon_threadsafe(ask)
+
+    # Until it is put back: a KeyboardInterrupt of a handler is the handler's own (`_io.coroutines`).
+    _hear.raises_nothing = True  # type: ignore[attr-defined]
 
 
 _signals = _Signals()

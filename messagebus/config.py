@@ -86,7 +86,8 @@ class BusConfig(_Settings):
     list_cache: file that keeps the last good list, so that a start without the balancer works.
     cluster: a list that names another cluster is refused; "" takes any.
     broker_hosts_allowed: shell patterns; a list that names another host is refused; empty takes any.
-    client_id: shown by brokers and agents; at most 200 printing ASCII characters.
+    client_id: shown by brokers and agents; at most 200 printing ASCII characters. "": each client object has
+        one of its own, of host, process and a random part.
     heartbeat_s: AMQP heartbeat, 0 turns it off.
     dial_timeout_ms: for TCP connect and AMQP handshake of a first try, together; doubled by each
         failed try up to dial_timeout_max_ms.

@@ -458,7 +458,12 @@ class Consumer:
         try:
             self._open.remove(delivery)
         except KeyError:
-            raise AlreadySettled(f"{delivery.message_id} was answered before") from None
+            assert self._driver is not None, "nothing is answered before start"
+            if delivery.ledger.is_live and not self._driver.has(delivery):
+                why = "was received by another consumer, which alone can answer it"
+            else:
+                why = "was answered before"
+            raise AlreadySettled(f"{delivery.message_id} {why}") from None
 
     def _take_answers(self) -> None:
         """On the loop."""

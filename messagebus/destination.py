@@ -4,7 +4,9 @@ A *topic* gives every subscription a copy; a *queue* has one set of competing co
 spelling of exchanges and queues is part of the wire format (docs/WIRE.md).
 
 Every destination is published to through an exchange of its own, a queue too: a queue is bound to its
-exchange only when it is settled, so what cannot survive yet cannot be confirmed either.
+exchange only when it is settled, so what cannot survive yet cannot be confirmed either. RabbitMQ's rights
+go by name, whatever the thing is: who may read the source and write to the target binds and unbinds. So no
+exchange has a name that an application may read, and no queue of a reader one that it may write.
 """
 
 from __future__ import annotations
@@ -103,6 +105,11 @@ class Topic:
         """What it is published to, inside a broker."""
         return f"mb.topic/{self.name}"
 
+    @property
+    def due_key(self) -> str:
+        """Its routing key in the delay ladder."""
+        return self.exchange
+
     def __str__(self) -> str:
         return self.name
 
@@ -131,7 +138,12 @@ class Queue:
     @property
     def exchange(self) -> str:
         """What it is published to, inside a broker."""
-        return f"mb.queue/{self.name}"
+        return f"mb.to/{self.name}"
+
+    @property
+    def due_key(self) -> str:
+        """Its routing key in the delay ladder."""
+        return self.amqp_queue
 
     @property
     def amqp_queue(self) -> str:
@@ -219,7 +231,7 @@ class Subscription:
 class Delay:
     """One step of the delay ladder: what is published to it comes out `ms` later.
 
-    A message waits in it under its destination's exchange as routing key. Made by `delay_step`.
+    A message waits in it under its destination's `due_key` as routing key. Made by `delay_step`.
     """
 
     ms: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import socket
 import time
 from collections.abc import Iterable
@@ -17,7 +18,14 @@ from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Subscription
-from messagebus.errors import ConfigError, ListError, ListUnavailable, NameInvalid, NotReady
+from messagebus.errors import (
+    ConfigError,
+    ListError,
+    ListUnavailable,
+    MessageBusError,
+    NameInvalid,
+    NotReady,
+)
 from messagebus.secret import Secret
 from messagebus.topology import Wanted, parse_wanted
 
@@ -94,6 +102,22 @@ def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
     return run_blocking(subscriptions.count(bus, brokers(bus)))
 
 
+def nearest(bus: BusConfig, name: str) -> str:
+    """Return the topic or queue whose name is most like this one; "" where none is, or nobody can be asked.
+
+    name: ``orders`` or ``queue:jobs``.
+    """
+    if not bus.list_urls:
+        return ""
+    try:
+        known = run_blocking(subscriptions.known(bus))
+    except MessageBusError:
+        return ""
+    names = {str(each.topic) if isinstance(each, Subscription) else str(each) for each in known}
+    near = difflib.get_close_matches(name, names - {name}, n=1)
+    return near[0] if near else ""
+
+
 def delete_subscriptions(
     bus: BusConfig, names: Iterable[str | Source], *, token: Secret
 ) -> Registration:
@@ -101,10 +125,10 @@ def delete_subscriptions(
 
     token: the operators'. A broker in `later` deletes them when it is back, before it takes publishes;
     for one in `missing` ask again. Raises ConfigError, NameInvalid, TopologyError when one of them
-    never was or no majority of agents answers, LoginRefused.
+    never was or no majority of agents answers, LoginRefused, ListError without a list.
     """
     _needs_agents(bus)
-    return run_blocking(subscriptions.delete(bus, _source_names(names), token=token))
+    return run_blocking(subscriptions.delete(bus, brokers(bus), _source_names(names), token=token))
 
 
 def purge_subscriptions(

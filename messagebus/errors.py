@@ -99,16 +99,20 @@ class NotReady(MessageBusError):
 
 
 class PublishError(MessageBusError):
-    """Raised when a publish did not end in a confirm; says which message and how it ended."""
+    """Raised when a publish did not end in a confirm; says which message, where to and how it ended.
+
+    destination: ``orders``, ``queue:jobs``.
+    """
 
     outcome: Outcome
 
-    def __init__(self, message_id: str, reason: str = "") -> None:
-        super().__init__(
-            f"message {message_id} {self.outcome.value}{': ' if reason else ''}{reason}"
-        )
+    def __init__(self, message_id: str, reason: str = "", destination: str = "") -> None:
+        where = f" to {destination}" if destination else ""
+        why = f": {reason}" if reason else ""
+        super().__init__(f"message {message_id}{where} {self.outcome.value}{why}")
         self.message_id = message_id
         self.reason = reason
+        self.destination = destination
 
 
 class Refused(PublishError):

@@ -62,8 +62,10 @@ def move_messages(
     source, targets: brokers, ``host:port``. message_bytes: how large a message of a queue is, about: of
     large ones fewer are taken ahead. Messages of one key stay in their order, others are spread.
     What was delayed waits for the rest of its time, rounded up to the next step; what expires
-    has its whole time again. Interrupted or killed, it loses nothing: at most MOVES_AT_ONCE messages
-    are there twice, under their ids. Raises ConfigError without targets.
+    has its whole time again. A target that does not answer, or confirms nothing for 30 s, is left out from
+    then on, unless it is the last. Interrupted or killed, it loses nothing: at most MOVES_AT_ONCE messages
+    are there twice, under their ids, and as many for each target that was left out. Raises ConfigError
+    without targets.
     """
     if not targets:
         raise ConfigError("no other broker to move to")
@@ -82,18 +84,23 @@ async def _move(
     targets: list[str],
     on_progress: Callable[[MovingProgress], None],
 ) -> MessagesMoved:
-    done, faults = Counter[tuple[str, str]](), dict[str, str]()
+    done, faults, left = Counter[tuple[str, str]](), dict[str, str](), list(targets)
     for number, (queue, window) in enumerate(windows.items()):
 
         def moved(broker: str, count: int, queue: str = queue) -> None:
             done[queue, broker] += count
             on_progress(MovingProgress(queue=queue, total=done.total()))
 
-        try:
-            mover = Mover(bus, source, _some(targets, number))
-            await mover.move(queue, on_moved=moved, window=window)
-        except (LinkError, TopologyError) as fault:
-            faults[queue] = str(fault)
+        while True:
+            some = _some(left, number)
+            try:
+                await Mover(bus, source, some).move(queue, on_moved=moved, window=window)
+            except (LinkError, TopologyError) as fault:
+                if isinstance(fault, LinkError) and fault.broker in some and len(left) > 1:
+                    left.remove(fault.broker)
+                    continue
+                faults[queue] = str(fault)
+            break
     return MessagesMoved(dict(done), faults)
 
 

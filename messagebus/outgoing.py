@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,10 +12,10 @@ from typing import Any, TypedDict
 from messagebus._io.properties import is_bare
 from messagebus._io.tickets import Shape, Shapes
 from messagebus.destination import Destination, delay_step, parse_destination
-from messagebus.errors import MessageInvalid
+from messagebus.errors import ConfigError, MessageInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Header, Message
 
-__all__ = ["Options", "Outgoing", "Payload", "as_message"]
+__all__ = ["Options", "Outgoing", "Payload", "as_message", "whole_timeout_ms"]
 
 Payload = Message | bytes | str
 """What may be published: a message, its bytes, or a text."""
@@ -42,6 +43,13 @@ class Options(TypedDict, total=False):
 
 
 _DELAYS = ("deliver_after_s", "deliver_at")
+
+
+def whole_timeout_ms(timeout_s: float) -> int:
+    """Return a publish's time in ms. Raises ConfigError for what is no time to wait."""
+    if not 0 <= timeout_s < math.inf:
+        raise ConfigError(f"timeout_s {timeout_s!r}: seconds, 0 or more")
+    return int(timeout_s * 1000)
 
 
 def as_message(payload: Payload) -> Message:

@@ -9,6 +9,7 @@ back (*redrives* it) or drops it. So does what was delayed and found no queue wh
 from __future__ import annotations
 
 import asyncio
+import difflib
 import re
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from messagebus._io.parking import SCAN_MAX, Looked, Parking
 from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription
-from messagebus.errors import ConfigError, LinkError, NameInvalid, TopologyError
+from messagebus.errors import ConfigError, LinkError, MessageBusError, NameInvalid, TopologyError
 from messagebus.topology import parse_wanted
 
 __all__ = [
@@ -122,11 +123,14 @@ class ParkedCount:
 class ParkedCounts:
     """counts: by name and broker.
 
-    faults: what could not be looked at (a broker, or NAME on BROKER), and why.
+    faults: what could not be looked at (a broker, or NAME on BROKER), and why. causes: the errors behind
+    them; a name that nobody knows has none. looked: brokers that were looked at.
     """
 
     counts: tuple[ParkedCount, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
+    causes: tuple[MessageBusError, ...] = ()
+    looked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,18 +163,25 @@ class ParkedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMessages:
-    """messages: the oldest first on each broker. faults: as of `ParkedCounts`."""
+    """messages: the oldest first on each broker. faults, causes, looked: as of `ParkedCounts`."""
 
     messages: tuple[ParkedMessage, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
+    causes: tuple[MessageBusError, ...] = ()
+    looked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedMoved:
-    """How many were moved, that is, put back or dropped: by name and broker. faults: as of `ParkedCounts`."""
+    """moved: how many were put back or dropped, by name and broker.
+
+    faults, causes, looked: as of `ParkedCounts`.
+    """
 
     moved: Mapping[tuple[str, str], int]
     faults: Mapping[str, str] = field(default_factory=dict)
+    causes: tuple[MessageBusError, ...] = ()
+    looked: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -277,6 +288,13 @@ class _Work:
             raise ConfigError(f"not in the consumer list: {', '.join(strange)}")
         self.choice = where.choice(time.time_ns() // 1_000_000)
         self.faults: dict[str, str] = {}
+        self.causes: list[MessageBusError] = []
+        self.looked: set[str] = set()
+
+    @property
+    def ends(self) -> tuple[Mapping[str, str], tuple[MessageBusError, ...], tuple[str, ...]]:
+        """What every answer says beside what was found: faults, causes, looked."""
+        return self.faults, tuple(self.causes), tuple(sorted(self.looked))
 
     def parking(self, broker: str) -> Parking:
         return Parking(self.bus, broker, is_named=bool(self.bus.list_urls))
@@ -290,7 +308,9 @@ class _Work:
         if self._names:
             for name in map(str, self._names):
                 if name not in known:
-                    self.faults[name] = "there is no such subscription or queue"
+                    near = difflib.get_close_matches(name, known, n=1)
+                    hint = f"; did you mean {near[0]}?" if near else ""
+                    self.faults[name] = f"there is no such subscription or queue{hint}"
             return [known[str(each)] for each in self._names if str(each) in known]
         return [each for _, each in sorted(known.items()) if not _expires(each)]
 
@@ -299,8 +319,10 @@ class _Work:
         try:
             found = await self.parking(broker).ready(sources)
         except (LinkError, ConfigError) as fault:
-            self.faults[broker] = _reason(fault)
+            self._failed(broker, fault)
             return {}
+        if any(count is not None for count in found.values()):
+            self.looked.add(broker)
         for source, count in found.items():
             if count is None and source in self._names:
                 self.faults[f"{source} on {broker}"] = "there is no parking queue of it"
@@ -318,8 +340,12 @@ class _Work:
             try:
                 done.append(await do(self.parking(broker), source, ready))
             except (LinkError, TopologyError) as fault:
-                self.faults[f"{source} on {broker}"] = _reason(fault)
+                self._failed(f"{source} on {broker}", fault)
         return done
+
+    def _failed(self, where: str, fault: MessageBusError) -> None:
+        self.faults[where] = _reason(fault)
+        self.causes.append(fault)
 
     async def everywhere(self, do: Callable[[str, Parking, Parked, int], Awaitable[T]]) -> list[T]:
         """On all brokers side by side."""
@@ -340,7 +366,7 @@ async def _count(work: _Work) -> ParkedCounts:
 
     counts = await work.everywhere(count)
     counts = [each for each in counts if each.count or each.unseen]
-    return ParkedCounts(tuple(sorted(counts, key=lambda c: (c.name, c.broker))), work.faults)
+    return ParkedCounts(tuple(sorted(counts, key=lambda c: (c.name, c.broker))), *work.ends)
 
 
 class _Tally:
@@ -389,7 +415,7 @@ async def _read(work: _Work, limit: int) -> ParkedMessages:
         return found
 
     some = await work.everywhere(read) if limit > 0 else []
-    return ParkedMessages(tuple([each for found in some for each in found][:limit]), work.faults)
+    return ParkedMessages(tuple([each for found in some for each in found][:limit]), *work.ends)
 
 
 def _message(name: str, broker: str, taken: Any) -> ParkedMessage:
@@ -437,7 +463,7 @@ async def _move(
                 await move(parking, source, ready, limit=left, on_moved=moved)
 
         await work.each(broker, sources, there)
-    return ParkedMoved({place: count for place, count in done.items() if count}, work.faults)
+    return ParkedMoved({place: count for place, count in done.items() if count}, *work.ends)
 
 
 class _Pace:

@@ -6,7 +6,7 @@
 | str | text/... | the text, in the charset that it says, or UTF-8 |
 | dict, list, dataclass, Enum, Any and what they are made of | JSON | `core.fitting`, strictly |
 | pydantic models, where pydantic is installed | JSON | pydantic, by the model's own rules |
-| a union with str | both | a text as str, JSON as the union |
+| a union with str, a Literal of texts | both | a text as str, JSON as the union |
 
 JSON is application/json, text/json and anything that ends in +json. A message of another client that
 says no content type is taken as what is asked for. Dataclasses are always read by the library itself,
@@ -72,6 +72,9 @@ def reader(annotation: Any) -> Reader:
         read_json = _fit_json(fitters.of(plain), fitters)
     if str in alternatives:
         return _text_or_json(reader(alternatives[str]), read_json)
+    texts = [each for each in alternatives or [plain] if _may_be_text(each)]
+    if texts:
+        return _word_or_json(Fitters(_by_pydantic).of(typing.Union[tuple(texts)]), read_json)  # noqa: UP007
     return _json_by(read_json)
 
 
@@ -122,6 +125,25 @@ def _text_or_json(read_text: Reader, read: Callable[[bytes], Any]) -> Reader:
     return read_either
 
 
+def _may_be_text(annotation: Any) -> bool:
+    """A literal of texts, which are published as texts."""
+    is_literal = typing.get_origin(annotation) is typing.Literal
+    return is_literal and any(type(each) is str for each in typing.get_args(annotation))
+
+
+def _word_or_json(fit: Fit, read: Callable[[bytes], Any]) -> Reader:
+    """Of literals: a text where the content type says so, else JSON."""
+    read_json, read_word = _json_by(read), _fitted(fit)
+
+    def read_either(delivery: Delivery) -> Any:
+        content_type = delivery.content_type
+        if _media_type(content_type).startswith("text/") and not _is_json(content_type):
+            return read_word(_text(delivery))
+        return read_json(delivery)
+
+    return read_either
+
+
 def _inner(annotation: Any) -> Any:
     """Without what constrains it."""
     is_annotated = typing.get_origin(plain := bare(annotation)) is typing.Annotated
@@ -129,10 +151,12 @@ def _inner(annotation: Any) -> Any:
 
 
 def _fit_json(fit: Fit, fitters: Fitters) -> Callable[[bytes], Any]:
-    exact = fitters.exact
+    exact, fitted = fitters.exact, _fitted(fit)
+    return lambda body: fitted(decode_json(body, exact=exact))
 
-    def read(body: bytes) -> Any:
-        value = decode_json(body, exact=exact)
+
+def _fitted(fit: Fit) -> Fit:
+    def fitted(value: Any) -> Any:
         try:
             return fit(value)
         except Unfit as fault:
@@ -140,7 +164,7 @@ def _fit_json(fit: Fit, fitters: Fitters) -> Callable[[bytes], Any]:
         except RecursionError:
             raise WrongPayload("not JSON: nested too deep") from None
 
-    return read
+    return fitted
 
 
 @functools.lru_cache(maxsize=1024)

@@ -36,8 +36,9 @@ from messagebus.errors import (
 from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.outcome import Outcome, Published
-from messagebus.outgoing import Options, Outgoing, Payload
+from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
 from messagebus.stats import RUNNING, PublisherStats, Status
+from messagebus.terminal import plural
 
 __all__ = ["Publisher", "raise_unless_confirmed"]
 
@@ -51,10 +52,11 @@ _ERRORS: dict[Outcome, type[PublishError]] = {
 }
 
 
-def raise_unless_confirmed(published: Published) -> Published:
+def raise_unless_confirmed(published: Published, destination: Destination | str) -> Published:
     """Raises Refused, Unroutable or Unknown, by outcome."""
     if published.outcome is not Outcome.CONFIRMED:
-        raise _ERRORS[published.outcome](published.message_id, published.reason)
+        error = _ERRORS[published.outcome]
+        raise error(published.message_id, published.reason, str(destination))
     return published
 
 
@@ -260,7 +262,7 @@ class Publisher:
         refuse_unconfirmed(outgoing[0])
         future: Future[Published] = Future()
         self._accept(outgoing, timeout_s, future)
-        return raise_unless_confirmed(future.result())
+        return raise_unless_confirmed(future.result(), destination)
 
     def send_many(
         self,
@@ -326,7 +328,7 @@ class Publisher:
             self._accept_watched(self._hooks, outgoing, timeout_s, waiter)
             return
         shape, body, message = outgoing
-        timeout_ms = self._config.deadline_ms if timeout_s is None else int(timeout_s * 1000)
+        timeout_ms = self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
         submitted = _Submitted(shape, body, message, now_ms() + timeout_ms, waiter)
         if os.getpid() != self._pid:  # before the lock, which nobody may be left to open
             raise Stopped("started in another process: start a publisher after fork, not before")
@@ -438,4 +440,7 @@ def _stop_all() -> None:
     left = sum(publisher.stop() for publisher in list(_running))
     if left and sys.stderr is not None:
         # The application is gone: nobody else can read what stop returned.
-        print(f"messagebus: exit with {left} publishes without a known outcome", file=sys.stderr)
+        print(
+            f"messagebus: exit with {plural(left, 'publish')} without a known outcome",
+            file=sys.stderr,
+        )

@@ -6,7 +6,7 @@ is shown by its escape, as ``\\x1b``. Libraries that read a markup of their own 
 
 from __future__ import annotations
 
-__all__ = ["escaped", "printable", "say"]
+__all__ = ["escaped", "plural", "printable", "say"]
 
 
 def printable(text: object) -> str:
@@ -21,6 +21,15 @@ def escaped(text: str, chars_max: int) -> str:
     """The same of at most so many characters, and so that what was a backslash can be told."""
     shown = printable(text[:chars_max].replace("\\", "\\\\"))
     return f"{shown}..." if len(text) > chars_max else shown
+
+
+def plural(count: int, what: str) -> str:
+    """Return a number of what is counted: 1 broker, 2 brokers, 1,000 deliveries, 3 publishes."""
+    if count == 1:
+        return f"1 {what}"
+    if what.endswith(("sh", "ss")):
+        return f"{count:,} {what}es"
+    return f"{count:,} {what[:-1]}ies" if what.endswith("ry") else f"{count:,} {what}s"
 
 
 def say(text: object, *, err: bool = False) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from messagebus._validity import good_until_s
 from messagebus.errors import ConfigError
 
-__all__ = ["TlsFiles", "certificate_fault", "trusting_nobody"]
+__all__ = ["TlsFiles", "certificate_fault", "speaks_no_tls", "trusting_nobody"]
 
 # Contexts of so many different sets of files are kept; making one from the system's authorities takes
 # some 20 ms, which is too long for a dial.
@@ -180,6 +180,14 @@ def certificate_fault(fault: BaseException) -> str:
             said = refused[1].replace("_", " ").lower()
             return f"it does not take our certificate: {said}"
     return ""
+
+
+def speaks_no_tls(fault: BaseException) -> bool:
+    """Tell whether a connection failed because what answers there speaks plain text."""
+    return any(
+        isinstance(each, ssl.SSLError) and not isinstance(each, ssl.SSLCertVerificationError)
+        for each in _layers(fault)
+    )
 
 
 def _layers(fault: BaseException) -> Iterator[BaseException]:

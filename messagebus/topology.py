@@ -155,7 +155,7 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
                 queues=_queues(wanted, mark),
                 bindings=(
                     Binding(exchange=wanted.exchange, queue=queue),
-                    # Its exchange has the same name.
+                    Binding(exchange=OUT, queue=queue, routing_key=wanted.exchange),
                     Binding(exchange=OUT, queue=queue, routing_key=queue),
                 ),
             )

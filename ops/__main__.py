@@ -7,17 +7,15 @@ from pathlib import Path
 
 import click
 
-from consumer_lists.errors import ListsError
-from lb.errors import LbError
 from lb.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.commands.anywhere import option_anywhere
-from messagebus.errors import MessageBusError
-from messagebus.terminal import say
+from messagebus.commands.exits import Program
 from ops import shell
 from ops.backup_cli import backup, restore
 from ops.checkup_cli import check
 from ops.cli import add, found, remove, replace, restart, upgrade
 from ops.drbd_cli import drbd
+from ops.errors import CODES
 from ops.local.cli import local
 from ops.pieces import hangup, hold, inventory, move
 from ops.provision.cli import provision
@@ -28,17 +26,8 @@ from ops.users_cli import users
 
 __all__ = ["main"]
 
-EXIT_INTERRUPTED = 130
-# What each command does stands in one line, where the terminal has room for it.
-HELP_COLUMNS_MAX = 120
 
-
-@click.group(
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": HELP_COLUMNS_MAX,
-    }
-)
+@click.group("ops", cls=Program, codes=CODES)
 def cli() -> None:
     """Operate a cluster: a local one to try things on, and changes to a running one.
 
@@ -68,21 +57,9 @@ option_anywhere(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 done, 1 failed, 2 wrong use, 130 interrupted; errors are one line."""
-    try:
-        with shell.connections_kept():
-            answer = cli.main(args=argv, prog_name="python -m ops", standalone_mode=False)
-        return answer if isinstance(answer, int) else 0
-    except click.ClickException as fault:
-        fault.show()
-        return fault.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        say("interrupted", err=True)
-        return EXIT_INTERRUPTED
-    except (MessageBusError, LbError, ListsError, OSError) as fault:
-        for line in f"error: {fault}".splitlines():
-            say(line, err=True)
-        return 1
+    """Run a command and return its exit code; errors are one line."""
+    with shell.connections_kept():
+        return cli.run(argv, prog_name="python -m ops")
 
 
 if __name__ == "__main__":

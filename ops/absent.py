@@ -16,7 +16,7 @@ from ops.runner import HostRunner, Runner
 from ops.step import Command
 from ops.view import Absent, View
 
-__all__ = ["find_absent"]
+__all__ = ["dead_balancers", "find_absent"]
 
 PARALLEL = 16
 
@@ -29,13 +29,14 @@ def find_absent(
     *,
     runner: Runner | None = None,
 ) -> Absent:
-    """Names of the nodes whose broker or agent is dead, without those of `but`.
+    """Names of the nodes whose broker or agent is dead, without those of `but`, and of dead balancers.
 
-    dead: nodes whose host is off, by an operator's word. Raises OpsError for one of these that answers,
-    ConfigError for one that is not in the inventory.
+    dead: nodes and balancers whose host is off, by an operator's word. Raises OpsError for one of these
+    that answers, ConfigError for one that is not in the inventory.
     """
     words, run = frozenset(dead), runner or HostRunner()
-    for name in words:
+    balancers = {each.name for each in view.inventory.balancers}
+    for name in words - balancers:
         view.node(name)
     asked = [node.name for node in view.nodes if node.name not in but]
     nodes = supervisor(asked)
@@ -43,7 +44,9 @@ def find_absent(
         brokers = pool.map(lambda name: _answers(view.overview, name), asked)
         agents = pool.map(lambda name: _answers(view.health, name), asked)
         found = dict(zip(asked, zip(brokers, agents, strict=True), strict=True))
-    if lying := sorted(name for name in words & set(found) if any(found[name])):
+    silent = view.silent_balancers()
+    answering = {name for name in found if any(found[name])} | balancers.difference(silent)
+    if lying := sorted(words & answering):
         raise OpsError(f"{lying[0]} is not dead: it answers")
     return Absent(
         brokers=frozenset(
@@ -56,7 +59,26 @@ def find_absent(
             for name, (_, agent) in found.items()
             if not agent and (name in words or _is_ended(nodes.agent_state(name), run))
         ),
+        balancers=dead_balancers(view, words, silent),
     )
+
+
+def dead_balancers(
+    view: View, words: Collection[str] = (), silent: Collection[str] | None = None
+) -> frozenset[str]:
+    """Names of the balancers that are dead; none when all are: then nobody can tell what is sent where.
+
+    words: hosts and balancers that are off, by an operator's word. silent: those that do not answer.
+    """
+    silent = view.silent_balancers() if silent is None else silent
+    every = view.inventory.balancers
+    dead = frozenset(
+        each.name
+        for each in every
+        if each.name in silent
+        and ({each.name, each.host} & set(words) or view.balancer_has_ended(each.name))
+    )
+    return dead if len(dead) < len(every) else frozenset()
 
 
 def _answers(ask: Callable[[str], object], name: str) -> bool:

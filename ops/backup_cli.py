@@ -50,7 +50,7 @@ INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
 OLD = timedelta(days=14)
 
 
-@click.command()
+@click.command(short_help="Write what the cluster is made of to ARCHIVE.")
 @click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--with-secrets",

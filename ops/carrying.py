@@ -22,7 +22,7 @@ from ops import lock
 from ops.errors import OpsError, RunOpen
 from ops.journal import Journal
 from ops.plan import Plan
-from ops.runner import HostRunner, carry_out
+from ops.runner import HostRunner, carry_out, done_before
 from ops.runner import undo as take_back
 
 __all__ = [
@@ -176,7 +176,9 @@ def carry(
     brokers: Iterable[str] = (),
     afterwards: Iterable[str] = (),
 ) -> None:
-    """Print the plan; then, when the operator agrees, do it. The lock is held: see `opened`.
+    """Print what is left of the plan, unless nobody is asked; then, when the operator agrees, do it.
+
+    The lock is held: see `opened`.
 
     facts: what the run begins with; kept, and changed ones, too, when it is taken up again.
     afterwards: lines about what remains to be done by others. Raises OpsError, PlanFailed.
@@ -186,9 +188,11 @@ def carry(
     def tell(line: str) -> None:
         console.print(Text(printable(line)))
 
-    for line in plan.lines():
-        for each in line.split("\n"):
-            say(each)
+    if go.dry_run or not go.yes:
+        known = 0 if go.dry_run or go.undo else len(done_before(plan, journal))
+        for line in plan.lines(known):
+            for each in line.split("\n"):
+                say(each)
     if go.dry_run:
         return
     if go.undo and not journal.is_resumed:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
+from messagebus.terminal import plural
 from ops.errors import NoAnswer
 from ops.steady import Steady, some
 from ops.step import Blocked, Check
@@ -31,6 +32,7 @@ __all__ = [
     "left_by_publishers",
     "nobody_answers",
     "nobody_is_connected",
+    "not_ready",
     "off_the_list",
     "others_serve",
     "publishes_arrive",
@@ -133,7 +135,7 @@ def left_by_publishers(
         left = [each for each in view.connections(name) if not each.consumes]
         if left:
             steady.broken()
-            return f"{len(left)} connections that may publish: {_who(left)}"
+            return f"{plural(len(left), 'connection')} that may publish: {_who(left)}"
         return "" if steady.holds() else "none that may publish, looking again"
 
     return check
@@ -159,7 +161,7 @@ def nobody_is_connected(
         left = view.connections(name)
         if left:
             steady.broken()
-            return f"{len(left)} connections of clients: {_who(left)}"
+            return f"{plural(len(left), 'connection')} of clients: {_who(left)}"
         return "" if steady.holds() else "no client is connected, looking again"
 
     return check
@@ -179,7 +181,7 @@ def off_the_list(view: View, name: str, address: str) -> Check:
                 return f"it is not known whether {one.node} still lists {name}: {one.fault}"
             if one.served is not None and address in one.served.names:
                 return f"{one.node} serves a list that names {name}"
-        if sent := view.sent_by(name):
+        if sent := [lb for lb, brokers in view.sending().items() if name in brokers]:
             return f"{some(sent)} sends publishers to {name}"
         return ""
 
@@ -214,12 +216,13 @@ def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
     """So many brokers take publishes while those of these names do not. Raises Blocked.
 
     A broker serves when it is on the list and not draining, its agent says ready, and every balancer
-    sends publishers there.
+    that is there sends publishers to it.
     """
 
     def check() -> str:
+        sending, silent = _sending(view)
         faults = {
-            node.name: _not_serving(view, node.name, str(node.address))
+            node.name: _not_serving(view, node.name, str(node.address), sending) or silent
             for node in view.nodes
             if node.name not in names
         }
@@ -234,21 +237,34 @@ def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
     return check
 
 
-def _not_serving(view: View, name: str, address: str) -> str:
+def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:
+    """As `View.sending`; and why it is not known, where it is not."""
+    try:
+        return view.sending(), ""
+    except NoAnswer as fault:
+        return {}, str(fault)
+
+
+def _not_serving(
+    view: View, name: str, address: str, sending: Mapping[str, Collection[str]]
+) -> str:
     """Why a broker does not take publishes, "" when it does."""
+    if fault := not_ready(view, name, address):
+        return fault
+    closed = sorted(lb for lb, brokers in sending.items() if name not in brokers)
+    return f"{some(closed)} sends nobody there" if closed else ""
+
+
+def not_ready(view: View, name: str, address: str) -> str:
+    """Why a broker should not be published to, by the list and by its agent; "" when it should."""
     entry = view.listed.find(address)
     if entry is None or entry.draining:
         return "draining" if entry else "not on the list"
     try:
         health = view.health(name)
-        if health["verdict"] != "ready":
-            return str(health.get("reason") or health["verdict"])
-        balancers = {each.name for each in view.inventory.balancers}
-        if closed := balancers - set(view.sent_by(name)):
-            return f"{some(sorted(closed))} sends nobody there"
     except NoAnswer as fault:
         return str(fault)
-    return ""
+    return "" if health["verdict"] == "ready" else str(health.get("reason") or health["verdict"])
 
 
 def is_dead(view: View, name: str) -> Check:
@@ -341,10 +357,16 @@ def _who(connections: Iterable[Connection]) -> str:
 
 
 def _late(view: View) -> str:
-    wanted = view.listed.generation
+    """That nobody is late proves nothing where somebody consumes and nobody asks for the list."""
+    wanted, clients = view.listed.generation, view.clients()
+    if not clients:
+        queues = (queue for node in view.brokers for queue in view.queues(node.name))
+        consumed = sorted({queue.name for queue in queues if queue.consumers})
+        if consumed:
+            return f"no client asks for the list, and somebody consumes from {some(consumed)}"
     late = [
         f"{seen.id} of {seen.subscription or 'no subscription'} ({seen.applied})"
-        for seen in view.clients()
+        for seen in clients
         if seen.applied < wanted
     ]
     return f"generation {wanted} is not applied by {some(late)}" if late else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,9 @@ import click
 
 import lb.inventory
 from lb.inventory import Inventory, Node
+from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError, ListInvalid
-from messagebus.terminal import say
+from messagebus.terminal import plural, say
 from messagebus.tls import TlsFiles, certificate_fault
 from ops import checkup, shell
 from ops.carrying import inventory_option
@@ -42,10 +42,10 @@ DISKS = ("/", "/var/lib/rabbitmq")
 T = TypeVar("T")
 
 
-@click.command()
+@click.command(short_help="Compare the inventory with what is there.")
 @inventory_option
-def check(file: Path) -> None:
-    """Compare the inventory with reality, and print what differs; changes nothing. Exit code 1 then.
+def check(file: Path) -> int:
+    """Compare the inventory with reality, and print what differs; changes nothing. Exit code 7 then.
 
     Hosts: SSH, packages, settings, units, clock, disks. Brokers: ports, versions, names, alarms.
     Agents: health, list. Balancers: whether they serve what the inventory says. Topology. Certificates.
@@ -69,10 +69,12 @@ def check(file: Path) -> None:
     for each in found:
         say(str(each))
     if found:
-        say(f"{len(found)} differences", err=True)
-        sys.exit(1)
-    hosts = f", {len(inventory.hosts)} hosts" if inventory.hosts else ""
-    say(f"{inventory.cluster} is as its inventory says: {len(inventory.brokers)} brokers{hosts}")
+        say(plural(len(found), "difference"), err=True)
+        return Exit.FOUND
+    hosts = f", {plural(len(inventory.hosts), 'host')}" if inventory.hosts else ""
+    brokers = plural(len(inventory.brokers), "broker")
+    say(f"{inventory.cluster} is as its inventory says: {brokers}{hosts}")
+    return Exit.DONE
 
 
 def _everywhere(these: Iterable[T], look_at: Callable[[T], Iterable[Finding]]) -> list[Finding]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from messagebus.errors import ConfigError
+from messagebus.terminal import say
 from ops.absent import find_absent
 from ops.carrying import Go, carry, go_options, opened, settled
 from ops.commands.supervise import LocalNodes, Supervisor, SystemdNodes
@@ -43,7 +44,7 @@ _moves = click.option(
     help="Publish what nobody takes, is parked or delayed to the other brokers.",
 )
 _held = click.option(
-    "--held-for",
+    "--held-s",
     "held_within_s",
     type=click.FloatRange(min=1),
     default=HELD_WITHIN_S,
@@ -54,9 +55,10 @@ _held = click.option(
 
 _dead = click.option(
     "--dead",
-    metavar="NODE",
+    metavar="NAME",
     multiple=True,
-    help="You have seen that this node's host is off. Who is seen to be dead need not be named.",
+    help="You have seen that the host of this node, or balancer, is off. Who is seen to be dead need not"
+    " be named.",
 )
 
 
@@ -84,7 +86,7 @@ def add(name: str, dead: tuple[str, ...], go: Go) -> None:
         _carry(plan, journal, go, view, target, {})
 
 
-@click.command()
+@click.command(short_help="Remove the broker NAME: drain it to zero, then stop it.")
 @click.argument("name")
 @_moves
 @_held
@@ -149,7 +151,7 @@ def restart(
         carry(plan, journal, go, facts, brokers=wanted, afterwards=_afterwards(view))
 
 
-@click.command()
+@click.command(short_help="Install the broker NAME anew in another version.")
 @click.argument("name")
 @click.option("--to", "version", default="", help="Version of RabbitMQ's package.")
 @_moves
@@ -178,7 +180,7 @@ def upgrade(
         _carry(plan, journal, go, view, target, options)
 
 
-@click.command()
+@click.command(short_help="Replace the dead broker NAME.")
 @click.argument("name")
 @click.option(
     "--lose-messages", is_flag=True, help="Yes, what lay on its disk is lost; where no mirror is."
@@ -196,16 +198,17 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> 
       python -m ops replace mb2 --dead db2 --yes
       python -m ops replace mb3 --lose-messages --yes
     """
-    mirrors = View(go.file).inventory.mirrors
-    if any(mirror.name == name for mirror in mirrors):
+    known = View(go.file).inventory
+    if any(mirror.name == name for mirror in known.mirrors):
         proof = {"dead": dead, "give_up": give_up}
         how = {name: getattr(go, name) for name in Go.__slots__}
         click.get_current_context().invoke(failover, name=name, **proof, **how)
         return
-    if dead or give_up:
+    others = {one.name for one in known.brokers} | {one.name for one in known.balancers}
+    if give_up or (dead and dead not in others - {name}):
         raise ConfigError(f"{name} has no mirror that could take over: --lose-messages")
     with opened(go, f"replace {name}", [name]) as journal:
-        view = _view(go, [name], ())
+        view = _view(go, [name], [dead] if dead else [])
         target = _resumed(journal, name) or _known_target(view, name)
         if view.listed.names == {target.address}:
             raise ConfigError(f"{name} is the last broker: the list must name another one")
@@ -219,7 +222,7 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> 
         _carry(plan, journal, go, view, target, {})
 
 
-@click.command()
+@click.command(short_help="Start a new cluster for the first time.")
 @go_options
 def found(go: Go) -> None:
     """Start a new cluster for the first time, on hosts that `ops provision` has set up.
@@ -249,9 +252,12 @@ def _carry(
 
 
 def _view(go: Go, but: Collection[str], dead: Iterable[str]) -> View:
-    """Of the cluster, without those that are dead."""
+    """Of the cluster, without those that are dead, who are told."""
     view = View(go.file)
-    return View(go.file, find_absent(view, lambda names: _of(go.file, view, names), but, dead))
+    absent = find_absent(view, lambda names: _of(go.file, view, names), but, dead)
+    if told := absent.in_words():
+        say(f"note: dead, and left out: {told}", err=True)
+    return View(go.file, absent)
 
 
 def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
@@ -264,6 +270,10 @@ def _afterwards(view: View) -> list[str]:
         f"{name} was dead meanwhile; when it is back: `python -m consumer_lists push`, and"
         " `python -m ops check` says what else differs"
         for name in view.absent.nodes
+    ] + [
+        f"{name} was dead meanwhile; when it is back: `python -m lb apply`. Until then it may know other"
+        " brokers than there are: their gates and agents keep publishers of it away where they must"
+        for name in sorted(view.absent.balancers)
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from lb.inventory import Host
+from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError
 from messagebus.terminal import say
 from ops.carrying import Go, carry, go_options, inventory_option, opened
@@ -55,7 +56,7 @@ def drbd() -> None:
     """
 
 
-@drbd.command()
+@drbd.command(short_help="Write the mirror's files on both its hosts.")
 @click.argument("name")
 @inventory_option
 def install(name: str, file: Path) -> None:
@@ -70,7 +71,7 @@ def install(name: str, file: Path) -> None:
     set_up(MirrorView(file.absolute(), name))
 
 
-@drbd.command()
+@drbd.command(short_help="Make the mirror NAME on two blank disks.")
 @click.argument("name")
 @click.option(
     "--skip-sync",
@@ -143,7 +144,7 @@ def _is_ours(side: Status) -> bool:
     return is_new or (side.is_up and side.disk != "Diskless")
 
 
-@drbd.command()
+@drbd.command(short_help="HOST has a new disk: everything is copied to it.")
 @click.argument("name")
 @click.argument("host")
 @_overwrite_option
@@ -165,7 +166,7 @@ def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
     run(plan, go, view)
 
 
-@drbd.command()
+@drbd.command(short_help="Let frozen writes go on: the other host is dead.")
 @click.argument("name")
 @click.option(
     "--dead",
@@ -194,7 +195,7 @@ def thaw(go: Go, name: str, dead: str, give_up: str) -> None:
     run(promotion.thaw(view, wanted), go, view)
 
 
-@drbd.command()
+@drbd.command(short_help="Write down that HOST goes on without its partner.")
 @click.argument("name")
 @click.argument("host")
 @inventory_option
@@ -213,11 +214,11 @@ def alone(name: str, host: str, file: Path) -> None:
     say(f"{host} goes on alone" if noted else f"{host} has its partner")
 
 
-@drbd.command()
+@drbd.command(short_help="Show what both hosts of a mirror say.")
 @click.argument("name", default="")
 @inventory_option
 def status(name: str, file: Path) -> int:
-    """What both hosts of the mirror NAME say, or those of every mirror. Exit code 1 if not all is well.
+    """What both hosts of the mirror NAME say, or those of every mirror. Exit code 7 if not all is well.
 
     \b
     Example:
@@ -227,7 +228,7 @@ def status(name: str, file: Path) -> int:
     inventory = MirrorView(file, name).inventory
     names = [inventory.mirror(name).name] if name else [each.name for each in inventory.mirrors]
     well = [_show(MirrorView(file, each)) for each in names]
-    return 0 if all(well) else 1
+    return Exit.DONE if all(well) else Exit.FOUND
 
 
 def _show(view: MirrorView) -> bool:
@@ -248,7 +249,7 @@ def _show(view: MirrorView) -> bool:
     return not is_split
 
 
-@drbd.command()
+@drbd.command(short_help="Let HOST write to the mirror NAME.")
 @click.argument("name")
 @click.argument("host")
 @proof_options
@@ -268,7 +269,7 @@ def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
     run(promotion.promote(view, wanted, **how), go, view)
 
 
-@drbd.command()
+@drbd.command(short_help="HOST does not write to the mirror NAME any more.")
 @click.argument("name")
 @click.argument("host")
 @go_options
@@ -284,7 +285,7 @@ def demote(go: Go, name: str, host: str) -> None:
     run(plan, go, view)
 
 
-@drbd.command()
+@drbd.command(short_help="Bring both sides of the mirror NAME together.")
 @click.argument("name")
 @go_options
 def connect(go: Go, name: str) -> None:
@@ -298,7 +299,7 @@ def connect(go: Go, name: str) -> None:
     run(playbooks.connect(view), go, view)
 
 
-@drbd.command()
+@drbd.command(short_help="HOST lets go of the mirror NAME, to be worked on.")
 @click.argument("name")
 @click.argument("host")
 @go_options
@@ -321,7 +322,7 @@ def disconnect(go: Go, name: str, host: str) -> None:
 @click.argument("name")
 @go_options
 def verify(go: Go, name: str) -> int:
-    """Compare the disks of the mirror NAME while everything runs. Exit code 1 where they differ.
+    """Compare the disks of the mirror NAME while everything runs. Exit code 7 where they differ.
 
     \b
     Example:
@@ -334,19 +335,19 @@ def verify(go: Go, name: str) -> int:
     home = view.hosts[0]
     run(playbooks.verify(view, home), go, view)
     if go.dry_run:
-        return 0
+        return Exit.DONE
     after = view.status(home)
     if after.out_of_sync_kib:
         say(
             f"{after.out_of_sync_kib:,} KiB differ: `ops drbd disconnect` and `ops drbd connect` "
             "copy them from the primary"
         )
-        return 1
+        return Exit.FOUND
     say(f"{after.size_kib:,} KiB compared, all alike")
-    return 0
+    return Exit.DONE
 
 
-@drbd.command()
+@drbd.command(short_help="Copy and compare with VALUE bytes a second.")
 @click.argument("name")
 @click.argument("value")
 @go_options
@@ -363,7 +364,7 @@ def rate(go: Go, name: str, value: str) -> None:
     run(playbooks.rate(view, value), go, view)
 
 
-@drbd.command()
+@drbd.command(short_help="End a split brain of the mirror NAME.")
 @click.argument("name")
 @click.option("--victim", metavar="HOST", default="", help="Whose data are given up.")
 @go_options

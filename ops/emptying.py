@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from messagebus.destination import DELAY_STEPS_MS, Delay
+from messagebus.terminal import plural
 from ops.steady import Steady, some
 from ops.step import Blocked
 from ops.view import DEFAULT_VHOST, Queue, View
@@ -111,11 +112,13 @@ class Emptying:
     def taken(self) -> str:
         """How many messages left while this was looked at, for a proof."""
         began = self._first[1] if self._first else 0
-        return f"{max(0, began - self._left):,} messages were taken by their consumers"
+        return f"{plural(max(0, began - self._left), 'message')} taken by their consumers"
 
     def proof(self) -> str:
         but = f", {self._untried} of them counted alone" if self._untried else ""
-        return f"0 messages are left in {self._queues} queues, counted twice and tried{but}"
+        return (
+            f"0 messages are left in {plural(self._queues, 'queue')}, counted twice and tried{but}"
+        )
 
     def _confirm(self, queues: list[Queue]) -> str:
         if not self._zero.holds():
@@ -198,12 +201,12 @@ class Emptying:
         began, then = self._first
         rate = (then - left) / (now - began) if now > began else 0.0
         if rate <= 0:
-            return f"{left:,} messages left"
-        return f"{left:,} messages left, {rate:,.0f}/s, about {left / rate:,.0f} s"
+            return f"{plural(left, 'message')} left"
+        return f"{plural(left, 'message')} left, {rate:,.0f}/s, about {left / rate:,.0f} s"
 
 
 def _named(queues: Iterable[Queue]) -> str:
-    return some([f"{queue} ({queue.messages:,} messages)" for queue in queues])
+    return some([f"{queue} ({plural(queue.messages or 0, 'message')})" for queue in queues])
 
 
 def _raise_if_kept(queues: Iterable[Queue]) -> None:

@@ -19,9 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import consumer_lists.errors
+import lb.errors
+from messagebus.commands.exits import Codes, Exit
 from messagebus.errors import MessageBusError
 
 __all__ = [
+    "CODES",
     "CannotTell",
     "CommandFailed",
     "HostKeyWrong",
@@ -138,6 +142,18 @@ class JournalUnreadable(OpsError):
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(f"{file}: {reason}; see what was done, then close it with --abandon")
         self.file = file
+
+
+# With those of the kits that this one calls.
+CODES: Codes = {
+    **lb.errors.CODES,
+    **consumer_lists.errors.CODES,
+    OpsError: Exit.FAILED,
+    HostUnreachable: Exit.SILENT,
+    NoAnswer: Exit.SILENT,
+    HostKeyWrong: Exit.LOGIN,
+    SudoRefused: Exit.LOGIN,
+}
 
 
 def tail(output: str) -> str:

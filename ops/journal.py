@@ -113,7 +113,7 @@ class Journal:
             self.proofs = (*self.proofs, str(line["proof"])) if "proof" in line else self.proofs
         if "undone" in line:
             self.done = tuple(name for name in self.done if name != line["undone"])
-        self.last = datetime.strptime(line["at"], _AT)
+        self.last = _when(line)
 
 
 class OpenRun:
@@ -176,12 +176,19 @@ def _read(file: Path) -> Iterable[dict[str, Any]]:
     for number, text in enumerate(whole, start=1):
         try:
             line = json.loads(text)
-            datetime.strptime(line["at"], _AT)
+            _when(line)
         except (ValueError, LookupError, TypeError, AttributeError):
             raise JournalUnreadable(str(file), f"line {number} is none of this kit's") from None
         if number == 1 and line.get("format") != FORMAT:
             raise JournalUnreadable(str(file), "it was begun by another version of this kit")
         yield line
+
+
+def _when(line: dict[str, Any]) -> datetime:
+    at = datetime.fromisoformat(line["at"])
+    if at.tzinfo is None:
+        raise ValueError(line["at"])
+    return at
 
 
 def _write(file: Path, text: str) -> None:

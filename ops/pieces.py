@@ -13,7 +13,8 @@ from lb.inventory import Inventory
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.moving import MessagesMoved, MovingProgress, move_messages
-from messagebus.terminal import say
+from messagebus.terminal import plural, say
+from ops import checks
 from ops.carrying import inventory_option
 from ops.errors import OpsError
 from ops.inventory_text import broker_table, with_broker, without_broker
@@ -25,7 +26,7 @@ __all__ = ["hangup", "hold", "inventory", "move", "write_whole"]
 PROGRESS_EVERY_S = 0.5
 
 
-@click.command()
+@click.command(short_help="Close connections of publishers to NAME.")
 @click.argument("name")
 @click.option("--holding", is_flag=True, help="Those that hold deliveries without an answer.")
 @click.option("--all", "every", is_flag=True, help="All of applications.")
@@ -47,10 +48,10 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
     for connection in left:
         view.hang_up(name, connection.name)
     if left:
-        say(f"closed {len(left)} connections: {some([str(each) for each in left])}")
+        say(f"closed {plural(len(left), 'connection')}: {some([str(each) for each in left])}")
 
 
-@click.command()
+@click.command(short_help="Have the agent of NAME ask publishers to stay away.")
 @click.argument("name")
 @inventory_option
 def hold(name: str, file: Path) -> None:
@@ -66,14 +67,14 @@ def hold(name: str, file: Path) -> None:
     set_draining(inventory, inventory.find(name), draining=True)
 
 
-@click.command()
+@click.command(short_help="Publish what lies in queues of NAME to the others.")
 @click.argument("name")
 @inventory_option
 def move(name: str, file: Path) -> None:
     """Publish what lies in the queues of NAME to the other brokers; ids, headers and keys stay.
 
     Each message is answered on NAME after its new broker has confirmed it. Nobody should
-    publish to NAME or consume there meanwhile.
+    publish to NAME or consume there meanwhile. A broker that takes no publishes, one in alarm, is left out.
 
     \b
     Example:
@@ -82,12 +83,20 @@ def move(name: str, file: Path) -> None:
     view = View(file.absolute())
     inventory, address = view.inventory, str(view.node(name).address)
     held = {queue.name: queue for queue in view.queues(name) if queue.messages != 0}
-    known = {str(node.address) for node in inventory.brokers}
-    targets = sorted(
-        entry.broker.name
-        for entry in view.listed
-        if not entry.draining and entry.broker.name in known - {address}
-    )
+    faults = {
+        node: checks.not_ready(view, node.name, str(node.address))
+        for node in inventory.brokers
+        if str(node.address) != address
+    }
+    left_out = [f"{node.name} ({fault})" for node, fault in faults.items() if fault]
+    targets = sorted(str(node.address) for node, fault in faults.items() if not fault)
+    if left_out and held:
+        say(f"nothing is moved to {some(left_out)}", err=True)
+    if held and not targets:
+        raise OpsError("no other broker takes publishes")
+    if not held:
+        say("moved 0 messages of 0 queues")
+        return
     moved = move_messages(
         _operator(inventory),
         held,
@@ -99,7 +108,9 @@ def move(name: str, file: Path) -> None:
     _tell_queues(moved)
     for queue, fault in moved.faults.items():
         say(f"{queue}: {fault}", err=True)
-    say(f"moved {moved.total:,} messages of {len({q for q, _ in moved.moved})} queues")
+    say(
+        f"moved {plural(moved.total, 'message')} of {plural(len({q for q, _ in moved.moved}), 'queue')}"
+    )
     if moved.faults:
         raise OpsError(f"not moved: {some(list(moved.faults))}")
 
@@ -151,7 +162,7 @@ def inventory() -> None:
     """
 
 
-@inventory.command()
+@inventory.command(short_help="Take the broker NAME out of the inventory.")
 @click.argument("name")
 @click.option(
     "--keep", type=click.Path(path_type=Path, dir_okay=False), help="File to keep its entry in."
@@ -183,7 +194,7 @@ def put(kept: Path, file: Path) -> None:
     write_whole(file, with_broker(file.read_text(), kept.read_text()))
 
 
-@inventory.command("first-list")
+@inventory.command("first-list", short_help="Write the consumer list of a new cluster.")
 @inventory_option
 def first_list(file: Path) -> None:
     """Write the consumer list of a new cluster, with every broker of the inventory; never over another.

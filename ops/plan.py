@@ -18,9 +18,12 @@ class Plan:
     name: str
     steps: tuple[Step, ...]
 
-    def lines(self) -> Iterator[str]:
-        """The plan as a person confirms it: each step, and exactly what it runs."""
-        for number, step in enumerate(self.steps, start=1):
+    def lines(self, after: int = 0) -> Iterator[str]:
+        """The plan as a person confirms it: each step, and exactly what it runs.
+
+        after: so many steps are done, and left out.
+        """
+        for number, step in enumerate(self.steps[after:], start=after + 1):
             yield f"{number:3}. {step.name}"
             for command in step.commands:
                 yield f"     $ {spell(command)}"

@@ -15,7 +15,7 @@ from ops.journal import Journal
 from ops.plan import Plan
 from ops.step import Blocked, Check, Command, Step
 
-__all__ = ["HostRunner", "Runner", "carry_out", "undo"]
+__all__ = ["HostRunner", "Runner", "carry_out", "done_before", "undo"]
 
 POLL_S = 0.25
 
@@ -50,7 +50,7 @@ def carry_out(
     say: one line per step. show: what is waited for at the moment.
     Raises PlanFailed; the journal has what was done, and the same call goes on from there.
     """
-    before = _done_before(plan, journal)
+    before = done_before(plan, journal)
     for step in plan.steps:
         if step.name in before:
             say(f"   before  {step.name}")
@@ -77,7 +77,7 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
 
     Raises PlanFailed when a step cannot be taken back; the same call goes on from there.
     """
-    complete = _done_before(plan, journal)
+    complete = done_before(plan, journal)
     # The step after these may have run some of its commands, or none.
     begun = plan.steps[: len(complete) + 1]
     if final := [step.name for step in begun if step.is_final]:
@@ -99,8 +99,11 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
     journal.finish()
 
 
-def _done_before(plan: Plan, journal: Journal) -> list[str]:
-    """Names of the steps that are not to be done again. Raises PlanFailed for a journal of other steps."""
+def done_before(plan: Plan, journal: Journal) -> list[str]:
+    """Return the names of the steps that are not to be done again.
+
+    Raises PlanFailed for a journal of other steps.
+    """
     names = [step.name for step in plan.steps]
     count = len(journal.done)
     if list(journal.done) != names[:count]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lb.inventory import Host
+from ops.absent import dead_balancers
 from ops.carrying import Go, carry, go_options, inventory_option, opened, settled
 from ops.errors import OpsError
 from ops.inventory_text import with_host
@@ -18,6 +19,7 @@ from ops.mirrors import MirrorView
 from ops.pieces import inventory, write_whole
 from ops.plan import Plan
 from ops.playbooks import storage as playbooks
+from ops.view import View
 
 __all__ = ["storage"]
 
@@ -38,7 +40,7 @@ def storage() -> None:
     """
 
 
-@storage.command()
+@storage.command(short_help="The host is dead: start the broker on its mirror.")
 @click.argument("name")
 @click.option("--to", metavar="HOST", default="", help="Default: the one it does not run on.")
 @_consume_only
@@ -64,7 +66,7 @@ def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up:
     _carry(go, view, "failover", playbooks.failover, decide, said)
 
 
-@storage.command()
+@storage.command(short_help="Move the broker NAME to its mirror's other host.")
 @click.argument("name")
 @_consume_only
 @go_options
@@ -87,7 +89,7 @@ def failback(go: Go, name: str, consume_only: bool) -> None:
     _carry(go, view, "failback", playbooks.failback, decide, {"consume_only": consume_only})
 
 
-@storage.command()
+@storage.command(short_help="Start the broker NAME on a host of its mirror.")
 @click.argument("name")
 @click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
 @_consume_only
@@ -110,7 +112,7 @@ def start(go: Go, name: str, where: str, consume_only: bool) -> None:
     _carry(go, view, "start", playbooks.start, decide, said)
 
 
-@storage.command()
+@storage.command(short_help="Stop the broker NAME and let go of its disk.")
 @click.argument("name")
 @go_options
 def stop(go: Go, name: str) -> None:
@@ -126,9 +128,10 @@ def stop(go: Go, name: str) -> None:
         host = _where(view)
         return {"agent": agents(view, host), "host": host.name}
 
-    _carry(
-        go, view, "stop", lambda *at, agent: playbooks.stop(at[0], at[2], agent=agent), decide, {}
-    )
+    def made(view: MirrorView, _file: Path, host: Host, *, agent: bool, away: object) -> Plan:
+        return playbooks.stop(view, host, agent=agent)
+
+    _carry(go, view, "stop", made, decide, {})
 
 
 def _carry(
@@ -150,6 +153,7 @@ def _carry(
         how = {key: value for key, value in decided.items() if key != "host"}
         if "consume_only" in options:
             how["consume_only"] = options["consume_only"]
+        how["away"] = dead_balancers(View(go.file), [options.get("dead", "")])
         plan = make(view, go.file, view.inventory.host(decided["host"]), **how)
         facts = {"options": options, "decided": decided}
         carry(plan, journal, go, facts, brokers=[view.name])
@@ -160,7 +164,7 @@ def _where(view: MirrorView) -> Host:
     return of_mirror(view, view.node.host or view.mirror.hosts[0])
 
 
-@inventory.command()
+@inventory.command(short_help="Write down that the broker NAME runs on HOST.")
 @click.argument("name")
 @click.argument("host")
 @inventory_option

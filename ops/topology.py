@@ -10,7 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Difference", "differences", "latest", "newer_than", "strangers", "wanted_items"]
+from messagebus.terminal import plural
+from messagebus.topology import LADDER, declarations, with_options
+
+__all__ = [
+    "Difference",
+    "Link",
+    "differences",
+    "foreign",
+    "latest",
+    "newer_than",
+    "strangers",
+    "wanted_items",
+]
 
 # What we declare; other queues are other people's.
 OURS = ("mb.sub/", "mb.queue/", "mb.park/", "mb.delay/")
@@ -19,6 +31,12 @@ Entry = Mapping[str, Any]
 """As an agent tells it: wanted, number, origin, alive, and options."""
 Maps = Mapping[str, Mapping[str, Entry]]
 """Name of the node -> wanted -> its entry."""
+
+
+Link = tuple[str, str, str]
+"""A binding: its exchange, what it leads to, its routing key."""
+# By which a client without agents remembers that a queue is settled.
+SETTLED_MARK = "mb.settled/"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,12 +114,46 @@ def _strange(
     node: str, wanted: Mapping[str, bool], has: Mapping[str, int | None]
 ) -> Iterator[Difference]:
     for queue in strangers(wanted, has):
-        yield Difference(node, queue, f"is wanted by nobody; it holds {has[queue] or 0:,} messages")
+        yield Difference(
+            node, queue, f"is wanted by nobody; it holds {plural(has[queue] or 0, 'message')}"
+        )
 
 
 def strangers(wanted: Mapping[str, bool], has: Iterable[str]) -> list[str]:
     """Queues of ours that a broker has and the map does not."""
     return sorted(queue for queue in has if queue.startswith(OURS) and queue not in wanted)
+
+
+def foreign(
+    node: str,
+    entries: Mapping[str, Entry],
+    bindings: Iterable[Link],
+    *,
+    old_publishers: bool = False,
+) -> Iterator[Difference]:
+    """Bindings from or to things of ours that no entry asks for.
+
+    No right of an application makes one, so they are an operator's, or of before the rights were so. They
+    are told and not removed: from a map that is not whole, what is wanted would look the same.
+    old_publishers: queues are published to by the exchanges of an earlier version, too.
+    """
+    wanted = {(b.exchange, b.queue, b.routing_key) for b in LADDER.bindings}
+    for item in wanted_items(entries.values()):
+        name = str(item.pop("name"))
+        parts = declarations(with_options(name, item))
+        wanted |= {(b.exchange, b.queue, b.routing_key) for b in parts.bindings}
+    for source, to, key in sorted(set(bindings) - wanted):
+        if not source or source.startswith(SETTLED_MARK):
+            continue
+        if source == to and source.startswith("mb.queue/"):
+            what = "is of an earlier version: delete it when no publisher needs it any more"
+            if not old_publishers:
+                yield Difference(node, f"exchange {source}", what)
+        elif source.startswith("mb.") or to.startswith("mb."):
+            under = f" under {key}" if key else ""
+            yield Difference(
+                node, f"exchange {source}", f"leads to {to}{under}, and nobody wants that"
+            )
 
 
 def wanted_items(entries: Iterable[Entry]) -> list[dict[str, Any]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import click
 
-from messagebus.terminal import say
+from messagebus.commands.exits import Exit
+from messagebus.terminal import plural, say
 from ops.carrying import confirm, inventory_option, locked
 from ops.errors import OpsError
-from ops.topology import Difference, differences, newer_than, wanted_items
+from ops.topology import Difference, differences, foreign, latest, newer_than, wanted_items
 from ops.view import View
 
 __all__ = ["drift", "topology"]
@@ -22,7 +22,7 @@ POLL_S = 0.25
 ASKED_AT_ONCE = 500
 
 
-@click.group()
+@click.group(short_help="Compare the topology of all agents and brokers.")
 def topology() -> None:
     """Compare the topology of all agents and brokers, and bring it about where it differs.
 
@@ -32,10 +32,10 @@ def topology() -> None:
     """
 
 
-@topology.command()
+@topology.command(short_help="Print what differs between agents and brokers.")
 @inventory_option
-def diff(file: Path) -> None:
-    """Print what differs: between agents, on brokers, in queues that exist otherwise. Exit code 1 then.
+def diff(file: Path) -> int:
+    """Print what differs: between agents, on brokers, in queues that exist otherwise. Exit code 7 then.
 
     \b
     Example:
@@ -46,11 +46,12 @@ def diff(file: Path) -> None:
     for line in told:
         say(line)
     if told:
-        sys.exit(1)
+        return Exit.FOUND
     say(f"{len(view.nodes)} agents and brokers have the same")
+    return Exit.DONE
 
 
-@topology.command()
+@topology.command(short_help="Tell every agent what any agent knows.")
 @inventory_option
 def sync(file: Path) -> None:
     """Tell every agent what any agent knows, and wait until every broker has it, settled.
@@ -65,11 +66,14 @@ def sync(file: Path) -> None:
     view = View(file)
     with locked(file, "topology sync"):
         told = _tell_all(view)
-        say(f"{told} entries were told to agents that did not know them")
+        was = "was" if told == 1 else "were"
+        say(f"{plural(told, 'entry')} {was} told to agents that did not know them")
         until = time.monotonic() + SAME_WITHIN_S
         while left := [each for each in drift(view) if "wanted by nobody" not in each.what]:
             if time.monotonic() > until:
-                raise OpsError(f"after {SAME_WITHIN_S:.0f} s: {left[0]}; {len(left)} differences")
+                raise OpsError(
+                    f"after {SAME_WITHIN_S:.0f} s: {left[0]}; {plural(len(left), 'difference')}"
+                )
             time.sleep(POLL_S)
     for each in drift(view):
         say(str(each))
@@ -77,7 +81,7 @@ def sync(file: Path) -> None:
         say(line)
 
 
-@topology.command()
+@topology.command(short_help="Vouch for maps when most of them were lost.")
 @inventory_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def adopt(file: Path, yes: bool) -> None:
@@ -117,11 +121,20 @@ def adopt(file: Path, yes: bool) -> None:
 def drift(view: View) -> list[Difference]:
     """Between all agents and brokers of the inventory. Raises NoAnswer."""
     names = [node.name for node in view.nodes]
-    return differences(
-        {name: _entries(found) for name, found in view.snapshots().items()},
-        {name: view.settled(name)["queues"] for name in names},
-        {name: {queue.name: queue.messages for queue in view.queues(name)} for name in names},
-    )
+    maps = {name: _entries(found) for name, found in view.snapshots().items()}
+    newest, old = latest(maps), view.inventory.provision.old_publishers
+    return [
+        *differences(
+            maps,
+            {name: view.settled(name)["queues"] for name in names},
+            {name: {queue.name: queue.messages for queue in view.queues(name)} for name in names},
+        ),
+        *(
+            each
+            for name in names
+            for each in foreign(name, newest, view.bindings(name), old_publishers=old)
+        ),
+    ]
 
 
 def _entries(snapshot: dict[str, object]) -> dict[str, dict[str, object]]:

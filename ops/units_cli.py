@@ -13,7 +13,7 @@ from ops.unit_files import balancer_files, worker_files
 __all__ = ["units"]
 
 
-@click.command()
+@click.command(short_help="Show the files that a host needs for systemd.")
 @click.option("--balancer", "name", help="For the host of this balancer; default: the first.")
 @click.option(
     "--worker",
@@ -22,7 +22,8 @@ __all__ = ["units"]
     help="Instead, for workers: where their command `messagebus` is.",
 )
 @click.option(
-    "--output",
+    "--out",
+    "output",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write them below this folder instead of printing them.",
 )
@@ -38,7 +39,7 @@ def units(name: str | None, program: Path | None, output: Path | None, file: Pat
 
     \b
     Example:
-      python -m ops units --balancer lb2 --output /tmp/lb2
+      python -m ops units --balancer lb2 --out /tmp/lb2
       python -m ops units --worker /opt/shop/bin/messagebus
     """
     if program:

@@ -9,7 +9,7 @@ import click
 
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
-from messagebus.terminal import say
+from messagebus.terminal import plural, say
 from ops.carrying import confirm, inventory_option, locked
 from ops.users import change_password, find_user
 from ops.view import View, next_file
@@ -27,7 +27,7 @@ def users() -> None:
     """
 
 
-@users.command()
+@users.command(short_help="Change the password of the user NAME everywhere.")
 @click.argument("name")
 @click.option(
     "--from",
@@ -76,7 +76,7 @@ def password(
         change_password(
             view, user, given=given, without=without, say=lambda line: say(line, err=True)
         )
-    say(f"{name} has a new password on {len(nodes)} brokers; it is in {kept}")
+    say(f"{name} has a new password on {plural(len(nodes), 'broker')}; it is in {kept}")
     if user.role in ("application", "publisher", "consumer", "monitor"):
         say("whoever has a copy of it needs the new one for his next connection")
     if without and view.inventory.supervisor != "local":

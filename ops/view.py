@@ -25,12 +25,13 @@ import lb.inventory
 import lb.runtime
 from consumer_lists import nodes
 from consumer_lists.nodes import Client, Served
-from lb.errors import BalancerUnreachable
+from lb.errors import BalancerUnreachable, LbError
 from lb.inventory import Balancer, Inventory, Node
 from lb.runtime import ServerState
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
-from messagebus.tls import certificate_fault
+from messagebus.terminal import plural
+from messagebus.tls import certificate_fault, speaks_no_tls
 from messagebus.topology import GATE
 from ops import shell
 from ops.errors import NoAnswer
@@ -83,20 +84,37 @@ class Connection:
     unacked: int = 0
 
     def __str__(self) -> str:
-        held = f", holds {self.unacked:,} deliveries" if self.unacked else ""
+        held = f", holds {plural(self.unacked, 'delivery')}" if self.unacked else ""
         return f"{self.client} (user {self.user}{held})"
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Names of nodes whose broker, or agent, is known to be dead: nobody asks them anything."""
+    """Names of nodes whose broker, or agent, is known to be dead, and of dead balancers.
+
+    Nobody asks those nodes anything. A balancer is asked, because it may come back by itself, and need not
+    answer.
+    """
 
     brokers: frozenset[str] = frozenset()
     agents: frozenset[str] = frozenset()
+    balancers: frozenset[str] = frozenset()
 
     @property
     def nodes(self) -> list[str]:
         return sorted(self.brokers | self.agents)
+
+    def in_words(self) -> str:
+        """Each of them; "" for nobody."""
+        return ", ".join(
+            f"{what} {name}"
+            for what, names in (
+                ("broker", self.brokers),
+                ("agent of", self.agents),
+                ("balancer", self.balancers),
+            )
+            for name in sorted(names)
+        )
 
 
 NOBODY = Absent()
@@ -200,16 +218,8 @@ class View:
 
     def want(self, items: list[dict[str, Any]]) -> str:
         """Register these, as an application would; what came of it, in words. Raises NoAnswer."""
-        inventory = self.inventory
-        answer = _ask(
-            f"agent of {inventory.brokers[0].name}",
-            "POST",
-            f"{inventory.agent_url(inventory.brokers[0])}/topology",
-            json={"wanted": items},
-            verify=inventory.certificates(),
-            auth=(inventory.admin_user, _secret(inventory.admin_password_file)),
-            timeout_s=CHANGE_TIMEOUT_S,
-        ).json()
+        first = self.inventory.brokers[0].name
+        answer = self._operator(first, "/topology", {"wanted": items}).json()
         missing = ", ".join(f"{name}: {why}" for name, why in answer["missing"].items())
         return "complete" if answer["complete"] else f"incomplete: {missing}"
 
@@ -222,7 +232,7 @@ class View:
             f"{inventory.agent_url(inventory.find(name))}{path}",
             json=body,
             verify=inventory.certificates(),
-            headers={"Authorization": f"Bearer {_secret(inventory.token_file).reveal()}"},
+            auth=inventory.proof_to(inventory.find(name)),
             timeout_s=CHANGE_TIMEOUT_S,
         )
 
@@ -253,27 +263,48 @@ class View:
 
     # Balancers.
 
-    def sent_by(self, name: str) -> list[str]:
-        """Names of the balancers that send new connections to a broker. Raises NoAnswer."""
+    def sending(self) -> dict[str, frozenset[str]]:
+        """Each balancer with the names of the brokers that it sends new connections to. Raises NoAnswer.
+
+        Without those that are absent, unless they answer by now.
+        """
+        found, silent = self._balancers_asked()
+        for name, fault in silent.items():
+            if name not in self.absent.balancers:
+                raise NoAnswer(f"balancer {name}: {fault}")
+        return {
+            name: frozenset(each.name for each in servers.values() if each.verdict == "up")
+            for name, servers in found.items()
+        }
+
+    def silent_balancers(self) -> list[str]:
+        """Names of the balancers that do not answer."""
+        return list(self._balancers_asked()[1])
+
+    def balancer_has_ended(self, name: str) -> bool:
+        """Whether its host says that no process of it is left; one that cannot be asked says nothing."""
         inventory = self.inventory
-        with lb.fleet.opened(inventory, self._admin_socket) as fleet:
-            for balancer, fault in fleet.away.items():
-                raise NoAnswer(f"balancer {balancer}: {fault}")
-            found = {name: self._servers(name, socket) for name, socket in fleet.sockets.items()}
-        return [
-            balancer
-            for balancer, servers in found.items()
-            if name in servers and servers[name].verdict == "up"
-        ]
+        balancer = inventory.find_balancer(name)
+        try:
+            with lb.far.place_of(shell, inventory, balancer) as place:
+                return not place.signal_master(balancer, None)
+        except LbError:
+            return False
+
+    def _balancers_asked(self) -> tuple[dict[str, dict[str, ServerState]], dict[str, str]]:
+        """What each shows of each broker; and why it does not, where it does not."""
+        found = dict[str, dict[str, ServerState]]()
+        with lb.fleet.opened(self.inventory, self._admin_socket) as fleet:
+            silent = dict(fleet.away)
+            for name, socket in fleet.sockets.items():
+                try:
+                    found[name] = lb.runtime.servers(socket)
+                except BalancerUnreachable as fault:
+                    silent[name] = str(fault)
+        return found, silent
 
     def _admin_socket(self, balancer: Balancer) -> AbstractContextManager[Path]:
         return lb.far.forwarded(shell, self.inventory.host(balancer.host).ssh, balancer)
-
-    def _servers(self, balancer: str, socket: Path) -> dict[str, ServerState]:
-        try:
-            return lb.runtime.servers(socket)
-        except BalancerUnreachable as fault:
-            raise NoAnswer(f"balancer {balancer}: {fault}") from fault
 
     # Brokers.
 
@@ -304,6 +335,13 @@ class View:
             for found in self._manage(name, "GET", f"/api/queues?{columns}").json()
             if not found.get("exclusive") and found["name"] != GATE
         ]
+
+    def bindings(self, name: str) -> list[tuple[str, str, str]]:
+        """Exchange, what it leads to, and routing key of every binding of a broker. Raises NoAnswer."""
+        found = self._manage(
+            name, "GET", "/api/bindings/%2F?columns=source,destination,routing_key"
+        )
+        return [(each["source"], each["destination"], each["routing_key"]) for each in found.json()]
 
     def holds_message(self, name: str, queue: Queue) -> bool | None:
         """Whether a basic.get finds one; it is put back. Raises NoAnswer.
@@ -418,10 +456,12 @@ class View:
             return _ask(
                 f"management of {node.name}",
                 method,
-                f"http://{node.management}{path}",
+                f"{inventory.management_url(node)}{path}",
                 json=json,
-                auth=(inventory.admin_user, _secret(file)),
+                auth=(inventory.admin_user, _secret(file).reveal()),
                 fine=fine,
+                verify=inventory.certificates(),
+                plain_too=bool(inventory.tls and inventory.tls.old_management),
             )
 
         file, changed = inventory.admin_password_file, next_file(inventory.admin_password_file)
@@ -463,23 +503,32 @@ def _ask(
     url: str,
     *,
     json: object = None,
-    auth: tuple[str, Secret] | None = None,
+    auth: httpx.Auth | tuple[str, str] | None = None,
     fine: tuple[int, ...] = (200,),
     verify: ssl.SSLContext | bool = True,
-    headers: Mapping[str, str] | None = None,
+    plain_too: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> httpx.Response:
-    try:
-        answer = httpx.request(
+    """plain_too: ask what speaks no TLS without it."""
+
+    def ask(url: str) -> httpx.Response:
+        return httpx.request(
             method,
             url,
             json=json,
-            auth=(auth[0], auth[1].reveal()) if auth else None,
+            auth=auth,
             timeout=timeout_s,
             trust_env=False,
             verify=verify,
-            headers=headers,
         )
+
+    try:
+        try:
+            answer = ask(url)
+        except httpx.ConnectError as fault:
+            if not (plain_too and speaks_no_tls(fault)):
+                raise
+            answer = ask(url.replace("https://", "http://", 1))
     except httpx.HTTPError as fault:
         reason = certificate_fault(fault) or str(fault) or type(fault).__name__
         raise NoAnswer(f"{who} does not answer: {reason}") from fault

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from messagebus.commands.exits import Program
 from spark.jobs import (
     audit,
     backlog,
@@ -17,14 +18,15 @@ from spark.jobs import (
     report,
     throughput,
 )
-from spark.jobs.frame import HELP, exit_code
+from spark.jobs.frame import exit_code
 
 __all__ = ["jobs", "main"]
 
 
 @click.group(
+    "spark",
+    cls=Program,
     epilog="Example: python -m spark report --events out/run-1 --out out/report",
-    context_settings=HELP,
 )
 def jobs() -> None:
     """Reports over recorded runs, made with PySpark."""
@@ -37,7 +39,7 @@ for job in (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one job. Returns its exit code; 2 for wrong use."""
+    """Run one job. Returns its exit code."""
     return exit_code(jobs, argv, prog_name="python -m spark")
 
 

@@ -57,6 +57,8 @@ VERDICTS = (
     "unconfirmed_absent",
 )
 FAULTS = VERDICTS[: VERDICTS.index("pending")]
+# Of these no pair is better than another.
+OF_MESSAGE = ("orphan", "reused", "refused_delivered", "early")
 # Of these a broker has said that it stores no copy.
 TURNED_AWAY = ("refused", "unroutable")
 # A client writes acks into a dead broker's socket until it hears of the death.
@@ -181,8 +183,16 @@ def repeats(fates: DataFrame) -> DataFrame:
 
 
 def suspects(fates: DataFrame) -> DataFrame:
-    """The pairs of messages whose verdict is one of `FAULTS`, to be looked up in logs. Ids as hex text."""
-    return fates.filter(F.col("verdict").isin(*FAULTS)).select(
+    """The pairs at fault of messages whose verdict is one of `FAULTS`, to be looked up in logs.
+
+    Where the fault is the message's own (it was reused, or never to be delivered), all that it has. Ids
+    as hex text.
+    """
+    is_unexplained = F.exists("repeats", lambda one: one.why == "unexplained")
+    faults = [F.col("lost"), F.col("altered") > 0, F.col("unexpected"), is_unexplained]
+    at_fault = F.coalesce(reduce(Column.__or__, faults), F.lit(False))
+    of_message = F.col("verdict").isin(*OF_MESSAGE)
+    return fates.filter(F.col("verdict").isin(*FAULTS) & (of_message | at_fault)).select(
         "verdict",
         F.lower(F.hex("message_id")).alias("message_id"),
         "topic",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,7 @@ def percentiles(curves: Sequence[Series]) -> str:
         panel.xaxis.set_minor_locator(NullLocator())
         panel.grid(axis="x", color=GRID, linewidth=0.6)
         log_milliseconds(panel)
+        _say_if_empty(panel, curves)
         panel.set_xlabel("percentile: so many of 100 messages took no longer")
         _beside(panel, "latency", 3.5 * 0.84)
         figure.subplots_adjust(left=LEFT, right=0.745, top=0.97, bottom=0.13)
@@ -177,6 +179,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
     else:
         _lines(axes, panel.series, step=panel.form == "step")
     _beside(axes, panel.title, panel.height_in)
+    _say_if_empty(axes, panel.series)
     if panel.unit == "ms":
         log_milliseconds(axes)
     else:
@@ -184,6 +187,13 @@ def _panel(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(bottom=0, top=None if top else 1)
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _say_if_empty(panel: Axes, series: Sequence[Series]) -> None:
+    if all(math.isnan(y) for one in series for y in one.y):
+        panel.text(
+            0.5, 0.5, "no samples", transform=panel.transAxes, ha="center", va="center", color=MUTED
+        )
 
 
 def _stack(panel: Axes, layers: Sequence[Series]) -> None:

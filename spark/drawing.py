@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -84,8 +85,12 @@ def milliseconds(value: float) -> str:
 
 
 def log_milliseconds(panel: Axes) -> None:
-    """Durations on the y axis, by powers of ten."""
+    """Durations on the y axis, from one power of ten to another, so that both have their names."""
     panel.set_yscale("log")
+    least, most = panel.dataLim.intervaly
+    if 0 < least <= most < math.inf:
+        bottom = math.floor(math.log10(least))
+        panel.set_ylim(10.0**bottom, 10.0 ** max(bottom + 1, math.ceil(math.log10(most))))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value)))
     panel.yaxis.set_minor_locator(NullLocator())
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 from pyspark.sql import functions as F
 
 from messagebus.events import FAULTS
+from messagebus.terminal import plural
 from spark import gaps, latency
 from spark.ingest import Ingested
 from spark.run import Run
@@ -174,12 +175,12 @@ def clocks(
         count, error_ms = row["backwards"], row["error_ns"] / 1e6
         one_clock = measure in latency.ONE_CLOCK or found.clocks == 1
         if count and one_clock:
-            text = f"{count:,} samples of {names[measure]} are below zero: a clock went back"
+            text = f"{plural(count, 'sample')} of {names[measure]} below zero: a clock went back"
             faults.append(Fault("clocks", text, count))
         elif row["hidden"]:
             text = (
                 f"{names[measure]} is not given: clocks differ by {error_ms:,.3g} ms or more "
-                f"({count:,} samples below zero)"
+                f"({plural(count, 'sample')} below zero)"
             )
             faults.append(Fault("clocks", text, max(1, count)))
     return faults

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from messagebus.terminal import plural
 from spark.bars import LOOKS, NO_BARS, Bars
 from spark.drawing import milliseconds
 from spark.faults import PROMISE
@@ -98,6 +99,7 @@ def environment() -> Environment:
     made.filters |= {
         "number": lambda value: f"{value:,.0f}",
         "ms": milliseconds,
+        "plural": plural,
         "look": lambda value: value if isinstance(value, str) else value % LOOKS,
         "words": lambda text: text.replace("_", " "),
     }

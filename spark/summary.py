@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from messagebus.terminal import plural
 from spark import hdr, latency
 from spark.audit import COUNTED, COUNTS, JUDGED, REPEATS, VERDICTS
 from spark.faults import PROMISE, Fault, allowed, bad_faults, clocks, counted, said, standing
@@ -167,13 +168,17 @@ def _check(
     distinct = numbers.rows["distinct_ids"][0]["ids"]
     judged = sum(messages["verdicts"].values())
     if judged != distinct:
-        raise DoesNotAddUp(f"{judged:,} messages judged, {distinct:,} distinct ids recorded")
+        raise DoesNotAddUp(
+            f"{plural(judged, 'message')} judged, {distinct:,} distinct ids recorded"
+        )
     publishes = sum(row["published"] for row in numbers.rows["publishers"])
     if publishes != lines["good"]["published"]:
-        raise DoesNotAddUp(f"{publishes:,} publishes of {lines['good']['published']:,} good lines")
+        raise DoesNotAddUp(
+            f"{plural(publishes, 'publish')} of {lines['good']['published']:,} good lines"
+        )
     if whole["deliveries"] != lines["good"]["delivered"]:
         raise DoesNotAddUp(
-            f"{whole['deliveries']:,} deliveries of {lines['good']['delivered']:,} good lines"
+            f"{plural(whole['deliveries'], 'delivery')} of {lines['good']['delivered']:,} good lines"
         )
 
 
@@ -224,7 +229,7 @@ def _below(numbers: Numbers, errors: Mapping[str, int]) -> dict[str, dict[str, i
 
 def _backwards(numbers: Numbers) -> list[Fault]:
     count = sum(n for measure, n in numbers.negative.items() if measure in ONE_CLOCK)
-    text = f"{count:,} publishes end before they begin: a clock went back"
+    text = f"{plural(count, 'publish')} with an end before the begin: a clock went back"
     return [Fault("clocks", text, count)] if count else []
 
 

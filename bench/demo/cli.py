@@ -22,10 +22,11 @@ from bench.demo import play, scenario
 from bench.demo.compare import disagreements, read_report
 from bench.demo.screen import open_screen
 from bench.demo.stage import CHECKOUT, Stage
-from bench.errors import BenchError, InputInvalid, Interrupted
+from bench.errors import BenchError, DoesNotHold, InputInvalid, Interrupted
 from bench.manifest import Manifest
 from bench.processes import Child
 from bench.records import records, split
+from messagebus.commands.exits import Exit
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["demo"]
@@ -33,7 +34,10 @@ __all__ = ["demo"]
 REPORT_WITHIN_S = 240.0
 
 
-@click.command(epilog="Example: python -m bench demo --input /var/log/dpkg.log --lines")
+@click.command(
+    epilog="Example: python -m bench demo --input /var/log/dpkg.log --lines",
+    short_help="Play the whole way while brokers come, go and die.",
+)
 @click.option("--small", is_flag=True, help="2,000 records, every event, as short as can be.")
 @click.option("--input", "source", metavar="FILE|-", help="Records; default: the package index.")
 @click.option("--lines", "by_line", is_flag=True, help="A record is a line, not a paragraph.")
@@ -142,22 +146,22 @@ def _start_report(stage: Stage) -> Child:
 
 
 def _spark_audit(spark: Child, report: Path) -> dict[str, Any]:
-    """Exit code 1 with an audit is an audit that does not hold: ours says so as well, and why."""
-    if spark.exit_code not in (0, 1) or not (report / "audit.json").exists():
+    """Exit code 7 with an audit is an audit that does not hold: ours says so as well, and why."""
+    if spark.exit_code not in (Exit.DONE, Exit.FOUND) or not (report / "audit.json").exists():
         raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
     return read_report(report)
 
 
 def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
-    """Print the audit and where to look further. Raises BenchError unless it holds."""
+    """Print the audit and where to look further. Raises DoesNotHold unless it does."""
     console = Console(highlight=False)
     print_audit(result, Manifest.load(stage.folder), console)
     for what, path in (("report", "report/report.html"), ("events", "")):
         console.print(f"{what}: {_shown(stage.folder / path)}", soft_wrap=True)
     if differences:
-        raise BenchError(f"Spark's audit differs: {'; '.join(differences)}")
+        raise DoesNotHold(f"Spark's audit differs: {'; '.join(differences)}")
     if not result.holds:
-        raise BenchError(f"the audit does not hold: {'; '.join(result.faults)}")
+        raise DoesNotHold(f"the audit does not hold: {'; '.join(result.faults)}")
 
 
 def _shown(path: Path) -> Path:

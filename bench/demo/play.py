@@ -26,6 +26,7 @@ from bench.demo.stage import Stage
 from bench.errors import BenchError
 from bench.manifest import Manifest, write_atomically
 from bench.rows import Tail, read_events
+from messagebus.terminal import plural
 from ops.errors import LocalFault
 
 __all__ = ["judge", "play", "start_load", "stop_consumers", "wait_delivered", "wait_published"]
@@ -169,7 +170,7 @@ def wait_delivered(stage: Stage) -> None:
             newest_s = time.monotonic()
             missing[row["subscription"]].discard(row["message_id"])
         left = sum(map(len, missing.values()))
-        stage.view.count = f"{left:,} deliveries to come" if left else ""
+        stage.view.count = f"{plural(left, 'delivery')} to come" if left else ""
         quiet_s = time.monotonic() - newest_s
         return quiet_s > (DELIVERED_WITHIN_S if left else QUIET_S)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench.errors import BenchError
+from bench.errors import BenchError, DoesNotHold
 from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.figures.form import Figure, Results, figures_table
 from bench.figures.groups import chosen
@@ -30,7 +30,8 @@ WIDTH = 140
 
 
 @click.command(
-    epilog="Example: python -m bench figures client.publish --repeat 5 --name my-machine"
+    epilog="Example: python -m bench figures client.publish --repeat 5 --name my-machine",
+    short_help="Measure the figures of the project.",
 )
 @click.argument("groups", nargs=-1)
 @click.option(
@@ -60,7 +61,7 @@ def figures(
     GROUPS are names, such as client.publish, or what several begin with, such as way.
 
     Prints a table and keeps it as bench/results/NAME.json, after each group. A machine that does
-    other things meanwhile measures those too: the load before and after is in the file. Exit code 1:
+    other things meanwhile measures those too: the load before and after is in the file. Exit code 7:
     a goal was not met.
     """
     console = Console(highlight=False, soft_wrap=True)
@@ -89,7 +90,7 @@ def figures(
     if failed:
         raise BenchError(f"not measured: {', '.join(failed)}")
     if missed := [figure.id for figure in found if figure.met is False]:
-        raise BenchError(f"goals not met: {', '.join(missed)}")
+        raise DoesNotHold(f"goals not met: {', '.join(missed)}")
 
 
 def _measure(group: Group, stage: Stage, scene: Scene) -> tuple[list[Figure], dict[str, object]]:
@@ -120,7 +121,9 @@ def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, o
     ).save(path.parent)
 
 
-@click.command(epilog="Example: python -m bench readme")
+@click.command(
+    epilog="Example: python -m bench readme", short_help="Write the newest figures into the pages."
+)
 def readme() -> None:
     """Write the newest figures into README.md, docs/MEASURING.md and bench/results/README.md."""
     count = update(CHECKOUT / "README.md", RESULTS, PAGES)

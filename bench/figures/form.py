@@ -214,13 +214,12 @@ def _met(figure: Figure) -> Text:
     return Text("yes", style="green") if figure.met else Text("NO", style="bold red")
 
 
-def markdown(results: Sequence[Results], *, only_goals: bool = False) -> str:
-    """A table of each figure, from the newest file that has it; only_goals: of those that have one."""
+def markdown(results: Sequence[Results]) -> str:
+    """Return a table of each figure, from the newest file that has it."""
     lines = ["| figure | value | goal | measured by |", "|---|---|---|---|"]
     for name, (figure, file) in sorted(newest(results).items()):
-        if figure.goal or not only_goals:
-            what = f"{figure.what}{figure.remarks} (`{name}`) | {value(figure)} | {goal(figure)}"
-            lines.append(f"| {what} | `{figure.repeat}` → `{file}.json` |")
+        what = f"{figure.what}{figure.remarks} (`{name}`) | {value(figure)} | {goal(figure)}"
+        lines.append(f"| {what} | `{figure.repeat}` → `{file}.json` |")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from bench.errors import BenchError, InputInvalid
+from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
 from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.manifest import write_atomically
@@ -53,11 +53,16 @@ def profile_of(named: str) -> Profile:
     return Profile.load_file(path)
 
 
-@click.command(epilog="Example: python -m bench run steady --dir out/steady")
+@click.command(
+    epilog="Example: python -m bench run steady --dir out/steady",
+    short_help="Measure what PROFILE says.",
+)
 @click.argument("profile")
 @click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/NAME-time.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="So often."
+)
 @click.option(
     "--part",
     type=click.IntRange(min=1),
@@ -81,7 +86,7 @@ def run(
     seed-s1, seed-s2, latency-matrix, fan-in and peers are workloads of several runs; with --dir they go on
     where they were interrupted.
 
-    Exit code 1: the numbers are not to be trusted, and why is on the first lines of the report.
+    Exit code 7: the numbers are not to be trusted, and why is on the first lines of the report.
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
@@ -98,7 +103,7 @@ def run(
         with started(wanted, network, click.echo) as running:
             results = [reported(wanted, each, running) for each in folders]
     if faults := [fault for result in results for fault in result["faults"]]:
-        raise BenchError("; ".join(faults))
+        raise DoesNotHold("; ".join(faults))
 
 
 def work_through(
@@ -140,7 +145,10 @@ def with_system(profile: Profile, name: str | None) -> Profile:
     return other
 
 
-@click.command(epilog="Example: python -m bench report out/steady")
+@click.command(
+    epilog="Example: python -m bench report out/steady",
+    short_help="Make the report of a run again from its files.",
+)
 @click.argument("folder", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
     """Make the report of a run again from its files; of one that was cut short, of what is there."""
@@ -152,15 +160,21 @@ def report(folder: Path) -> None:
         faults = result.faults
         show(result)
     if faults:
-        raise BenchError("; ".join(faults))
+        raise DoesNotHold("; ".join(faults))
 
 
-@click.command(epilog="Example: python -m bench compare one.toml other.toml --repeat 5")
+@click.command(
+    epilog="Example: python -m bench compare one.toml other.toml --repeat 5",
+    short_help="Run two profiles by turns, and compare them.",
+)
 @click.argument("first")
 @click.argument("second")
-@click.option("--repeat", type=click.IntRange(min=PAIRS_MIN), default=5, show_default=True)
 @click.option(
-    "--bound",
+    "--repeat", type=click.IntRange(min=PAIRS_MIN), default=5, show_default=True, help="So often."
+)
+@click.option(
+    "--worse-max",
+    "bound",
     type=click.FloatRange(min=0),
     default=0.1,
     show_default=True,
@@ -188,7 +202,7 @@ def compare(
     """Run two profiles by turns, or read two folders of results, and say how the second does.
 
     The profiles may differ in their system's name and brokers alone. A pair is left out, and counted, when
-    the load was its limit, or its first run has nothing to compare with. Exit code 1: a regression beyond
+    the load was its limit, or its first run has nothing to compare with. Exit code 7: a regression beyond
     the bound that is not chance, something that only the first has, or a fault that the second has more
     often; 2: they cannot be compared.
     """
@@ -210,7 +224,7 @@ def compare(
     if from_folders and not arms.are_by_turns(a, b):
         click.echo("not measured by turns: what was different meanwhile is in the ratios too")
     if worse := compared.regressions(bound):
-        raise BenchError(f"worse by more than {bound:.0%}: {', '.join(worse)}")
+        raise DoesNotHold(f"worse by more than {bound:.0%}: {', '.join(worse)}")
 
 
 def one_by_one(steps: Sequence[Step], place: Path, network: str) -> Results:
@@ -240,10 +254,21 @@ def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
         }
 
 
-@click.command(epilog="Example: python -m bench knee steady --p99-max-ms 20")
+@click.command(
+    epilog="Example: python -m bench knee steady --p99-max-ms 20",
+    short_help="Find the highest rate with latencies in bounds.",
+)
 @click.argument("profile")
-@click.option("--p99-max-ms", type=click.FloatRange(min=0), default=20.0, show_default=True)
-@click.option("--top", type=click.FloatRange(min=1), default=100_000.0, show_default=True)
+@click.option(
+    "--p99-max-ms", type=click.FloatRange(min=0), default=20.0, show_default=True, help="The bound."
+)
+@click.option(
+    "--top",
+    type=click.FloatRange(min=1),
+    default=100_000.0,
+    show_default=True,
+    help="Highest rate that is tried.",
+)
 @click.option(
     "--dir",
     "folder",
@@ -287,14 +312,23 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     told_of = Told(title=answer, head=("rate", "how it went"), rows=lines, left=2)
     summarize(f"knee {profile}", told_of, place, runs)
     if not search.held:
-        raise BenchError(answer)
+        raise DoesNotHold(answer)
 
 
-@click.command(epilog="Example: python -m bench overhead --name measure")
-@click.option(
-    "--messages", type=click.IntRange(min=100), default=OVERHEAD_MESSAGES, show_default=True
+@click.command(
+    epilog="Example: python -m bench overhead --name measure",
+    short_help="Measure what the harness costs a message.",
 )
-@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=100),
+    default=OVERHEAD_MESSAGES,
+    show_default=True,
+    help="So many in all.",
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="So often."
+)
 @click.option("--name", help="Of a results file that keeps the figures.")
 def overhead(messages: int, repeat: int, name: str | None) -> None:
     """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""
@@ -308,7 +342,7 @@ def overhead(messages: int, repeat: int, name: str | None) -> None:
         after = {**environment, "load_after": load_average()}
         keep(RESULTS / f"{name}.json", "measure.overhead", figures, after)
     if missed := [figure.id for figure in figures if figure.met is False]:
-        raise BenchError(f"goals not met: {', '.join(missed)}")
+        raise DoesNotHold(f"goals not met: {', '.join(missed)}")
 
 
 def measured(profile: Profile, folder: Path, running: Running) -> Result:

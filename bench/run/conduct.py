@@ -31,6 +31,7 @@ from bench.run.schedule import Closed
 from bench.run.worker import PROFILE, RUN, members
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
 from bench.systems.turn import best_loop
+from messagebus.terminal import plural
 
 __all__ = ["MACHINE", "SAMPLES", "conduct"]
 
@@ -160,7 +161,8 @@ def _work(children: Children, profile: Profile, processes: Names, say: Say) -> N
 def _plan(profile: Profile) -> str:
     """What comes now, for who waits."""
     if isinstance(profile.load.schedule, Closed):
-        return f"{profile.load.publishers} publishers send {profile.load.schedule.count:,} each"
+        publishers = plural(profile.load.publishers, "publisher")
+        return f"{publishers}, {profile.load.schedule.count:,} messages each"
     return f"{profile.time.warm_up_s:g} s warm-up, {profile.time.measured_s:g} s measured"
 
 
@@ -193,7 +195,9 @@ def _drain(
         time.sleep(POLL_S)
     left = sampler.waiting() if consumers else 0
     return (
-        [f"not drained within {profile.time.drain_s:g} s: {left:,} messages wait"] if left else []
+        [f"not drained within {profile.time.drain_s:g} s: {plural(left, 'message')} left"]
+        if left
+        else []
     )
 
 

@@ -159,11 +159,11 @@ def _tiles(result: Result) -> str:
     """What is looked for first."""
     found, fates = percentiles(result.bins("confirm")), result.fates
     tiles = [
-        (f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} so counted"),
+        (f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} in all"),
         (
             f"{result.delivered_per_s:,.0f}",
             "delivered a second",
-            f"{result.came('delivery'):,} so counted",
+            f"{result.came('delivery'):,} in all",
         ),
         (_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
         (NONE, "lost", NOT_JUDGED)

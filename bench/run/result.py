@@ -38,6 +38,7 @@ from bench.run.written import (
     read_received,
     unreadable,
 )
+from messagebus.terminal import plural
 
 __all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]
 
@@ -159,7 +160,7 @@ class Result:
             return []
         found = []
         if open_ends := self.fates.published - self.fates.confirmed:
-            found.append(f"{open_ends:,} publishes did not end confirmed")
+            found.append(f"{plural(open_ends, 'publish')} did not end confirmed")
         if not self.profile.load.is_closed:
             found += self._behind
         if self._is_even and not self.profile.disturbances:

@@ -12,6 +12,7 @@ from bench.run.report import STYLE
 from bench.run.result import gather
 from bench.run.tables import html_table
 from bench.run.told import Bar, Told
+from messagebus.terminal import plural
 
 __all__ = ["page"]
 
@@ -24,7 +25,7 @@ def page(title: str, told: Told, place: Path, runs: Sequence[str]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>",
             f'<div class="over">messagebus · workload</div><h1>{escape(title)}</h1>',
-            f'<p class="meta">{escape(told.title or f"{len(runs)} runs")}</p>',
+            f'<p class="meta">{escape(told.title or plural(len(runs), "run"))}</p>',
             _faults(told),
             _bars(told),
             html_table(told.head, told.rows, left=told.left),

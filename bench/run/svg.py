@@ -54,9 +54,11 @@ def over_time(
     if by_powers:
         lines, frame, ticks = _by_powers(lines, 0, right)
     else:
-        high = _nice(max([*_known(lines), 1e-9]))
+        high = _nice(max([*_known(lines), 1.0]))
         frame = _Frame(0, right, 0, high)
-        ticks = [(high * part / 4, high * part / 4) for part in range(5)]
+        # Of whole numbers, so that no two of them read the same.
+        parts = next((parts for parts in (4, 5, 2) if high % parts == 0), 1)
+        ticks = [(high * part / parts, high * part / parts) for part in range(parts + 1)]
     begin, end = frame.x(shaded[0]), frame.x(min(shaded[1], right))
     body = [
         f'<rect x="{begin:.1f}" y="{TOP}" class="measured" height="{HEIGHT - TOP - BOTTOM}" '
@@ -67,7 +69,7 @@ def over_time(
     body += [_tick_x(frame.x(n * step), f"{n * step:g}") for n in range(int(right / step) + 1)]
     named, above = _marks([(frame.x(at), text) for at, text in marks if at <= right])
     axis = "seconds since the load began; shaded: measured"
-    return _svg(label, axis, [*body, *named, *_drawn(lines, frame)], above)
+    return _svg(label, axis, [*body, *named, *_drawn(lines, frame), *_empty(lines)], above)
 
 
 def by_percentile(lines: Sequence[Line], *, label: str, unit: Callable[[float], str]) -> str:
@@ -87,7 +89,7 @@ def by_percentile(lines: Sequence[Line], *, label: str, unit: Callable[[float], 
         if math.log10(at) <= right:
             body.append(_tick_x(frame.x(math.log10(at)), text))
     axis = "percentile: so many of 100 messages took no longer"
-    return _svg(label, axis, [*body, *_drawn(scaled, frame)])
+    return _svg(label, axis, [*body, *_drawn(scaled, frame), *_empty(scaled)])
 
 
 def _known(lines: Sequence[Line]) -> list[float]:
@@ -154,6 +156,14 @@ def _drawn(lines: Sequence[Line], frame: _Frame) -> list[str]:
         x, y = WIDTH - RIGHT + 42, TOP + 12 + LEGEND_MAX * 18
         body.append(f'<text class="tick" x="{x}" y="{y}">{rest} more: not drawn</text>')
     return body
+
+
+def _empty(lines: Sequence[Line]) -> list[str]:
+    """Says so where there is nothing to see."""
+    if _known(lines):
+        return []
+    x, y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+    return [f'<text class="tick" x="{x}" y="{y}" text-anchor="middle">no samples</text>']
 
 
 def _unbroken(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:

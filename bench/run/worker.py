@@ -34,9 +34,13 @@ PROGRESS_S = 0.4
 NS = 1_000_000_000
 
 
-@click.command()
-@click.option("--run", "folder", type=click.Path(path_type=Path), required=True)
-@click.option("--kind", type=click.Choice([PUBLISHER, CONSUMER]), required=True)
+@click.command(short_help="One load process of a measured run.")
+@click.option(
+    "--run", "folder", type=click.Path(path_type=Path), required=True, help="Folder of the run."
+)
+@click.option(
+    "--kind", type=click.Choice([PUBLISHER, CONSUMER]), required=True, help="What it does."
+)
 @click.option("--number", type=click.IntRange(min=0), required=True, help="Among its kind.")
 def worker(folder: Path, kind: str, number: int) -> None:
     """One load process: connects, says that it is ready, waits for the start, works, writes its part."""

@@ -112,6 +112,17 @@ class Bridge:
             self._held -= 1
         self._room.set()
 
+    def answers(
+        self, failed: Callable[[Delivery, Exception], object]
+    ) -> Callable[[Delivery, Exception], object]:
+        """The same for a delivery that never came to the threads, and has its answer by way of here."""
+
+        def answer(delivery: Delivery, error: Exception) -> object:
+            self._held += 1
+            return failed(delivery, error)
+
+        return answer
+
     # ------------------------------------------------------------------ on any thread
     def receive(self) -> Job | None:
         """For a thread: the next delivery, or None to end."""

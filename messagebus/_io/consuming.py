@@ -272,6 +272,10 @@ class ConsumeDriver:
         self.asked()
         self._wake()
 
+    def has(self, delivery: Delivery) -> bool:
+        """Tell whether a delivery came over one of our links, as they are now."""
+        return self._inbox.has(delivery)
+
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
         if not self._woken:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from messagebus._io.link import Credentials, Link, dial
 from messagebus.broker import Broker
@@ -20,11 +20,12 @@ from messagebus.topology import GATE, Declarations, QueueSpec
 __all__ = [
     "EVENT_EXCHANGE",
     "Control",
-    "login_is_good",
+    "Right",
     "mismatch",
     "mismatch_text",
     "node_is_gone",
     "port_refuses",
+    "rights_of",
 ]
 
 # Made by the plugin rabbitmq_event_exchange; durable, so it is still there when the plugin is off.
@@ -38,7 +39,11 @@ SETTLE_QUEUE = QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
 EPMD_ASK, EPMD_ANSWER = 122, 119
 # A broker that does not answer a declaration for so long is treated as gone.
 CALL_TIMEOUT_S = 5.0
-NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 405, 406
+# For a look at one right, of which many are under way.
+RIGHT_MS = 10
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+# No exchange has this name, and no user need have a right on it.
+NOWHERE = "mb.nowhere"
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for (queue|exchange) '([^']+)' in vhost '[^']*': "
     r"received (.+?) but current is (.+)$"
@@ -283,15 +288,55 @@ def _value(told: str) -> str:
     return (found[1] or "none") if found else told
 
 
-async def login_is_good(address: Broker, credentials: Credentials, *, timeout_ms: int) -> bool:
-    """Log in and leave. Raises LinkLost when the broker cannot say."""
+class Right(NamedTuple):
+    """operation: write (to an exchange) or read (a queue). name: of it."""
+
+    operation: Literal["write", "read"]
+    name: str
+
+
+async def rights_of(
+    address: Broker, credentials: Credentials, asked: Iterable[Right], *, timeout_ms: int
+) -> set[Right] | None:
+    """Return the rights of these that a user has, None when the login is refused; nothing changes.
+
+    timeout_ms: for the login, and once more for the answers, each of which adds RIGHT_MS. Raises LinkLost
+    when the broker cannot say.
+    """
     try:
         link = await dial(address, credentials, timeout_ms=timeout_ms)
     except CertificateRefused as fault:  # that is between the agent and its broker
         raise LinkLost(fault.broker, fault.reason) from fault
     except LoginRefused:
-        return False
-    await link.close()
+        return None
+    asked = list(asked)
+    try:
+        async with asyncio.timeout((timeout_ms + RIGHT_MS * len(asked)) / 1000):
+            has = await asyncio.gather(*(_has_right(link, right) for right in asked))
+    except TimeoutError:
+        raise LinkLost(address.name, "rights are not told in time") from None
+    finally:
+        link.abort()
+    return {right for right, is_had in zip(asked, has, strict=True) if is_had}
+
+
+async def _has_right(link: Link, right: Right) -> bool:
+    """By a request that fails in any case: for want of the right, which comes first, or after it.
+
+    So it is the broker that judges, whatever it keeps its users in.
+    """
+    try:
+        if right.operation == "write":
+            await link.try_call("exchange_bind", destination=right.name, source=NOWHERE)
+        else:
+            await link.try_call(
+                "basic_consume",
+                queue=right.name,
+                on_message_callback=lambda *_: None,
+                arguments={"x-priority": "no number"},
+            )
+    except ChannelRefused as refused:
+        return refused.code != ACCESS_REFUSED or f"'{right.name}'" not in refused.reason
     return True
 
 

@@ -9,7 +9,9 @@ is over is cancelled; one that does not end then is let be, and its place is giv
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +29,19 @@ log = logging.getLogger("messagebus.consumer")
 # How long a run may take to end after it was cancelled.
 CANCELLED_NS = 5_000_000_000
 CANCELLED_S = CANCELLED_NS / 1e9
+
+
+async def _awaited(result: object) -> object:
+    """Await what a handler returned to await: `return work()`, where `return await work()` was meant."""
+    while inspect.isawaitable(result):
+        result = await result
+    return result
+
+
+def _may_be_interrupted() -> bool:
+    """Tell whether Ctrl-C raises KeyboardInterrupt; not where it is ignored, or an app hears it by itself."""
+    heard_by = signal.getsignal(signal.SIGINT)
+    return heard_by is not signal.SIG_IGN and not getattr(heard_by, "raises_nothing", False)
 
 
 class _Place:
@@ -183,9 +198,13 @@ class HandlerTasks:
         try:
             if around is None:
                 result = await self._handler(job)
+                if result is not None:
+                    result = await _awaited(result)
             else:
                 with around(job):
                     result = await self._handler(job)
+                    if result is not None:
+                        result = await _awaited(result)
         except BaseException as error:  # whatever an application raises ends this run alone
             if self._must_pass_on(error):
                 raise
@@ -199,7 +218,7 @@ class HandlerTasks:
         """Not when a handler raises the same by itself."""
         match error:
             case KeyboardInterrupt():
-                return self._is_main
+                return self._is_main and _may_be_interrupted()
             case GeneratorExit():  # the loop is gone, or the handler is a strange one
                 return not self._loop.is_running()
             case _:

@@ -203,24 +203,34 @@ class Handling:
     # ------------------------------------------------------------------ the end of a run
     def returned(self, job: Job, result: object) -> None:
         """A run ended well, and gave this."""
-        if isinstance(result, RetryLater | Park | Reject):
-            self.failed(job, result)
-        elif not isinstance(job, Batch):
-            self.acked(job)
-        elif not isinstance(result, Mapping):
-            for delivery in job:
-                self.acked(delivery)
-        elif strange := set(result) - set(job):
-            # The application means something by it that would be lost by an ack.
-            kind = type(next(iter(strange))).__name__
-            self.failed(job, TypeError(f"answers of {kind}: a mapping of its deliveries wanted"))
-        else:
-            for delivery in job:
-                end = result.get(delivery)
-                if isinstance(end, BaseException):
-                    self._failed(delivery, end)
-                else:
-                    self.acked(delivery)
+        try:
+            if result is None:
+                self._acked(job)
+            elif isinstance(result, RetryLater | Park | Reject):
+                self.failed(job, result)
+            elif mistake := _mistake(result):
+                self.failed(job, TypeError(mistake))
+            elif not (isinstance(job, Batch) and isinstance(result, Mapping)):
+                self._acked(job)
+            elif strange := set(result) - set(job):
+                # The application means something by it that would be lost by an ack.
+                kind = type(next(iter(strange))).__name__
+                self.failed(
+                    job, TypeError(f"answers of {kind}: a mapping of its deliveries wanted")
+                )
+            else:
+                for delivery in job:
+                    end = result.get(delivery)
+                    if isinstance(end, BaseException):
+                        self._failed(delivery, end)
+                    else:
+                        self.acked(delivery)
+        except Exception as fault:  # of an object that cannot be looked at, as a proxy of nothing
+            self.failed(job, fault)
+
+    def _acked(self, job: Job) -> None:
+        for delivery in deliveries_of(job):
+            self.acked(delivery)
 
     def acked(self, delivery: Delivery) -> None:
         """A run ended well, and nothing else was said."""
@@ -323,9 +333,11 @@ class Handling:
         event = "run ended" if isinstance(error, RetryLater | Park | Reject) else "run failed"
         log.log(
             level,
-            event + " handler=%s source=%s message=%s attempt=%d answer=%s error=%r at=%r",
+            event
+            + " handler=%s source=%s broker=%s message=%s attempt=%d answer=%s error=%r at=%r",
             self.name,
             delivery.source,
+            delivery.broker,
             printable(delivery.message_id),
             delivery.attempt,
             answer,
@@ -404,6 +416,15 @@ class Handling:
             "failed": self.counts.failed,
             "dropped": self.counts.dropped,
         }
+
+
+def _mistake(result: object) -> str:
+    """Tell the fault of what a handler returned, where an ack would lose what it meant; "" for none."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        return "the handler returned a generator, of which nothing has run"
+    if isinstance(result, type) and issubclass(result, RetryLater | Park | Reject):
+        return f"the handler returned the class {result.__name__}: an object of it wanted"
+    return ""
 
 
 def checked_limit(time_limit_s: float | None) -> float | None:

@@ -245,6 +245,11 @@ class Inbox:
             self._copying.spawn(self._answer_by(parking, ledger, tag, 0))
 
     # ------------------------------------------------------------------ the application's side
+    def has(self, delivery: Delivery) -> bool:
+        """Tell whether a delivery came over one of these links, as they are now; on any thread."""
+        desk = self._desks.get(delivery.broker)
+        return desk is not None and desk.ledger is delivery.ledger
+
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, or it was answered before; counted."""
         ledger = delivery.ledger

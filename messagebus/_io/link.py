@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ ABORT_TIMEOUT_MS = 500
 PIKA_LATER_S = 1.0
 # What is said of a TimeoutError, which has no text.
 TOO_LATE = "no answer in time"
+# pika tells a broker's last word within its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
+BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,8 +374,10 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
             pika.exceptions.ProbableAuthenticationError()
             | pika.exceptions.ProbableAccessDeniedError()
         ):
-            refused = "ConnectionClosedByBroker" in str(why)
-            return (LoginRefused if refused else LinkLost)(address.name, _reason(why))
+            said = BROKER_SAID.search(str(why))
+            if said is None:
+                return LinkLost(address.name, _reason(why))
+            return LoginRefused(address.name, said[1])
         case _:
             return LinkLost(address.name, _reason(why))
 

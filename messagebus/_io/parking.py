@@ -54,7 +54,7 @@ AHEAD = 100
 # Of messages that wait to be moved; what is taken beyond it is given back and taken again.
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 NOT_FOUND = 404
-TOPIC_PREFIX, QUEUE_PREFIXES = "mb.topic/", ("mb.queue/", "mb.sub/")
+EXCHANGE_PREFIXES, QUEUE_PREFIXES = ("mb.topic/", "mb.to/"), ("mb.queue/", "mb.sub/")
 
 T = TypeVar("T")
 Moved = Callable[[int], None]
@@ -367,9 +367,9 @@ class _Putting:
             self._nowhere[address] = why
         if why:
             return why
-        is_topic = address.startswith(TOPIC_PREFIX)
+        is_exchange = address.startswith(EXCHANGE_PREFIXES)
         try:
-            await self.put(address if is_topic else "", "" if is_topic else address, raw, body)
+            await self.put(*((address, "") if is_exchange else ("", address)), raw, body)
         except _NoQueue as fault:
             self._nowhere[address] = str(fault)
             return str(fault)
@@ -380,7 +380,7 @@ class _Putting:
         """A publish to an exchange that is not there would end the link."""
         if address.startswith(QUEUE_PREFIXES):
             return ""
-        if not address.startswith(TOPIC_PREFIX):
+        if not address.startswith(EXCHANGE_PREFIXES):
             return f"{address!r} is no destination"
         looking = self._link.try_call("exchange_declare", exchange=address, passive=True)
         try:

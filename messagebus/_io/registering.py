@@ -139,9 +139,13 @@ class Agents:
         match answer.status_code:
             case 200:
                 return read_registration(url, answer)
+            case 403 if told := _told_if("forbidden", answer):
+                raise ChannelRefused(url, ACCESS_REFUSED, f"ACCESS_REFUSED (403) {told}")
             case 401 | 403:
                 raise LoginRefused(url, "user or password refused by the agent")
-            case 409 if told := _mismatch_told(answer):
+            case 429:
+                raise TopologyError(answer.text.strip()[:300])
+            case 409 if told := _told_if("mismatch", answer):
                 raise TopologyMismatch(told)
             case 400:
                 raise NameInvalid(answer.text.strip()[:300])
@@ -207,14 +211,14 @@ class Agents:
         raise TopologyError(f"no agent deleted {source}: {fault}")
 
 
-def _mismatch_told(answer: httpx.Response) -> str:
-    """Why asking again does not help, "" when it may."""
+def _told_if(mark: str, answer: httpx.Response) -> str:
+    """Why asking again does not help, "" when it may. mark: the key that says so."""
     try:
         told = answer.json()
     except ValueError:
         return ""
-    is_mismatch = isinstance(told, dict) and told.get("mismatch") is True
-    return str(told.get("error", "")) if is_mismatch else ""
+    is_marked = isinstance(told, dict) and told.get(mark) is True
+    return str(told.get("error", "")) if is_marked else ""
 
 
 def read_registration(url: str, answer: httpx.Response) -> Registration:

@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -21,6 +21,7 @@ from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, TopologyError
+from messagebus.proof import TokenProof
 from messagebus.secret import Secret
 from messagebus.topology import OPTION_KINDS, with_options
 
@@ -61,10 +62,14 @@ class SubscriptionCount:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionCounts:
-    """What the brokers said. counts: by name and broker. unanswered: brokers that said nothing, and why."""
+    """Answers of the brokers. counts: by name and broker.
+
+    unanswered: brokers that said nothing, and why. answered: the others, also those that have nothing.
+    """
 
     counts: tuple[SubscriptionCount, ...]
     unanswered: Mapping[str, str] = field(default_factory=dict)
+    answered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class PurgedMessages:
 async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
     """Count everywhere. Raises LoginRefused."""
     auth = httpx.BasicAuth(bus.current_user(), bus.current_password().reveal())
-    answers, unanswered = await _ask_all(bus, brokers, "GET", "/subscriptions", auth=auth)
+    answers, unanswered = await _ask_all(bus, brokers, "GET", "/subscriptions", lambda _: auth)
     counts = []
     for broker, told in answers.items():
         try:
@@ -89,7 +94,9 @@ async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
         except (KeyError, TypeError, AttributeError):
             unanswered[broker] = "not an agent's answer"
     return SubscriptionCounts(
-        tuple(sorted(counts, key=lambda each: (each.name, each.broker))), unanswered
+        tuple(sorted(counts, key=lambda each: (each.name, each.broker))),
+        unanswered,
+        tuple(sorted(answers.keys() - unanswered.keys())),
     )
 
 
@@ -102,28 +109,32 @@ async def purge(
         brokers,
         "POST",
         "/subscriptions/purge",
+        _proof(token),
         json={"wanted": list(names)},
-        headers=_bearer(token),
     )
     return PurgedMessages({b: told.get("purged", {}) for b, told in answers.items()}, unanswered)
 
 
-async def delete(bus: BusConfig, names: Sequence[str], *, token: Secret) -> Registration:
-    """Leave tombstones for all brokers, through whichever agent answers.
+async def delete(
+    bus: BusConfig, brokers: BrokerList, names: Sequence[str], *, token: Secret
+) -> Registration:
+    """Leave tombstones for all brokers, through the first agent that can.
 
+    Each is asked at its own address: behind a balancer another one than gave a nonce might answer.
     Raises TopologyError when no agent could do it, or when one of the names never was; LoginRefused;
     ConfigError for a token that cannot be one.
     """
-    bearer = _bearer(token)
-    fault = "no list address: only agents know the subscriptions"
+    proof = _proof(token)
+    fault = "no broker is on the list"
     async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
-        for url in bus.list_urls:
+        for listed in brokers:
+            url = _agent_url(bus, listed, "/topology")
             try:
-                await _check_known(http, urljoin(url, "topology"), names)
+                await _check_known(http, url, names)
                 answer = await http.post(
-                    urljoin(url, "topology"),
+                    url,
                     json={"wanted": list(names), "alive": False},
-                    headers=bearer,
+                    auth=proof(listed.broker.name),
                 )
                 if answer.status_code == httpx.codes.OK:
                     return read_registration(url, answer)
@@ -163,18 +174,24 @@ async def _check_known(http: httpx.AsyncClient, url: str, names: Sequence[str]) 
 
 
 async def _ask_all(
-    bus: BusConfig, brokers: BrokerList, method: str, path: str, **request: Any
+    bus: BusConfig,
+    brokers: BrokerList,
+    method: str,
+    path: str,
+    auth: Callable[[str], httpx.Auth],
+    **request: Any,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Each agent's answer, and why there is none, by broker name."""
-    scheme = urlsplit(bus.list_urls[0]).scheme
+    """Each agent's answer, and why there is none, by broker name. auth: of a broker name."""
     timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     async with http_client(bus) as http:
 
         async def ask(listed: ListedBroker) -> dict[str, Any] | str:
-            url = f"{scheme}://{listed.agent_address}{path}"
+            url = _agent_url(bus, listed, path)
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    answer = await http.request(method, url, timeout=timeout, **request)
+                    answer = await http.request(
+                        method, url, timeout=timeout, auth=auth(listed.broker.name), **request
+                    )
                 _raise_if_refused(url, answer)
                 if answer.status_code != httpx.codes.OK:
                     return f"HTTP {answer.status_code} {_error_of(answer)}"
@@ -194,12 +211,18 @@ async def _ask_all(
     return good, bad
 
 
-def _bearer(token: Secret) -> dict[str, str]:
+def _agent_url(bus: BusConfig, listed: ListedBroker, path: str) -> str:
+    """Return the own address of a broker's agent; it speaks TLS where the list does."""
+    return f"{urlsplit(bus.list_urls[0]).scheme}://{listed.agent_address}{path}"
+
+
+def _proof(token: Secret) -> Callable[[str], httpx.Auth]:
+    """Return what makes, of a broker name, the proof for its agent. Raises ConfigError."""
     text = token.reveal()
-    # httpx would show it in its complaint.
+    # It may have to be sent, and httpx would show it in its complaint.
     if not text or not text.isascii() or not text.isprintable() or " " in text:
         raise ConfigError("token: printable ASCII without blanks, as in the operators' token file")
-    return {"Authorization": f"Bearer {text}"}
+    return lambda broker: TokenProof(lambda: token, to=broker)
 
 
 def _raise_if_refused(url: str, answer: httpx.Response) -> None:

@@ -66,7 +66,7 @@ class Address:
         name, durability = str(destination), destination.durability
         if delay is None:
             return cls(name, destination.exchange, "", durability, (destination,))
-        return cls(name, delay.exchange, destination.exchange, durability, (destination, delay))
+        return cls(name, delay.exchange, destination.due_key, durability, (destination, delay))
 
     @classmethod
     def queue(cls, queue: str, durability: Durability) -> Address:

@@ -23,7 +23,7 @@ _OPTIONAL = (
     *("management", "data_dir", "node_name", "cookie_file", "erl_call", "mirror_device"),
     *_TLS_FILES,
 )
-_NOT_TEXT = {"epmd_port": int, "tls": bool}
+_NOT_TEXT = {"epmd_port": int, "tls": bool, "old_publishers": bool, "old_management": bool}
 _ADDRESSES = ("broker", "http", "check", "management")
 
 
@@ -39,8 +39,11 @@ class AgentConfig:
     node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
     takes seconds. data_dir: the broker's data folder, whose file system is synced.
     mirror_device: of DRBD, ``/dev/drbd0``, whose state is shown to monitoring; "" for none.
-    tls: the broker is dialled, the other agents are asked and requests are served with TLS; who asks
-    shows a certificate. tls_ca_file, tls_cert_file, tls_key_file: as `messagebus.tls.TlsFiles`.
+    old_publishers: clients of before the exchanges `mb.to/NAME` publish to queues by the exchanges of then.
+    tls: the broker is dialled, its management API and the other agents are asked, and requests are served
+    with TLS; who asks an agent shows a certificate. old_management: a management API that speaks plain HTTP
+    is asked so; it was configured before its TLS was, and its broker has not been restarted since.
+    tls_ca_file, tls_cert_file, tls_key_file: as `messagebus.tls.TlsFiles`.
     """
 
     broker: str
@@ -58,6 +61,8 @@ class AgentConfig:
     cookie_file: str = ""
     erl_call: str = ""
     mirror_device: str = ""
+    old_publishers: bool = False
+    old_management: bool = False
     tls: bool = False
     tls_ca_file: str = ""
     tls_cert_file: str = ""
@@ -78,7 +83,7 @@ class AgentConfig:
 
     def _tls_faults(self) -> list[str]:
         if not self.tls:
-            given = [key for key in _TLS_FILES if getattr(self, key)]
+            given = [key for key in (*_TLS_FILES, "old_management") if getattr(self, key)]
             return [f"{key}: without effect while tls is off" for key in given]
         faults = self.tls_files.faults()
         return faults if self.tls_cert_file else [*faults, "tls_cert_file: must be given"]

@@ -1,7 +1,8 @@
-"""Who may change the topology: operators by token, applications by their broker login.
+"""Admission to the topology: operators by token, applications by their broker login and its rights.
 
-An application's name and password are tried at the agent's own broker, so there is one place where
-users are kept. A good login is remembered for REMEMBERED_S as a salted hash; a bad one is not.
+An application's name and password are tried at the agent's own broker, and so are its rights, so there is
+one place where users are kept. A good login is remembered for REMEMBERED_S as a salted hash, with the rights
+that it has; a bad one is not.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import hmac
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
+from messagebus._io.control import Right
+from messagebus.destination import Delay, Queue, Subscription, Topic
 from messagebus.errors import ConfigError, LinkLost
 from messagebus.secret import Secret
+from messagebus.topology import Wanted
 
-__all__ = ["Admission", "Login"]
+__all__ = ["Admission", "Judged", "Login", "rights_for"]
 
 REMEMBERED_S = 60.0
 REMEMBERED_MAX = 1_000
@@ -31,37 +36,72 @@ TRIES_AT_ONCE = 4
 # Who finds a longer row is told at once that nobody can say: at 25 ms a try it would be too late for him.
 WAITING_MAX = 64
 WAITING_PER_USER_MAX = 16
+# Of names made by one user here and not deleted since.
+NAMES_PER_USER_MAX = 10_000
 
 
 class Admission(Enum):
-    """May this caller change the topology? UNKNOWN: the broker cannot be asked now."""
+    """May this caller ask? UNKNOWN: the broker cannot be asked now."""
 
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """About one request. user: "" for operators. forbidden: names that the user's rights do not cover."""
+
+    admission: Admission
+    user: str = ""
+    forbidden: tuple[str, ...] = ()
+
+
+def rights_for(wanted: Wanted) -> tuple[Right, ...]:
+    """One of these is enough to have it made: who may publish to it, or consume from it."""
+    match wanted:
+        case Topic() | Delay():
+            return (Right("write", wanted.exchange),)
+        case Subscription():
+            return (Right("read", wanted.amqp_queue),)
+        case Queue():
+            queue = wanted.amqp_queue
+            # The last one is of users whose rights are from before `mb.to/NAME`.
+            return (
+                Right("write", wanted.exchange),
+                Right("read", queue),
+                Right("write", queue),
+            )
+
+
+@dataclass(slots=True)
+class _Known:
+    until_s: float
+    rights: set[Right] = field(default_factory=set)
+
+
 class Login:
     """Judges `Authorization` headers.
 
-    token: the operators' token, read at every use. try_login: whether the broker accepts a user and
-    a password; raises LinkLost when it cannot say.
+    token: the operators' token, read at every use. try_login: which of these rights a user has, None when
+    the broker refuses user or password; raises LinkLost when it cannot say.
     """
 
     def __init__(
         self,
         *,
         token: Callable[[], Secret],
-        try_login: Callable[[str, Secret], Awaitable[bool]],
+        try_login: Callable[[str, Secret, Collection[Right]], Awaitable[set[Right] | None]],
     ) -> None:
-        self._token = token
+        self.token = token
         self._try_login = try_login
         self._salt = os.urandom(16)
-        self._good: dict[bytes, float] = {}
+        self._good: dict[bytes, _Known] = {}
         self._users: dict[str, None] = {}  # that were good at some time
         self._waiting = Counter[str]()
         self._waiting_strangers = 0
         self._tries = {known: asyncio.Semaphore(TRIES_AT_ONCE) for known in (False, True)}
+        self._made: dict[str, set[str]] = {}
 
     def is_operator(self, header: str) -> bool:
         """Whether the header carries the operators' token."""
@@ -69,29 +109,57 @@ class Login:
         if scheme.lower() != "bearer":
             return False
         try:
-            return Secret(text.strip()) == self._token()
+            return Secret(text.strip()) == self.token()
         except ConfigError:
             return False
 
-    async def admit(self, header: str) -> Admission:
-        """Whether the header is the operators' token or a good broker login."""
+    async def admit(self, header: str, wanted: Mapping[str, Wanted]) -> Judged:
+        """Judge a header: the operators' token, or a good broker login, and its rights on all of these."""
         if self.is_operator(header):
-            return Admission.YES
+            return Judged(admission=Admission.YES)
         basic = _read_basic(header)
         if basic is None:
-            return Admission.NO
-        mark = self._mark(*basic)
-        if self._good.get(mark, 0.0) > time.monotonic():
-            return Admission.YES
-        try:
-            with self._place(basic[0]) as tries:
-                async with tries:
-                    good = await self._try_login(*basic)
-        except LinkLost:
-            return Admission.UNKNOWN
-        if good:
-            self._remember(basic[0], mark)
-        return Admission.YES if good else Admission.NO
+            return Judged(admission=Admission.NO)
+        user, mark = basic[0], self._mark(*basic)
+        asked = {name: rights_for(each) for name, each in wanted.items()}
+        known = self._good.get(mark)
+        if known is None or known.until_s <= time.monotonic():
+            known = _Known(time.monotonic() + REMEMBERED_S)
+        elif all(known.rights.intersection(rights) for rights in asked.values()):
+            return Judged(admission=Admission.YES, user=user)
+        # One right of each name is enough, and most users have the first: the others are seldom asked for.
+        for turn in range(max(map(len, asked.values()), default=1)):
+            unsure = [
+                rights[turn]
+                for rights in asked.values()
+                if len(rights) > turn and not known.rights.intersection(rights)
+            ]
+            if turn and not unsure:
+                break
+            try:
+                with self._place(user) as tries:
+                    async with tries:
+                        found = await self._try_login(*basic, unsure)
+            except LinkLost:
+                return Judged(admission=Admission.UNKNOWN)
+            if found is None:
+                self._good.pop(mark, None)
+                return Judged(admission=Admission.NO)
+            known.rights |= found
+        self._remember(user, mark, known)
+        forbidden = (n for n, rights in asked.items() if not known.rights.intersection(rights))
+        return Judged(admission=Admission.YES, user=user, forbidden=tuple(forbidden))
+
+    def has_room(self, user: str, names: Iterable[str], alive: Callable[[str], bool]) -> bool:
+        """Tell whether a user may make these, too; they count as made then. alive: whether a name exists."""
+        new = {name for name in names if not alive(name)}
+        if not user or not new:
+            return True
+        made = {name for name in self._made.get(user, ()) if alive(name)} | new
+        if len(made) > NAMES_PER_USER_MAX:
+            return False
+        self._made[user] = made
+        return True
 
     @contextlib.contextmanager
     def _place(self, user: str) -> Iterator[asyncio.Semaphore]:
@@ -114,12 +182,12 @@ class Login:
         text = f"{len(user)}:{user}:{password.reveal()}".encode()
         return hmac.digest(self._salt, text, hashlib.sha256)
 
-    def _remember(self, user: str, mark: bytes) -> None:
+    def _remember(self, user: str, mark: bytes, known: _Known) -> None:
         if len(self._good) >= REMEMBERED_MAX:
             self._good.clear()
         if len(self._users) >= REMEMBERED_MAX:
             self._users.clear()
-        self._good[mark], self._users[user] = time.monotonic() + REMEMBERED_S, None
+        self._good[mark], self._users[user] = known, None
 
 
 def _read_basic(header: str) -> tuple[str, Secret] | None:

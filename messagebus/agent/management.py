@@ -14,7 +14,7 @@ import httpx
 
 from messagebus.agent.config import AgentConfig
 from messagebus.errors import ConfigError
-from messagebus.tls import trusting_nobody
+from messagebus.tls import speaks_no_tls, trusting_nobody
 from messagebus.topology import BORN, GATE
 
 __all__ = ["Load", "Management", "ManagementUnavailable", "Room"]
@@ -59,11 +59,11 @@ class Management:
         self._config = config
         self.is_there = bool(config.management)
         self._client = httpx.AsyncClient(
-            base_url=f"http://{config.management or 'localhost'}",
+            base_url=f"{'https' if config.tls else 'http'}://{config.management or 'localhost'}",
             timeout=TIMEOUT_S,
             trust_env=False,
             transport=transport,
-            verify=trusting_nobody(),
+            verify=config.tls_files.client_context() if config.tls else trusting_nobody(),
         )
 
     async def births(self) -> dict[str, int | None]:
@@ -137,12 +137,20 @@ class Management:
     async def _get(self, path: str, *, may_be: int = 200) -> httpx.Response:
         try:
             auth = httpx.BasicAuth(self._config.user, self._config.password.reveal())
-            answer = await self._client.get(path, auth=auth)
+            answer = await self._ask(path, auth)
         except (httpx.HTTPError, ConfigError) as fault:
             raise ManagementUnavailable(str(fault) or type(fault).__name__) from fault
         if answer.status_code not in (200, may_be):
             raise ManagementUnavailable(f"HTTP {answer.status_code}")
         return answer
+
+    async def _ask(self, path: str, auth: httpx.BasicAuth) -> httpx.Response:
+        try:
+            return await self._client.get(path, auth=auth)
+        except httpx.ConnectError as fault:
+            if not (self._config.old_management and speaks_no_tls(fault)):
+                raise
+        return await self._client.get(f"http://{self._config.management}{path}", auth=auth)
 
 
 def _is_shared(queue: dict[str, Any]) -> bool:

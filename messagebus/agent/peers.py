@@ -1,11 +1,14 @@
 """Asks the other agents for their maps, and tells them changes.
 
-Every request has its own short deadline; an agent that does not answer is left out of the result.
+Every request has its own short deadline; an agent that does not answer is left out of the result. So is one
+that does not prove that it has the operators' token, unless it is of a version that cannot: until it has
+proved it once, which is remembered over restarts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +19,14 @@ import httpx
 from messagebus.agent.store import entry_from_json, snapshot_from_json, snapshot_to_json
 from messagebus.broker import ListedBroker
 from messagebus.core.register import Entry, Snapshot
+from messagebus.errors import ConfigError
+from messagebus.proof import NotProven, TokenProof
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles, trusting_nobody
 
 __all__ = ["Node", "Peers", "Told"]
+
+log = logging.getLogger("messagebus.agent")
 
 T = TypeVar("T")
 
@@ -62,7 +69,7 @@ class Node:
 class Peers:
     """The other agents. me: broker name of this one. transport: another way to them, for tests.
 
-    tls: they serve https, and want to see our certificate.
+    token: the operators'. tls: they serve https, and want to see our certificate.
     """
 
     def __init__(
@@ -70,9 +77,11 @@ class Peers:
         me: str,
         transport: httpx.AsyncBaseTransport | None = None,
         *,
+        token: Callable[[], Secret],
         tls: TlsFiles | None = None,
     ) -> None:
         self._me = me
+        self._token = token
         self._begin = "https://" if tls else "http://"
         timeout = httpx.Timeout(PULL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
@@ -86,6 +95,10 @@ class Peers:
         self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
         # By broker name; kept over restarts, since who is asked for is dead.
         self.nodes: dict[str, Node] = {}
+        # Broker names of those that have proved the token; kept over restarts, too.
+        self.proven: set[str] = set()
+        self._proofs: dict[tuple[str, bool], TokenProof] = {}
+        self._doubted: dict[str, str] = {}
         self.on_nodes: Callable[[], None] = lambda: None
         self.pulls = 0
         self.pulls_failed = 0
@@ -109,7 +122,6 @@ class Peers:
         entries: Sequence[Entry],
         mine: Snapshot,
         *,
-        token: Secret,
         answering: Iterable[str],
     ) -> dict[str, Told]:
         """Tell all of them these entries of my map; answers by broker name.
@@ -125,7 +137,6 @@ class Peers:
                 self._push_one(
                     peer,
                     body,
-                    token,
                     PUSH_TIMEOUT_S if peer.broker.name in lively else SILENT_TIMEOUT_S,
                 )
                 for peer in peers
@@ -138,7 +149,7 @@ class Peers:
         }
 
     async def mismatch(
-        self, peers: Iterable[ListedBroker], items: Sequence[object], *, token: Secret
+        self, peers: Iterable[ListedBroker], items: Sequence[object]
     ) -> dict[str, str]:
         """What of these items exists otherwise on whose broker, in words, "" for nothing.
 
@@ -153,7 +164,6 @@ class Peers:
             read,
             "POST",
             "/topology/try",
-            token=token,
             json={"from": self._me, "wanted": list(items)},
         )
 
@@ -173,24 +183,20 @@ class Peers:
         method: str,
         path: str,
         *,
-        token: Secret | None = None,
         json: Any = None,
     ) -> dict[str, T]:
         """One request to each; what `read` makes of the answers of 200, by broker name."""
-        headers = {"Authorization": f"Bearer {token.reveal()}"} if token else {}
 
         async def ask(peer: ListedBroker) -> tuple[str, T] | None:
             try:
                 async with asyncio.timeout(PULL_TIMEOUT_S):
-                    answer = await self._client.request(
-                        method,
-                        f"{self._begin}{peer.agent_address}{path}",
-                        headers=headers,
-                        json=json,
-                    )
+                    answer = await self._request(peer, method, path, json=json)
                 if answer.status_code == httpx.codes.OK:
                     return peer.broker.name, read(answer)
-            except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
+            except (
+                *(httpx.HTTPError, ConfigError, TimeoutError),
+                *(ValueError, KeyError, TypeError, AttributeError),
+            ):
                 pass
             return None
 
@@ -203,19 +209,34 @@ class Peers:
     def _without_me(self, listed: Iterable[ListedBroker]) -> list[ListedBroker]:
         return [peer for peer in listed if peer.broker.name != self._me]
 
+    async def _request(
+        self, peer: ListedBroker, method: str, path: str, **more: Any
+    ) -> httpx.Response:
+        """Send one request; who does not prove the token is told once.
+
+        A POST proves it, too; of a GET only the answer does.
+        """
+        url = f"{self._begin}{peer.agent_address}{path}"
+        auth = self._proof(peer, signs=method == "POST")
+        try:
+            return await self._client.request(method, url, auth=auth, **more)
+        except NotProven as fault:
+            self._doubt(peer, fault)
+            raise
+
     async def _pull_one(self, peer: ListedBroker) -> Snapshot | None:
         url = f"{self._begin}{peer.agent_address}/topology"
         etag, known = self._last.get(url, ("", None))
         self.pulls += 1
         try:
             async with asyncio.timeout(PULL_TIMEOUT_S):
-                answer = await self._client.get(
-                    url, headers={"If-None-Match": etag} if etag else {}
-                )
-            if answer.status_code != httpx.codes.NOT_MODIFIED or known is None:
+                headers = {"If-None-Match": etag} if etag else {}
+                answer = await self._request(peer, "GET", "/topology", headers=headers)
+            now = answer.headers.get("ETag", "")
+            if answer.status_code != httpx.codes.NOT_MODIFIED or known is None or now != etag:
                 known = self._read(peer, answer)
-                self._last[url] = (answer.headers.get("ETag", ""), known)
-        except (httpx.HTTPError, TimeoutError, ValueError):
+                self._last[url] = (now, known)
+        except (httpx.HTTPError, ConfigError, TimeoutError, ValueError):
             self._last.pop(url, None)
             self.pulls_failed += 1
             return None
@@ -234,19 +255,49 @@ class Peers:
         return snapshot_from_json(value)
 
     async def _push_one(
-        self, peer: ListedBroker, body: dict[str, Any], token: Secret, timeout_s: float
+        self, peer: ListedBroker, body: dict[str, Any], timeout_s: float
     ) -> Told | None:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._client.post(
-                    f"{self._begin}{peer.agent_address}/topology/merge",
+                answer = await self._request(
+                    peer,
+                    "POST",
+                    "/topology/merge",
                     json=body,
-                    headers={"Authorization": f"Bearer {token.reveal()}"},
                     timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
                 )
             return _told(answer)
-        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError):
-            return None
+        except (httpx.HTTPError, ConfigError, TimeoutError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def _proof(self, peer: ListedBroker, *, signs: bool) -> TokenProof:
+        """signs: the request wants the token; otherwise only the answer has to prove it."""
+        name = peer.broker.name
+        if (name, signs) not in self._proofs:
+
+            def proven() -> None:
+                if self._doubted.pop(name, ""):
+                    log.info("agent believed again broker=%s", name)
+                if name not in self.proven:
+                    self.proven.add(name)
+                    self.on_nodes()
+
+            self._proofs[name, signs] = TokenProof(
+                self._token,
+                to=name,
+                may_send=lambda: name not in self.proven,
+                on_proven=proven,
+                signs=signs,
+            )
+        return self._proofs[name, signs]
+
+    def _doubt(self, peer: ListedBroker, fault: NotProven) -> None:
+        """Tell it once."""
+        name, reason = peer.broker.name, str(fault)
+        if self._doubted.get(name) != reason:
+            self._doubted[name] = reason
+            log.warning("agent not believed broker=%s reason=%r", name, reason)
 
 
 def _told(answer: httpx.Response) -> Told:

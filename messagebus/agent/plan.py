@@ -8,11 +8,19 @@ with it, wherever the broker was then, so the queue is deleted before it is decl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from messagebus.core.register import Entry
-from messagebus.destination import Subscription, Topic
-from messagebus.topology import Declarations, Wanted, declarations, parse_wanted, with_options
+from messagebus.destination import Queue, Subscription, Topic
+from messagebus.topology import (
+    Binding,
+    Declarations,
+    Exchange,
+    Wanted,
+    declarations,
+    parse_wanted,
+    with_options,
+)
 
 __all__ = [
     "Declare",
@@ -73,19 +81,30 @@ def unsure_of(
 
 
 def plan(
-    entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], births: Births, floor: int
+    entries: Mapping[str, Entry],
+    *,
+    brought: Mapping[str, Entry],
+    births: Births,
+    floor: int,
+    old_publishers: bool = False,
 ) -> tuple[Step, ...]:
     """Steps in the order to do them: deletions, then declarations.
 
     brought: entries that need nothing, because they are on the broker as they are.
     births: may lack what nobody asked for; orphans are then left for another time.
     floor: `Register.floor` of an informed map, otherwise 0.
+    old_publishers: as `AgentConfig` has it.
     """
     pending = list(_pending(entries, brought))
     return (
         *_deletions_of_orphans(entries, births, floor),
         *_deletions_of_dead(entries, pending),
-        *(step for entry in pending if entry.alive for step in _revive(entry, births)),
+        *(
+            step
+            for entry in pending
+            if entry.alive
+            for step in _revive(entry, births, old_publishers)
+        ),
     )
 
 
@@ -107,13 +126,26 @@ def _deletions_of_orphans(
     yield from (DeleteQueue(name) for name in sorted(old) if name.startswith("mb."))
 
 
-def _revive(entry: Entry, births: Births) -> Iterator[Step]:
+def _revive(entry: Entry, births: Births, old_publishers: bool) -> Iterator[Step]:
     wanted = wanted_of(entry)
     for queue in wanted.queues:
         born = births.get(queue.name)
         if born is not None and born < entry.tomb:
             yield DeleteQueue(queue.name)
-    yield Declare(entry, wanted)
+    yield Declare(entry, _of_before(wanted, entry) if old_publishers else wanted)
+
+
+def _of_before(wanted: Declarations, entry: Entry) -> Declarations:
+    """With the exchange that a queue was published to by: it had the name of the queue."""
+    queue = parse_wanted(entry.wanted)
+    if not isinstance(queue, Queue):
+        return wanted
+    name = queue.amqp_queue
+    return replace(
+        wanted,
+        exchanges=(*wanted.exchanges, Exchange(name=name)),
+        bindings=(*wanted.bindings, Binding(exchange=name, queue=name)),
+    )
 
 
 def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> Iterator[Step]:

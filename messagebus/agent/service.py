@@ -11,12 +11,12 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from messagebus._io.control import login_is_good
+from messagebus._io.control import Right, rights_of
 from messagebus._io.link import Credentials
 from messagebus._io.settle import Settler
 from messagebus.agent.answering import Answering
@@ -79,7 +79,7 @@ class Service:
         self._management = Management(config)
         self._loads = Loads(self._management)
         self._tls = config.tls_files if config.tls else None
-        self._peers = Peers(config.address.name, tls=self._tls)
+        self._peers = Peers(config.address.name, token=lambda: config.token, tls=self._tls)
         self.upkeep = Upkeep(
             config,
             register,
@@ -102,7 +102,6 @@ class Service:
             lists=self.lists,
             upkeep=self.upkeep,
             answering=answering,
-            token=lambda: config.token,
         )
         self.expiry = Expiry(
             me=config.address.name,
@@ -260,6 +259,7 @@ class Service:
             self.upkeep.held = {str(k): int(v) for k, v in report.get("held", {}).items()}
             self.upkeep.losses.restore(Loss(**loss) for loss in report.get("losses", []))
             self._peers.nodes = {k: Node(**node) for k, node in report.get("nodes", {}).items()}
+            self._peers.proven = set(map(str, report.get("proven", [])))
         except (AttributeError, TypeError, ValueError) as fault:
             log.warning("stored report is unusable: %s", fault)
 
@@ -269,7 +269,12 @@ class Service:
             self._report_due.clear()
             losses = [asdict(loss) for loss in self.upkeep.losses.kept]
             nodes = {name: asdict(node) for name, node in self._peers.nodes.items()}
-            report = {"held": self.upkeep.held, "losses": losses, "nodes": nodes}
+            report = {
+                "held": self.upkeep.held,
+                "losses": losses,
+                "nodes": nodes,
+                "proven": sorted(self._peers.proven),
+            }
             try:
                 await asyncio.to_thread(self._store.save_report, report)
             except OSError as fault:
@@ -301,14 +306,18 @@ class Service:
     def _subscriptions_of_clients(self) -> list[tuple[str, float]]:
         return [(c.subscription, c.age_ms / 1000) for c in self.clients.living(_now_ms())]
 
-    async def _try_login(self, user: str, password: Secret) -> bool:
+    async def _try_login(
+        self, user: str, password: Secret, rights: Collection[Right]
+    ) -> set[Right] | None:
         credentials = Credentials(
             user=user,
             password=password,
             client_id="agent checks a login",
             tls=self._tls.client_context() if self._tls else None,
         )
-        return await login_is_good(self._config.address, credentials, timeout_ms=LOGIN_TIMEOUT_MS)
+        return await rights_of(
+            self._config.address, credentials, rights, timeout_ms=LOGIN_TIMEOUT_MS
+        )
 
     def _figures(self) -> list[Figure]:
         upkeep, topology, condition = self.upkeep, self.topology, self.condition

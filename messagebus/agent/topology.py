@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
 from messagebus._io.control import node_is_gone, port_refuses
@@ -25,7 +25,6 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.register import Entry, Options, Register, Snapshot
 from messagebus.core.registration import Answer, Completion, Reply, completion
 from messagebus.errors import TopologyError, TopologyMismatch
-from messagebus.secret import Secret
 from messagebus.topology import Wanted, differences, options_of, to_item, with_options
 
 __all__ = ["NoMajority", "Topology"]
@@ -58,7 +57,6 @@ class Topology:
         lists: ListFile,
         upkeep: Upkeep,
         answering: Answering,
-        token: Callable[[], Secret],
     ) -> None:
         self._me = me
         self.register = register
@@ -66,7 +64,6 @@ class Topology:
         self._peers = peers
         self._lists = lists
         self._upkeep, self._answering = upkeep, answering
-        self._token = token
         self._changing = asyncio.Lock()
         self._waiting: dict[str, asyncio.Task[Completion]] = {}
         self._storing = asyncio.Lock()
@@ -254,7 +251,6 @@ class Topology:
                 current.listed,
                 entries,
                 self.register.snapshot,
-                token=self._token(),
                 answering=heard,
             ),
         )
@@ -286,7 +282,7 @@ class Topology:
             try:
                 mine, theirs = await asyncio.gather(
                     self._upkeep.mismatch(wanted),
-                    self._peers.mismatch(peers, [to_item(w) for w in wanted], token=self._token()),
+                    self._peers.mismatch(peers, [to_item(w) for w in wanted]),
                 )
             finally:
                 self._making = {}

@@ -438,7 +438,13 @@ class Upkeep:
         if self._vanished:
             await asyncio.sleep(CANCELLED_S)
         lost, self._vanished = self._vanished, set()
-        steps = plan(tried, brought=self._brought, births=births, floor=floor)
+        steps = plan(
+            tried,
+            brought=self._brought,
+            births=births,
+            floor=floor,
+            old_publishers=self._config.old_publishers,
+        )
         if not self._gate_open and any(isinstance(step, DeleteQueue) for step in steps):
             # RabbitMQ 3.10 makes no quorum queues any more when one is deleted while its boot starts it.
             await self._need_leaders()

@@ -6,9 +6,11 @@ Decides nothing. Errors are one line of text, or `{"error": ...}` where JSON is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,15 +23,22 @@ from starlette.routing import Route
 from messagebus.agent.clients import TEXT_MAX, Clients
 from messagebus.agent.counting import Counting
 from messagebus.agent.listfile import ListFile
-from messagebus.agent.login import Admission, Login
+from messagebus.agent.login import NAMES_PER_USER_MAX, Admission, Judged, Login
 from messagebus.agent.metrics import Metrics
 from messagebus.agent.plan import expires_s_of
 from messagebus.agent.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority, Topology
 from messagebus.agent.upkeep import Upkeep
 from messagebus.core.gate import Verdict, VerdictKind
-from messagebus.errors import LinkError, NameInvalid, TopologyError, TopologyMismatch
-from messagebus.topology import Wanted, options_of, read_item
+from messagebus.errors import (
+    ConfigError,
+    LinkError,
+    NameInvalid,
+    TopologyError,
+    TopologyMismatch,
+)
+from messagebus.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
+from messagebus.topology import Wanted, options_of, parse_wanted, read_item
 
 __all__ = ["WAIT_S_MAX", "Parts", "application"]
 
@@ -42,6 +51,7 @@ BODY_BYTES_MAX = 4 << 20
 # Generations that a client may be ahead of the list here, which was restored from an old backup.
 APPLIED_AHEAD_MAX = 1_000
 NAMES_MAX = 1_000
+FORBIDDEN_TOLD = 5
 
 _HEALTH_CODES = {VerdictKind.READY: 200, VerdictKind.DRAIN: 404, VerdictKind.DOWN: 503}
 
@@ -78,23 +88,24 @@ class BadRequest(Exception):
 def application(parts: Parts) -> Starlette:
     """The ASGI application of one agent."""
     web = _Web(parts)
-    routes = [
-        Route("/consumer-list", web.consumer_list, methods=["GET"]),
-        Route("/clients", web.clients, methods=["GET"]),
-        Route("/topology", web.topology, methods=["GET"]),
-        Route("/topology", web.change, methods=["POST"]),
-        Route("/topology/merge", web.merge, methods=["POST"]),
-        Route("/topology/adopt", web.adopt, methods=["POST"]),
-        Route("/topology/try", web.try_out, methods=["POST"]),
-        Route("/unused", web.unused, methods=["GET"]),
-        Route("/subscriptions", web.subscriptions, methods=["GET"]),
-        Route("/subscriptions/purge", web.purge, methods=["POST"]),
-        Route("/settled", web.settled, methods=["GET"]),
-        Route("/health", web.health, methods=["GET"]),
-        Route("/live", web.live, methods=["GET"]),
-        Route("/metrics", web.metrics, methods=["GET"]),
-        Route("/drain", web.drain, methods=["POST"]),
+    answers = [
+        ("/consumer-list", web.consumer_list, "GET"),
+        ("/clients", web.clients, "GET"),
+        ("/topology", web.topology, "GET"),
+        ("/topology", web.change, "POST"),
+        ("/topology/merge", web.merge, "POST"),
+        ("/topology/adopt", web.adopt, "POST"),
+        ("/topology/try", web.try_out, "POST"),
+        ("/unused", web.unused, "GET"),
+        ("/subscriptions", web.subscriptions, "GET"),
+        ("/subscriptions/purge", web.purge, "POST"),
+        ("/settled", web.settled, "GET"),
+        ("/health", web.health, "GET"),
+        ("/live", web.live, "GET"),
+        ("/metrics", web.metrics, "GET"),
+        ("/drain", web.drain, "POST"),
     ]
+    routes = [Route(path, web.proving(answer), methods=[how]) for path, answer, how in answers]
     return Starlette(
         routes=routes, exception_handlers={BadRequest: _bad_request, ClientDisconnect: _gone}
     )
@@ -103,7 +114,11 @@ def application(parts: Parts) -> Starlette:
 class _Web:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._challenges = Challenges(parts.login.token)
         self._waiting = 0
+        self._waiting_as = Counter[tuple[str, str]]()
+        names = (f"{parts.started}/{parts.started}", f"queue:{parts.started}")
+        self._anything = {name: parse_wanted(name) for name in names}
 
     # The list and who reads it.
 
@@ -121,14 +136,23 @@ class _Web:
     async def _wait_for_list(self, request: Request, generation: int, wait_s: float) -> Response:
         if self._waiting >= WAITING_MAX:
             return PlainTextResponse("too many clients wait here\n", 503)
+        who = self._who(request)
         self._waiting += 1
+        self._waiting_as[who] += 1
         try:
             ended = await _first_of(
                 self._parts.lists.newer_than(generation), _disconnected(request), timeout_s=wait_s
             )
         finally:
             self._waiting -= 1
+            self._waiting_as[who] -= 1
+            is_last = not self._waiting_as[who]
+            if is_last:
+                del self._waiting_as[who]
         if ended == 1:
+            # Clients may share an id, and nobody proves his: one that waits here still is not forgotten.
+            if is_last:
+                self._parts.clients.left(*who, _monotonic_ms())
             return Response(status_code=499)
         self._seen(request)
         if ended == 0:
@@ -154,17 +178,22 @@ class _Web:
         }
 
     def _seen(self, request: Request) -> None:
-        query = request.query_params
-        client_id = _id(query.get("client", ""), "client")
+        client_id, subscription = self._who(request)
         if not client_id:
             return
-        subscription = _id(query.get("subscription", ""), "subscription")
-        applied = _whole(query.get("applied", "0"), "applied")
+        applied = _whole(request.query_params.get("applied", "0"), "applied")
         current = self._parts.lists.current
         # Nothing proves who asks: what no client can have applied must not hold up a push.
         if current is not None and applied > current.generation + APPLIED_AHEAD_MAX:
             return
         self._parts.clients.seen(client_id, subscription, applied, _monotonic_ms())
+
+    @staticmethod
+    def _who(request: Request) -> tuple[str, str]:
+        """Client and subscription. Raises BadRequest."""
+        query = request.query_params
+        client_id = _id(query.get("client", ""), "client")
+        return client_id, _id(query.get("subscription", ""), "subscription") if client_id else ""
 
     async def clients(self, _request: Request) -> Response:
         living = self._parts.clients.living(_monotonic_ms())
@@ -204,17 +233,24 @@ class _Web:
         )
 
     async def change(self, request: Request) -> Response:
-        if refusal := await self._refusal(request):
-            return refusal
+        if isinstance(judged := await self._judged(request, {}), Response):
+            return judged
         body = await _json(request)
         wanted, alive = _wanted(body.get("wanted")), body.get("alive", True)
         if type(alive) is not bool:
             raise BadRequest("alive: true or false")
-        if not alive and (refusal := self._may_not_delete(request, wanted)):
+        judged = await self._judged(request, wanted)
+        if isinstance(judged, Response):
+            return judged
+        if judged.forbidden:
+            return _forbidden(judged)
+        if not alive and (refusal := await self._may_not_delete(request, wanted)):
             return refusal
+        if alive and not self._parts.login.has_room(judged.user, wanted, self._is_alive):
+            return _error(429, f"user {judged.user!r} has made {NAMES_PER_USER_MAX} names here")
         options = {name: options_of(each) for name, each in wanted.items()}
         try:
-            judged = await self._parts.topology.change(list(wanted), alive=alive, options=options)
+            changed = await self._parts.topology.change(list(wanted), alive=alive, options=options)
         except NoMajority as refused:
             return _error(409, str(refused))
         except TopologyMismatch as refused:
@@ -223,29 +259,33 @@ class _Web:
             return _error(503, str(fault))
         return JSONResponse(
             {
-                "complete": judged.complete,
-                "held": list(judged.held),
-                "later": list(judged.later),
-                "missing": dict(judged.missing),
+                "complete": changed.complete,
+                "held": list(changed.held),
+                "later": list(changed.later),
+                "missing": dict(changed.missing),
                 "options": self._options_of(wanted) if alive else {},
             }
         )
+
+    def _is_alive(self, name: str) -> bool:
+        entry = self._parts.topology.register.entries.get(name)
+        return entry is not None and entry.alive
 
     def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What exists beside these names: who asks for less takes it as it is, and has to know it."""
         entries = self._parts.topology.register.entries
         return {name: dict(entries[name].options) for name in names if name in entries}
 
-    def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
+    async def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
         """An application may delete what would expire; all else is for operators."""
         entries = self._parts.topology.register.entries
         if all(name in entries and expires_s_of(entries[name]) for name in names):
             return None
-        return self._operators_only(request)
+        return await self._operators_only(request)
 
     async def try_out(self, request: Request) -> Response:
         """What of these exists otherwise on the broker; nothing is made."""
-        if refusal := self._operators_only(request):
+        if refusal := await self._operators_only(request):
             return refusal
         body = await _json(request)
         wanted, origin = _wanted(body.get("wanted")), str(body.get("from", ""))
@@ -257,9 +297,18 @@ class _Web:
     # Subscriptions and queues of the own broker.
 
     async def subscriptions(self, request: Request) -> Response:
-        if refusal := await self._refusal(request):
-            return refusal
+        """Those that the caller's rights cover."""
         entries = self._parts.topology.register.entries
+        known = {name: parse_wanted(name) for name, entry in entries.items() if entry.alive}
+        # Who may read any name need not be asked about for each of thousands.
+        judged = await self._judged(request, self._anything)
+        if not isinstance(judged, Response) and judged.forbidden:
+            judged = await self._judged(request, known)
+        if isinstance(judged, Response):
+            return judged
+        if known and len(judged.forbidden) == len(known):
+            return _forbidden(judged)
+        entries = {name: entries[name] for name in known.keys() - set(judged.forbidden)}
         try:
             counts = await self._parts.counting.counts(entries)
         except LinkError as fault:
@@ -275,7 +324,7 @@ class _Web:
         )
 
     async def purge(self, request: Request) -> Response:
-        if refusal := self._operators_only(request):
+        if refusal := await self._operators_only(request):
             return refusal
         wanted = _wanted((await _json(request)).get("wanted"))
         entries = self._parts.topology.register.entries
@@ -287,7 +336,7 @@ class _Web:
         return JSONResponse({"broker": self._parts.broker, "purged": purged})
 
     async def merge(self, request: Request) -> Response:
-        if refusal := self._operators_only(request):
+        if refusal := await self._operators_only(request):
             return refusal
         try:
             snapshot = snapshot_from_json(await _json(request))
@@ -313,7 +362,7 @@ class _Web:
         )
 
     async def adopt(self, request: Request) -> Response:
-        if refusal := self._operators_only(request):
+        if refusal := await self._operators_only(request):
             return refusal
         try:
             snapshot = snapshot_from_json(await _json(request))
@@ -352,7 +401,7 @@ class _Web:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def drain(self, request: Request) -> Response:
-        if refusal := self._operators_only(request):
+        if refusal := await self._operators_only(request):
             return refusal
         draining = (await _json(request)).get("draining")
         if type(draining) is not bool:
@@ -365,21 +414,78 @@ class _Web:
 
     # Who may.
 
-    def _operators_only(self, request: Request) -> Response | None:
-        if self._parts.login.is_operator(request.headers.get("Authorization", "")):
+    async def _operators_only(self, request: Request) -> Response | None:
+        if await self._is_operator(request):
             return None
-        return _error(401, "operators' token wanted", {"WWW-Authenticate": "Bearer"})
+        told = {"WWW-Authenticate": f"{self._challenges.header}, Bearer"}
+        return _error(401, "operators' token wanted", told)
 
-    async def _refusal(self, request: Request) -> Response | None:
-        match await self._parts.login.admit(request.headers.get("Authorization", "")):
+    async def _is_operator(self, request: Request) -> bool:
+        """Tell whether the caller has the token: he proves it, or sends it, as earlier versions do."""
+        known = getattr(request.state, "is_operator", None)
+        if known is None:
+            header = request.headers.get("Authorization", "")
+            known = self._parts.login.is_operator(header)
+            if not known and Challenges.is_proof(header):
+                body = await _body(request)
+                with contextlib.suppress(ConfigError):
+                    known = self._challenges.proves(
+                        header,
+                        me=self._parts.broker,
+                        method=request.method,
+                        target=_target(request),
+                        body=body,
+                    )
+            request.state.is_operator = known  # a proof is good for one request
+        return bool(known)
+
+    def proving(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The same, with a proof of the token for who wants one."""
+
+        async def proven(request: Request) -> Response:
+            ask = request.headers.get(ASK, "")
+            if ask and not is_nonce(ask):
+                raise BadRequest(f"{ASK}: 16 to 64 hexadecimal digits")
+            response = await answer(request)
+            if ask:
+                with contextlib.suppress(ConfigError):
+                    response.headers[PROOF] = answer_proof(
+                        self._parts.login.token(),
+                        ask=ask,
+                        method=request.method,
+                        target=_target(request),
+                        broker=self._parts.broker,
+                        status=response.status_code,
+                        etag=response.headers.get("ETag", ""),
+                        body=bytes(response.body),
+                    )
+            return response
+
+        return proven
+
+    async def _judged(self, request: Request, wanted: Mapping[str, Wanted]) -> Judged | Response:
+        """Judge the caller, and his rights on all of these; or return the answer to one who is nobody."""
+        if await self._is_operator(request):
+            return Judged(admission=Admission.YES)
+        judged = await self._parts.login.admit(request.headers.get("Authorization", ""), wanted)
+        match judged.admission:
             case Admission.YES:
-                return None
+                return judged
             case Admission.NO:
-                return _error(
-                    401, "login refused", {"WWW-Authenticate": 'Basic realm="messagebus"'}
-                )
+                told = f'{self._challenges.header}, Basic realm="messagebus"'
+                return _error(401, "login refused", {"WWW-Authenticate": told})
             case Admission.UNKNOWN:
                 return _error(503, "the broker here cannot check the login: ask another agent")
+
+
+def _forbidden(judged: Judged) -> Response:
+    names = ", ".join(judged.forbidden[:FORBIDDEN_TOLD])
+    more = len(judged.forbidden) - FORBIDDEN_TOLD
+    more_told = f" and {more} more" if more > 0 else ""
+    told = f"the rights of user {judged.user!r} do not cover {names}{more_told}"
+    return JSONResponse({"error": told, "forbidden": True}, 403)
 
 
 def _error(code: int, text: str, headers: dict[str, str] | None = None) -> Response:
@@ -395,15 +501,30 @@ async def _gone(_request: Request, _fault: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def _json(request: Request) -> dict[str, Any]:
-    """The body as one JSON object, of at most BODY_BYTES_MAX."""
+async def _body(request: Request) -> bytes:
+    """At most BODY_BYTES_MAX, read once."""
+    known = getattr(request.state, "body", None)
+    if isinstance(known, bytes):
+        return known
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_BYTES_MAX:
             raise BadRequest(f"more than {BODY_BYTES_MAX} bytes")
+    request.state.body = bytes(body)
+    return bytes(body)
+
+
+def _target(request: Request) -> str:
+    """Path and query as they were sent."""
+    path, query = request.scope.get("raw_path", b""), request.scope["query_string"]
+    return bytes(path + (b"?" + query if query else b"")).decode("latin-1")
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    """The body as one JSON object."""
     try:
-        value = json.loads(bytes(body))
+        value = json.loads(await _body(request))
     except ValueError as fault:
         raise BadRequest(f"not JSON: {fault}") from fault
     except RecursionError as fault:

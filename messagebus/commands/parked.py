@@ -15,19 +15,20 @@ import click
 
 from messagebus import parked
 from messagebus.commands.environment import bus_settings
+from messagebus.commands.exits import Exit, code_of
 from messagebus.parked import (
     ParkedCount,
     ParkedCounts,
     ParkedFilter,
     ParkedMessage,
+    ParkedMessages,
     ParkedMoved,
     ParkedProgress,
 )
-from messagebus.terminal import escaped, printable, say
+from messagebus.terminal import escaped, plural, printable, say
 
 __all__ = ["group"]
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 TEXT_CHARS_MAX, BODY_CHARS_MAX = 300, 200
 REASONS_SHOWN, HEADERS_SHOWN = 3, 20
 PROGRESS_EVERY_S = 1.0
@@ -50,7 +51,7 @@ class Duration(click.ParamType[float]):
         return float(found[1]) * _UNITS_S[found[2]]
 
 
-@click.group("parked")
+@click.group("parked", short_help="List, read, put back or drop what was given up.")
 def group() -> None:
     """List, read, put back or drop parked messages, on all brokers.
 
@@ -110,7 +111,7 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
     NAMES: TOPIC/SUBSCRIPTION, queue:NAME, or undelivered for what was delayed and found no queue.
 
     One line for each parking queue that has some: how many, how long ago the oldest was parked ("?": it
-    does not say), and the most frequent reasons. Exit code 1 when a broker does not answer.
+    does not say), and the most frequent reasons. Exit code 3 when a broker does not answer.
 
     \b
     Example:
@@ -123,7 +124,7 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
         _print_counts(found)
     elif not found.faults:
         say("nothing is parked", err=True)
-    return _tell(found.faults)
+    return _tell(found)
 
 
 def _print_counts(found: ParkedCounts) -> None:
@@ -162,7 +163,7 @@ def _count_row(each: ParkedCount) -> dict[str, Any]:
     }
 
 
-@group.command("show")
+@group.command("show", short_help="Print parked messages of NAMES; they stay.")
 @_names
 @_filters
 @click.option(
@@ -190,7 +191,7 @@ def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json
         for each in found.messages:
             click.echo("\n".join(_lines(each)) + "\n")
         say(f"{len(found.messages)} shown", err=True)
-    return _tell(found.faults)
+    return _tell(found)
 
 
 def _lines(each: ParkedMessage) -> list[str]:
@@ -204,7 +205,7 @@ def _lines(each: ParkedMessage) -> list[str]:
         f"  reason     {short(each.reason)}",
         f"  exception  {short(each.exception)}" if each.exception else "",
         f"  attempts   {attempts}"
-        + (f", redriven {each.redriven} times before" if each.redriven else ""),
+        + (f", redriven {plural(each.redriven, 'time')} before" if each.redriven else ""),
         f"  first      {_iso(each.first_ms) or '?'}",
         f"  parked     {_iso(each.parked_ms) or '?'}",
         f"  key        {short(each.key)}" if each.key else "",
@@ -213,7 +214,9 @@ def _lines(each: ParkedMessage) -> list[str]:
     lines += [f"  header     {short(f'{n}: {value}')}" for n, value in headers[:HEADERS_SHOWN]]
     if len(headers) > HEADERS_SHOWN:
         lines.append(f"  header     and {len(headers) - HEADERS_SHOWN} more")
-    lines.append(f"  body       {short(each.content_type)} {each.body_bytes} bytes: {_body(each)}")
+    lines.append(
+        f"  body       {short(each.content_type)} {plural(each.body_bytes, 'byte')}: {_body(each)}"
+    )
     return [line.rstrip() for line in lines if line]
 
 
@@ -253,7 +256,7 @@ def _message_row(each: ParkedMessage) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- redrive, purge
-@group.command("redrive")
+@group.command("redrive", short_help="Put parked messages of NAMES back into their queue.")
 @_names
 @_filters
 @_limit_option
@@ -349,7 +352,8 @@ def _move(
         if dry_run:
             return _tell_dry_run(found, expected, verb[0], as_json)
     if not yes and not click.confirm(
-        f"{verb[0].capitalize()} {expected} messages of {', '.join(names)}?", err=True
+        f"{verb[0].capitalize()} {plural(expected or 0, 'message')} of {', '.join(names)}?",
+        err=True,
     ):
         raise click.ClickException("nothing was done")
     progress = _Progress(verb[1], expected)
@@ -358,7 +362,7 @@ def _move(
     except KeyboardInterrupt:
         progress.end()
         say(f"messagebus: interrupted: {verb[1]} {progress.total}", err=True)
-        return EXIT_INTERRUPTED
+        return Exit.INTERRUPTED
     progress.end()
     return _tell_moved(done, verb[1], as_json)
 
@@ -371,7 +375,7 @@ def _tell_dry_run(found: ParkedCounts, expected: int, verb: str, as_json: bool) 
         for each in found.counts:
             say(f"{_many(each)} of {each.name} on {each.broker}: {_reasons(each)}")
         say(f"would {verb} {expected}")
-    return _tell(found.faults)
+    return _tell(found)
 
 
 def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
@@ -385,7 +389,7 @@ def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
         for (name, broker), count in sorted(done.moved.items()):
             say(f"{verb} {count} of {name} on {broker}")
         say(f"{verb} {done.total}")
-    return _tell(done.faults)
+    return _tell(done)
 
 
 class _Progress:
@@ -418,10 +422,17 @@ def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
     click.echo(json.dumps({**told, "faults": dict(faults)}, indent=2, default=str))
 
 
-def _tell(faults: Mapping[str, str]) -> int:
-    for where, why in sorted(faults.items()):
+def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
+    for where, why in sorted(answer.faults.items()):
         say(f"messagebus: {where}: {escaped(' '.join(why.split()), 400)}", err=True)
-    return EXIT_FAILED if faults else 0
+    if not answer.faults:
+        return Exit.DONE
+    if answer.looked:
+        return Exit.PARTLY
+    if not answer.causes:
+        return Exit.ABSENT
+    codes = {code_of(each) for each in answer.causes}
+    return codes.pop() if len(codes) == 1 else Exit.FAILED
 
 
 def _iso(ms: int | None) -> str | None:

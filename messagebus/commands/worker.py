@@ -9,7 +9,7 @@ import socket
 
 import click
 
-from messagebus.app import GRACE_S
+from messagebus.app import GRACE_S, App
 from messagebus.telemetry.jsonlog import FORMS, configure_logging
 from messagebus.worker import Supervisor, load, work
 from messagebus.worker.health import HealthServer, parse_address
@@ -62,7 +62,8 @@ def worker(
 
     Then it takes no more, finishes what runs within the grace, answers it, and says in one line what it
     could not; a second signal ends it at once. Exit code 0: all finished; 1: not all, or it failed; 2:
-    wrong use, or the module does not import. A module is looked for in the working directory first.
+    wrong use, or the module does not import; 6: nobody listens where the bus is. A module is looked for in
+    the working directory first. Once it runs it waits for brokers that are away.
 
     \b
     Example:
@@ -90,7 +91,13 @@ def _work(
         parent = Parent(socket.socket(fileno=parent_fd), grace_s=grace_s)
         # systemd tells all processes of a unit, and so does the parent: twice is as good as once.
         signal.signal(signal.SIGTERM, lambda _number, _frame: parent.stop())
-    return work(lambda: load(target), grace_s=grace_s, health=address, parent=parent)
+
+    def loaded() -> App:
+        app = load(target)
+        app.reach()
+        return app
+
+    return work(loaded, grace_s=grace_s, health=address, parent=parent)
 
 
 async def _supervise(

@@ -177,13 +177,14 @@ def _among(kind: str, nodes: Sequence[Node]) -> Fit | None:
     before: dict[int, int] = {id(each): 0 for each in some}
     for n, one in enumerate(some):
         for other in some[n + 1 :]:
-            first = _goes_first(kind, one, other)
-            if first is None:
+            firsts = _go_first(kind, one, other)
+            if len(firsts) > 1:
                 raise Unusable(
                     f"{one.name} | {other.name}: nothing tells them apart in JSON;"
                     f" {_ADVICE.get(kind, 'say one of them')}"
                 )
-            before[id(first)] -= 1
+            for first in firsts:
+                before[id(first)] -= 1
     ordered = sorted(some, key=lambda each: before[id(each)])
     if kind == "object":
         return lambda value: _only(ordered, value)
@@ -251,27 +252,27 @@ def _only(nodes: Sequence[Node], value: typing.Any) -> typing.Any:
             faults.append(str(fault))
     if not found:
         raise Unfit("; or: ".join(faults[:ALTERNATIVES_TOLD_MAX]))
-    if len(found) > 1:
+    # Of what several take, an empty object alone is read alike by all.
+    if any(one != {} for _, one in found[1:]):
         raise Unfit(f"fits {' and '.join(name for name, _ in found)}: one of them wanted")
     return found[0][1]
 
 
 # ---------------------------------------------------------------------- meeting
-def _goes_first(kind: str, one: Node, other: Node) -> Node | None:
-    """Whichever is asked first; None: a value could be for both, and would be read otherwise."""
-    firsts = set()
+def _go_first(kind: str, one: Node, other: Node) -> list[Node]:
+    """Which must be asked before the other: none where it is all the same, both where nothing helps, because
+    a value could be for both and would be read otherwise."""
+    firsts: dict[int, Node] = {}
     for mine, theirs in _pairs(kind, one, other):
         if not _meets(kind, mine, theirs, frozenset()) or _reads_alike(mine, theirs):
             continue
         if _is_narrower(kind, mine, theirs):
-            firsts.add(0)
+            firsts[id(one)] = one
         elif _is_narrower(kind, theirs, mine):
-            firsts.add(1)
+            firsts[id(other)] = other
         else:
-            return None
-    if len(firsts) > 1:
-        return None
-    return other if firsts == {1} else one
+            return [one, other]
+    return list(firsts.values())
 
 
 def _pairs(kind: str, one: Node, other: Node) -> Iterator[tuple[Form, Form]]:

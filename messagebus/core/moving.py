@@ -22,6 +22,9 @@ DELAYS: Mapping[str, Delay] = {step.amqp_queue: step for step in map(Delay, DELA
 
 # AMQP's timestamps are whole seconds, cut off: a message is younger than its own by up to that much.
 STAMP_STEP_MS = 1_000
+# A message is in its step for no longer than the step, and as long as its broker was away. One that says
+# that it was, says it by a clock that differs from ours.
+OVERDUE_MS_MAX = 60_000
 
 
 class Spread:
@@ -67,10 +70,13 @@ def rest_of_delay(
 
     headers, stamp_ms: of the message. there: steps that the other broker has; they come into being when
     somebody first asks for them. Only of one that was delayed when it was first published is it
-    known since when it waits; another (a retry) waits for its whole step again.
+    known since when it waits; another (a retry) waits for its whole step again, and so does one whose
+    publisher's clock cannot be right.
     """
     if stamp_ms is None or "mb-first-ms" in headers or "mb-attempt" in headers:
         return step
-    waited_ms = min(max(0, now_ms - stamp_ms - STAMP_STEP_MS), step.ms)
+    waited_ms = max(0, now_ms - stamp_ms - STAMP_STEP_MS)
+    if waited_ms > step.ms + OVERDUE_MS_MAX:
+        return step
     rest = delay_step(max(1, step.ms - waited_ms))
     return min((each for each in there if rest.ms <= each.ms <= step.ms), default=step)

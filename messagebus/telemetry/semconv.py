@@ -93,9 +93,9 @@ def publishing_place(destination: Destination) -> Place:
 
 
 def consuming_place(source: Source) -> Place:
-    """The exchange that messages come through, and the queue; one of them where they are alike."""
+    """The exchange that messages come through, and the queue."""
     if not isinstance(source, Subscription):
-        return Place(source.amqp_queue, str(source))
+        return Place(f"{source.exchange}:{source.amqp_queue}", str(source))
     name = f"{source.topic.exchange}:{source.amqp_queue}"
     if source.expires_s:
         return Place(name, f"{source.topic}/(expiring)", is_temporary=True)

@@ -20,7 +20,7 @@ from messagebus.core.delays import read_ttl_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
-from messagebus.testing.journal import Journal, copy_of, messages_of
+from messagebus.testing.journal import Journal, copy_of, due_key_of, messages_of
 from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, Stored, Taker
 from messagebus.topology import (
     DUE,
@@ -384,7 +384,7 @@ class MemoryBrokers:
 
     def copies_of(self, exchange: str, key: str) -> int:
         """Holds the lock."""
-        target = key if not exchange or exchange.startswith("mb.delay/") else exchange
+        target = key if not exchange or exchange.startswith("mb.delay/") else due_key_of(exchange)
         waiting = self.copies_wanted.get(target)
         if not waiting:
             return 1

@@ -260,10 +260,10 @@ def _source(destination: Destination | Source | str, subscription: str) -> Sourc
 
 
 def _address(destination: Destination | Source | str) -> str:
-    """The exchange, or the queue of a subscription."""
+    """The exchange of a topic, or the queue."""
     if isinstance(destination, str):
         wanted = parse_wanted(destination)
-        return wanted.amqp_queue if isinstance(wanted, Subscription) else wanted.exchange
+        return wanted.exchange if isinstance(wanted, Topic) else wanted.amqp_queue
     return destination.exchange if isinstance(destination, Topic) else destination.amqp_queue
 
 

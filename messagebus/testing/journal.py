@@ -87,20 +87,20 @@ class Journal:
     # ------------------------------------------------------------------ questions
     def messages(self, destination: Destination, outcome: str) -> list[Message]:
         """Published there and confirmed, refused or unroutable; copies are not."""
-        exchange = destination.exchange
+        key = destination.due_key
         return [
             message
             for (address, raw, body), end in self._ends()
-            if end == outcome and first_publish_to(address, raw) == exchange
+            if end == outcome and first_publish_to(address, raw) == key
             for message in messages_of(raw, body)
         ]
 
     def destinations(self) -> dict[tuple[str, str], int]:
-        """How many messages were published, by exchange and outcome."""
+        """How many messages were published, by `due_key` of the destination and outcome."""
         counts: dict[tuple[str, str], int] = {}
         for (address, raw, body), end in self._ends():
-            if exchange := first_publish_to(address, raw):
-                counts[exchange, end] = counts.get((exchange, end), 0) + len(ids_of(raw, body))
+            if key := first_publish_to(address, raw):
+                counts[key, end] = counts.get((key, end), 0) + len(ids_of(raw, body))
         return counts
 
     def _ends(self) -> Iterator[tuple[Order, str]]:
@@ -130,11 +130,17 @@ def _entries(raw: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def first_publish_to(address: Address, raw: bytes) -> str:
-    """The exchange of the destination that an application published to; "" for a copy."""
+    """`due_key` of the destination that an application published to; "" for a copy."""
     exchange, key = address.exchange, address.key
     if exchange.startswith("mb.delay/"):
         return "" if copy_of(exchange, key, raw) else key
-    return exchange
+    return due_key_of(exchange)
+
+
+def due_key_of(exchange: str) -> str:
+    """Of a destination's exchange."""
+    is_queue = exchange.startswith("mb.to/")
+    return f"mb.queue/{exchange.removeprefix('mb.to/')}" if is_queue else exchange
 
 
 def copy_of(exchange: str, key: str, raw: bytes) -> tuple[str, str] | None:

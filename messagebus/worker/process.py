@@ -56,16 +56,23 @@ class Parent:
         self._line, self._grace_s, self._leave = line, grace_s, leave
         self._lock = threading.Lock()
         self._app: App | None = None
+        self._unsent = b""
         line.set_inheritable(False)  # what the application starts has no part in it
         threading.Thread(target=self._wait, name="messagebus-parent", daemon=True).start()
 
     def tell(self, look: Look, port: int | None) -> None:
-        """port: of our own health server. Never waits: a parent that does not read misses a beat."""
-        told = json.dumps({"look": look, "port": port}, default=str)
-        try:
-            self._line.send(told.encode() + b"\n", socket.MSG_DONTWAIT)
-        except OSError:
-            return
+        """port: of our own health server. Never waits: a parent that does not read misses a beat.
+
+        A line is sent whole, over several beats if the socket takes no more of it: half a line would be the
+        last that the parent understands.
+        """
+        if not self._unsent:
+            told = json.dumps({"look": look, "port": port}, default=str)
+            self._unsent = told.encode() + b"\n"
+        with contextlib.suppress(OSError):
+            while self._unsent:
+                sent = self._line.send(self._unsent, socket.MSG_DONTWAIT)
+                self._unsent = self._unsent[sent:]
 
     def watch(self, app: App) -> None:
         """From now on there is an app to ask; until now it was being imported, and held nothing."""
@@ -101,7 +108,8 @@ def work(
     """Run the app until SIGTERM or SIGINT. Returns the exit code.
 
     app: or what imports it, which is done when health is answered already. 0: everything that ran was
-    finished and answered; 1: not all, and a line says what. Raises what `App.run` raises.
+    finished and answered; 1: not all, and a line says what. Raises what `App.run` raises. Threads that the
+    application began keep the process for LEAVE_AFTER_S afterwards, not longer.
     """
     pulse = Pulse()
     server = None if health is None else HealthServer(health, answer_of(pulse))
@@ -133,15 +141,18 @@ async def _work(
         log.info("handling subscription=%s handler=%s", name, handler)
         if sys.stderr.isatty():  # who waits at a terminal wants to see that something runs
             say(f"handling {name} with {handler}")
+    code = EXIT_UNFINISHED
     try:
         left = await app.run(grace_s=grace_s)
+        code = EXIT_STOPPED
     finally:
         watchdog.stop()
         beating.cancel()
+        _leave_late(code)
     if left:
         say(unfinished(app.unanswered, grace_s))
         _leave(EXIT_UNFINISHED)
-    return EXIT_STOPPED
+    return code
 
 
 def unfinished(unanswered: Mapping[str, int], grace_s: float) -> str:
@@ -150,6 +161,23 @@ def unfinished(unanswered: Mapping[str, int], grace_s: float) -> str:
     return (
         f"stopped; not finished within {grace_s:g} s, to be delivered again: {counts or 'unknown'}"
     )
+
+
+def _leave_late(code: int) -> None:
+    """Leave in LEAVE_AFTER_S, if the process is still there by then.
+
+    Python waits for ever for threads of the application, those of `asyncio.to_thread` too, whose run may
+    have been cancelled long ago.
+    """
+
+    def leave() -> None:
+        time.sleep(LEAVE_AFTER_S)
+        main = threading.main_thread()
+        left = [each.name for each in threading.enumerate() if not each.daemon and each is not main]
+        say(f"stopped; left without waiting for threads: {', '.join(sorted(left)) or 'unknown'}")
+        _leave(code)
+
+    threading.Thread(target=leave, name="messagebus-leave", daemon=True).start()
 
 
 def _leave(code: int) -> None:

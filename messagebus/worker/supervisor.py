@@ -1,9 +1,9 @@
 """Several processes of one worker: started, started again when they crash, stopped together.
 
 The parent imports nothing of the application, so nothing of it can harm the parent. A first child that
-cannot import it ends all: it would never be better. Once any child has worked, whatever ends one is its
-own business: it is followed by a new one, and the others go on. Children are told to stop over their
-lines, not by signals: whoever starts us may have sent them one already.
+cannot import it, or cannot reach the bus, ends all, and says why. Once any child has worked, whatever ends
+one is its own business: it is followed by a new one, and the others go on. Children are told to stop over
+their lines, not by signals: whoever starts us may have sent them one already.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from messagebus.worker.pulse import LIVE_S, Look
 __all__ = ["PARENT_OPTION", "Supervisor", "how_it_ended", "together"]
 
 PARENT_OPTION = "--parent-fd"
-EXIT_STOPPED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_STOPPED, EXIT_FAILED, EXIT_USAGE, EXIT_SILENT = 0, 1, 2, 6
+# A signal that a terminal or systemd sends to all, before a child has asked to hear of it otherwise.
+ENDED_EARLY = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
 RESTART_FIRST_MS, RESTART_MAX_MS = 1_000, 30_000
 # A child that lived so long had no trouble at its start: the next wait is the shortest again.
 STEADY_S = 60.0
@@ -72,7 +74,8 @@ class Supervisor:
     async def run(self) -> int:
         """Until SIGTERM, SIGINT, or a child that cannot be. Returns the exit code.
 
-        0: all stopped politely; 1: not all; 2: the application does not import, and never did.
+        0: all stopped politely; 1: not all; 2: the application does not import, and never did; 6: it never
+        reached the bus.
         """
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
@@ -105,8 +108,8 @@ class Supervisor:
                 if not is_polite(ended, heard=child.heard):
                     self._code = self._code or EXIT_FAILED
                 return
-            if ended == EXIT_USAGE and not self._has_worked:
-                self._code = EXIT_USAGE
+            if ended in (EXIT_USAGE, EXIT_SILENT) and not self._has_worked:
+                self._code = ended
                 self._stop()
                 return
             steady = time.monotonic() - started_s > STEADY_S
@@ -159,6 +162,8 @@ class Supervisor:
                 child.look, child.port, child.heard_s = said["look"], said["port"], time.monotonic()
                 child.heard = self._has_worked = True
                 self._loaded.set()
+        except ConnectionError:
+            pass  # it has ended, with something unread
         except (OSError, ValueError, LookupError, TypeError) as fault:
             self._say(f"{child.name} cannot be understood: {type(fault).__name__}")
         finally:
@@ -210,7 +215,7 @@ def _metrics(ports: Mapping[str, int | None]) -> Answer:
 
 def is_polite(code: int, *, heard: bool) -> bool:
     """Whether a child that was told to end did so well. heard: it had begun its work."""
-    return code == EXIT_STOPPED or (code == -signal.SIGTERM and not heard)
+    return code == EXIT_STOPPED or (code in ENDED_EARLY and not heard)
 
 
 def how_it_ended(code: int) -> str:

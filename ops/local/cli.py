@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from messagebus.terminal import printable, say
+from messagebus.terminal import plural, printable, say
 from ops.commands.paths import CHECKOUT
 from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
-from ops.local.layout import DEFAULT_NETWORK
+from ops.local.layout import BALANCERS_MAX, DEFAULT_NETWORK
 from ops.local.roots import ENV_ROOT, RELEASES, of_version
 
 __all__ = ["default_dir", "local"]
@@ -41,7 +41,7 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
-@click.group()
+@click.group(short_help="A whole cluster on this machine.")
 def local() -> None:
     """A whole cluster on loopback addresses: brokers, agents, HAProxy.
 
@@ -54,11 +54,14 @@ def local() -> None:
     """
 
 
-@local.command()
+@local.command(short_help="Start what does not run yet, and wait for it.")
 @_dir_option
 @click.option("--brokers", type=click.IntRange(1, 99), help=f"Default {DEFAULT_BROKERS}.")
 @click.option("--network", help=f"First three numbers of all addresses; default {DEFAULT_NETWORK}.")
 @click.option("--port-offset", type=click.IntRange(0, 30_000), help="Move all ports by this.")
+@click.option(
+    "--balancers", type=click.IntRange(1, BALANCERS_MAX), default=1, help="Of a new cluster."
+)
 @click.option("--tls", is_flag=True, help="A new cluster whose brokers and agents speak TLS alone.")
 @click.option(
     "--rabbitmq",
@@ -75,6 +78,7 @@ def up(
     brokers: int | None,
     network: str | None,
     port_offset: int | None,
+    balancers: int,
     tls: bool,
     rabbitmq: str | None,
     root: Path | None,
@@ -103,6 +107,7 @@ def up(
             network=network or DEFAULT_NETWORK,
             port_offset=port_offset,
             tls=tls,
+            balancers=balancers,
             root=root,
             say=lambda line: console.print(Text(printable(line))),
             show=show,
@@ -110,7 +115,7 @@ def up(
         cluster.up()
     if brokers and len(cluster.names) != brokers:
         console.print(
-            f"this cluster has {len(cluster.names)} brokers; `python -m ops add NAME` adds one"
+            f"this cluster has {plural(len(cluster.names), 'broker')}; `python -m ops add NAME` adds one"
         )
     _print_environment(cluster)
 
@@ -142,7 +147,7 @@ def status(dir: Path, as_json: bool) -> None:
     click.echo(json.dumps(found, indent=2)) if as_json else _print_status(found)
 
 
-@local.command()
+@local.command(short_help="Print whether NAME is active or inactive.")
 @_dir_option
 @click.argument("name")
 def state(dir: Path, name: str) -> None:
@@ -155,10 +160,17 @@ def state(dir: Path, name: str) -> None:
     say("active" if LocalCluster(dir).process_of(name) else "inactive")
 
 
-@local.command()
+@local.command(short_help="Signal a broker, its agent, haproxy or epmd.")
 @_dir_option
 @click.argument("name")
-@click.option("--signal", "word", type=click.Choice(list(_SIGNALS)), default="KILL")
+@click.option(
+    "--signal",
+    "word",
+    type=click.Choice(list(_SIGNALS)),
+    default="KILL",
+    show_default=True,
+    help="Which.",
+)
 def kill(dir: Path, name: str, word: str) -> None:
     """Signal NAME: a broker (mb2), its agent (mb2-agent), haproxy or epmd.
 
@@ -196,7 +208,7 @@ def stop(dir: Path, name: str) -> None:
     LocalCluster(dir).stop(name)
 
 
-@local.command()
+@local.command(short_help="Make the folder and settings of a new node NAME.")
 @_dir_option
 @click.argument("name")
 def provision(dir: Path, name: str) -> None:
@@ -209,7 +221,7 @@ def provision(dir: Path, name: str) -> None:
     LocalCluster(dir).provision(name)
 
 
-@local.command()
+@local.command(short_help="Remove the stopped node NAME with its data.")
 @_dir_option
 @click.argument("name")
 def forget(dir: Path, name: str) -> None:

@@ -35,7 +35,15 @@ from messagebus.tls import TlsFiles
 from ops.errors import LocalFault
 from ops.local import files, ports, preflight, process, secrets
 from ops.local.certificates import CA, issue_missing
-from ops.local.layout import BALANCER, DEFAULT_NETWORK, EPMD, SERVER_NAME, Layout, NodeLayout
+from ops.local.layout import (
+    BALANCER,
+    DEFAULT_NETWORK,
+    EPMD,
+    SERVER_NAME,
+    BalancerLayout,
+    Layout,
+    NodeLayout,
+)
 from ops.local.parts import AGENT_SUFFIX, Part, agent_part, part, part_names
 from ops.local.process import Process
 from ops.local.roots import default_root
@@ -58,7 +66,7 @@ class LocalCluster:
 
     dir: made by `up` where it is missing. brokers: of a cluster that does not exist yet.
     port_offset: moves all ports; None takes the first offset whose ports are free.
-    tls: of a cluster that does not exist yet; see `Layout.tls`.
+    tls, balancers: of a cluster that does not exist yet; see `Layout`.
     root: of a cluster that does not exist yet; see `Layout.root`. None is $MESSAGEBUS_LOCAL_ROOT, else /.
     say: gets one line for whatever a person should know. show: what is waited for at the moment.
     """
@@ -71,6 +79,7 @@ class LocalCluster:
         network: str = DEFAULT_NETWORK,
         port_offset: int | None = None,
         tls: bool = False,
+        balancers: int = 1,
         root: Path | None = None,
         say: Callable[[str], None] = lambda line: None,
         show: Callable[[str], None] = lambda line: None,
@@ -80,6 +89,7 @@ class LocalCluster:
         self._network = network
         self._port_offset = port_offset
         self._tls = tls
+        self._balancers = balancers
         self._root = root and root.resolve()
         self._say = say
         self._show = show
@@ -277,10 +287,11 @@ class LocalCluster:
     def management(self, name: str) -> httpx.Client:
         """A client of this broker's management API, as admin; close it after use."""
         return httpx.Client(
-            base_url=f"http://{self.node(name).management}",
+            base_url=f"{self.layout.scheme}://{self.node(name).management}",
             auth=("admin", self.admin_password.reveal()),
             timeout=HTTP_TIMEOUT_S,
             trust_env=False,
+            verify=_operator(self.layout).client_context(),
         )
 
     def consumer_list(self) -> BrokerList:
@@ -310,7 +321,7 @@ class LocalCluster:
             "generation": listed.generation,
             "parts": [
                 *(self._node_status(node, listed) for node in layout.nodes),
-                self._part_status(part(layout, BALANCER)),
+                *(self._part_status(part(layout, front.name)) for front in layout.fronts),
                 self._part_status(part(layout, EPMD)),
             ],
         }
@@ -340,11 +351,12 @@ class LocalCluster:
         ]
         if silent:
             return silent
-        states = _balancer_states(layout)
+        states = {front.name: _balancer_states(front) for front in layout.fronts}
         return [
-            f"{node.name} (haproxy: {states.get(node.name, 'silent')})"
+            f"{node.name} ({name}: {known.get(node.name, 'silent')})"
             for node in nodes
-            if states.get(node.name) != "up"
+            for name, known in states.items()
+            if known.get(node.name) != "up"
         ]
 
     def _known(self) -> Layout | None:
@@ -355,7 +367,12 @@ class LocalCluster:
         numbers = tuple(range(1, self._brokers + 1))
         root = self._root or default_root()
         return Layout(
-            dir=self.dir, network=self._network, numbers=numbers, tls=self._tls, root=root
+            dir=self.dir,
+            network=self._network,
+            numbers=numbers,
+            tls=self._tls,
+            root=root,
+            balancers=self._balancers,
         )
 
     def _write_files(self, layout: Layout) -> None:
@@ -363,7 +380,8 @@ class LocalCluster:
         secrets.ensure(layout.secrets_dir)
         if layout.tls:
             _write_certificates(layout)
-        for folder in (layout.haproxy_dir, layout.run_dir, layout.list_file.parent):
+        fronts = (front.dir for front in layout.fronts)
+        for folder in (*fronts, layout.run_dir, layout.list_file.parent):
             folder.mkdir(parents=True, exist_ok=True)
         for node in layout.nodes:
             _write_node(layout, node)
@@ -400,7 +418,8 @@ class LocalCluster:
     def _launch(self, wanted: Part, keep_fds: Iterable[int] = ()) -> None:
         layout = self.layout
         if wanted.kind == "balancer":
-            prepare_start(lb.inventory.load(layout.inventory))
+            inventory = lb.inventory.load(layout.inventory)
+            prepare_start(inventory.at(inventory.find_balancer(wanted.name)))
         if wanted.kind == "broker":
             # Passwords may have changed since it was made; a broker imports its users at every boot.
             _write_definitions(layout, layout.node(wanted.name))
@@ -450,9 +469,10 @@ class LocalCluster:
 
     def _wipe(self) -> None:
         """Remove what we made; a folder that holds something else is left with that."""
-        for name in ("nodes", "run", "haproxy", "secrets", "tls", "consumer_lists"):
+        fronts = [front.name for front in self.layout.fronts] if self._known() else [BALANCER]
+        for name in ("nodes", "run", *fronts, "secrets", "tls", "consumer_lists", "journal"):
             shutil.rmtree(self.dir / name, ignore_errors=True)
-        for name in ("inventory.toml", "cluster.json", "lock"):
+        for name in ("inventory.toml", "cluster.json", "lock", "ops.lock"):
             (self.dir / name).unlink(missing_ok=True)
         if self.dir.exists() and not any(self.dir.iterdir()):
             self.dir.rmdir()
@@ -463,7 +483,7 @@ class LocalCluster:
         return {
             **self._part_status(part(self.layout, node.name)),
             "address": node.broker,
-            "management": f"http://{node.management}",
+            "management": f"{self.layout.scheme}://{node.management}",
             "agent": f"{self.layout.scheme}://{node.agent}",
             "check": node.check,
             "agent_pid": agent.pid if agent else None,
@@ -586,10 +606,10 @@ def _verdict(layout: Layout, node: NodeLayout) -> str:
         return "silent"
 
 
-def _balancer_states(layout: Layout) -> dict[str, str]:
+def _balancer_states(front: BalancerLayout) -> dict[str, str]:
     """What HAProxy says of each broker: up, down, drain, maint; empty when it does not answer."""
     try:
-        return {name: server.verdict for name, server in servers(layout.admin_socket).items()}
+        return {name: server.verdict for name, server in servers(front.admin_socket).items()}
     except LbError:
         return {}
 

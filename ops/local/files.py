@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from messagebus.secret import Secret
 from ops.local.certificates import CA
 from ops.local.layout import SERVER_NAME, Layout, NodeLayout
 from ops.local.secrets import ADMIN, BUS, PROBE, TOKEN, password_hash
+from ops.provision.wanted import RIGHTS
 
 __all__ = [
     "CHECK_PEM",
@@ -42,16 +43,8 @@ SAMPLES_S = 1
 
 _USERS = {
     "admin": ("administrator", ".*", ".*", ".*"),
-    # Applications: no configure right, and write on exchanges only, so that none can be unbound.
-    "bus": (
-        "monitoring",
-        "^$",
-        r"^(mb\.(topic|queue|delay)/.*|amq\.default)$",
-        r"^mb\.(sub|queue|park)/.*",
-    ),
-    # HAProxy's check looks at the gate's queue, for which RabbitMQ 4.3 wants some right on it. With this one
-    # nothing can be taken from it, nor put into it.
-    "probe": ("", "^$", r"^mb\.ready$", "^$"),
+    "bus": ("monitoring", *RIGHTS["application"][1:]),
+    "probe": RIGHTS["probe"],
 }
 
 
@@ -84,7 +77,7 @@ def broker_config(layout: Layout, node: NodeLayout) -> str:
           {{file, [{{file, {_erlang(node.log_dir / "broker.log")}}}, {{level, info}}]}}]}}]}},
  {{ra, [{{wal_max_size_bytes, {WAL_BYTES_MAX}}}]}},
  {{rabbitmq_management, [
-   {{tcp_config, [{{ip, {_erlang(node.host)}}}, {{port, {node.management_port}}}]}},
+   {_management_listener(layout, node)},
    {{rates_mode, basic}},
    {{sample_retention_policies, [{retention}]}}]}}
 ].
@@ -104,6 +97,17 @@ def _listeners(layout: Layout, node: NodeLayout) -> str:
      {{keyfile, {_erlang(layout.tls_file(node.name + ".key"))}}},
      {{verify, verify_peer}},
      {{fail_if_no_peer_cert, true}},
+     {{versions, ['tlsv1.3', 'tlsv1.2']}}]}}"""
+
+
+def _management_listener(layout: Layout, node: NodeLayout) -> str:
+    address = f"{{ip, {_erlang(node.host)}}}, {{port, {node.management_port}}}"
+    if not layout.tls:
+        return f"{{tcp_config, [{address}]}}"
+    return f"""{{ssl_config, [{address},
+     {{cacertfile, {_erlang(layout.tls_file(CA))}}},
+     {{certfile, {_erlang(layout.tls_file(node.name + ".pem"))}}},
+     {{keyfile, {_erlang(layout.tls_file(node.name + ".key"))}}},
      {{versions, ['tlsv1.3', 'tlsv1.2']}}]}}"""
 
 
@@ -183,20 +187,7 @@ def inventory_toml(layout: Layout) -> str:
                 "supervisor": "local",
             }
         ),
-        "[balancer]\n"
-        + _toml(
-            {
-                "amqp": layout.amqp,
-                "list": layout.list_address,
-                "stats": layout.stats,
-                "config": here(layout.haproxy_dir / "haproxy.cfg"),
-                "socket": here(layout.admin_socket),
-                "state_file": here(layout.haproxy_dir / "server-state"),
-                "master_pid_file": here(layout.haproxy_dir / "master.pid"),
-                "probe_user": "probe",
-                "probe_password_file": here(layout.secret(PROBE)),
-            }
-        ),
+        *_balancers(layout),
     ]
     if layout.tls:
         certificates = {
@@ -220,6 +211,31 @@ def inventory_toml(layout: Layout) -> str:
         }
         parts.append("[[brokers]]\n" + _toml(entry))
     return "\n".join(parts)
+
+
+def _balancers(layout: Layout) -> Iterator[str]:
+    def here(path: Path) -> Path:
+        return path.relative_to(layout.dir)
+
+    probe = {"probe_user": "probe", "probe_password_file": here(layout.secret(PROBE))}
+    own = [
+        {
+            "amqp": front.amqp,
+            "list": front.list_address,
+            "stats": front.stats,
+            "config": here(front.config),
+            "socket": here(front.admin_socket),
+            "state_file": here(front.state_file),
+            "master_pid_file": here(front.master_pid_file),
+        }
+        for front in layout.fronts
+    ]
+    if len(own) == 1:
+        yield "[balancer]\n" + _toml(own[0] | probe)
+        return
+    yield "[balancer]\n" + _toml(probe)
+    for front, each in zip(layout.fronts, own, strict=True):
+        yield "[[balancers]]\n" + _toml({"name": front.name} | each)
 
 
 def _toml(values: Mapping[str, object]) -> str:

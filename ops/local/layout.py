@@ -18,10 +18,12 @@ from ops.errors import LocalFault
 
 __all__ = [
     "BALANCER",
+    "BALANCERS_MAX",
     "DEFAULT_NETWORK",
     "EPMD",
     "HERE",
     "SERVER_NAME",
+    "BalancerLayout",
     "Layout",
     "NodeLayout",
     "node_number",
@@ -44,6 +46,8 @@ SERVER_NAME = "bus.test"
 
 # 127.0.0.10 is HAProxy, 127.0.0.11 is mb1; the last address of a network is .254.
 BALANCER_HOST = 10
+# 127.0.0.9 is the second one, and so on.
+BALANCERS_MAX = 9
 NODES_MAX = 99
 # epmd listens at 16 addresses at most, two of them its own.
 EPMD_HOSTS_MAX = 12
@@ -133,9 +137,37 @@ class NodeLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerLayout:
+    """One HAProxy."""
+
+    name: str
+    amqp: str
+    list_address: str
+    stats: str
+    dir: Path
+
+    @property
+    def config(self) -> Path:
+        return self.dir / "haproxy.cfg"
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.dir / "admin.sock"
+
+    @property
+    def state_file(self) -> Path:
+        return self.dir / "server-state"
+
+    @property
+    def master_pid_file(self) -> Path:
+        return self.dir / "master.pid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A local cluster. dir: absolute. numbers: of its nodes, ascending; 1 is mb1.
 
+    balancers: how many, 1 to BALANCERS_MAX: haproxy, haproxy2, ...
     tls: brokers and agents speak TLS alone, and want to see certificates.
     root: folder of the system whose brokers and HAProxy these are; / is this one's.
     """
@@ -148,6 +180,7 @@ class Layout:
     cluster: str = "local"
     tls: bool = False
     root: Path = HERE
+    balancers: int = 1
 
     def __post_init__(self) -> None:
         if not _NETWORK.fullmatch(self.network) or any(
@@ -158,6 +191,8 @@ class Layout:
             )
         if not self.numbers or not all(1 <= number <= NODES_MAX for number in self.numbers):
             raise LocalFault(f"1 to {NODES_MAX} brokers, not {list(self.numbers)}")
+        if not 1 <= self.balancers <= BALANCERS_MAX:
+            raise LocalFault(f"1 to {BALANCERS_MAX} balancers, not {self.balancers}")
 
     @property
     def nodes(self) -> list[NodeLayout]:
@@ -196,21 +231,37 @@ class Layout:
         return replace(self, numbers=left)
 
     @property
-    def host(self) -> str:
-        """Address of HAProxy."""
-        return f"{self.network}.{BALANCER_HOST}"
+    def fronts(self) -> list[BalancerLayout]:
+        """Its balancers, in their order; each has an address of its own."""
+        return [self._front(number) for number in range(1, self.balancers + 1)]
+
+    @property
+    def front(self) -> BalancerLayout:
+        """The first of them."""
+        return self._front(1)
+
+    def _front(self, number: int) -> BalancerLayout:
+        name = f"{BALANCER}{number if number > 1 else ''}"
+        host = f"{self.network}.{BALANCER_HOST + 1 - number}"
+        return BalancerLayout(
+            name=name,
+            amqp=f"{host}:{AMQP_PORT + self.offset}",
+            list_address=f"{host}:{AGENT_PORT + self.offset}",
+            stats=f"{host}:{STATS_PORT + self.offset}",
+            dir=self.dir / name,
+        )
 
     @property
     def amqp(self) -> str:
-        return f"{self.host}:{AMQP_PORT + self.offset}"
+        return self.front.amqp
 
     @property
     def list_address(self) -> str:
-        return f"{self.host}:{AGENT_PORT + self.offset}"
+        return self.front.list_address
 
     @property
     def stats(self) -> str:
-        return f"{self.host}:{STATS_PORT + self.offset}"
+        return self.front.stats
 
     @property
     def epmd_port(self) -> int:
@@ -219,8 +270,10 @@ class Layout:
     @property
     def sockets(self) -> Iterator[tuple[str, int]]:
         """Where the cluster listens for others: what must be free before it starts."""
-        for port in (AMQP_PORT, AGENT_PORT, STATS_PORT):
-            yield self.host, port + self.offset
+        for front in self.fronts:
+            for address in (front.amqp, front.list_address, front.stats):
+                host, _, port = address.rpartition(":")
+                yield host, int(port)
         for node in self.nodes:
             yield from node.sockets
 
@@ -241,7 +294,7 @@ class Layout:
 
     @property
     def scheme(self) -> str:
-        """What agents speak."""
+        """What agents and management APIs speak."""
         return "https" if self.tls else "http"
 
     @property
@@ -259,11 +312,11 @@ class Layout:
 
     @property
     def haproxy_dir(self) -> Path:
-        return self.dir / "haproxy"
+        return self.front.dir
 
     @property
     def admin_socket(self) -> Path:
-        return self.haproxy_dir / "admin.sock"
+        return self.front.admin_socket
 
     def log_file(self, part: str) -> Path:
         """What a part (mb1, mb1-agent, haproxy, epmd) writes to its standard output."""
@@ -282,6 +335,7 @@ class Layout:
             "numbers": list(self.numbers),
             "tls": self.tls,
             "root": str(self.root),
+            "balancers": self.balancers,
         }
         return json.dumps(state, indent=2) + "\n"
 

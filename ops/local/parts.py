@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lb.place import HAPROXY
 from ops.commands import broker
 from ops.commands.paths import CHECKOUT
-from ops.local.layout import BALANCER, EPMD, Layout
+from ops.local.layout import EPMD, BalancerLayout, Layout
 from ops.local.roots import entered
 
 __all__ = ["AGENT_SUFFIX", "CHECKOUT", "Part", "agent_part", "part", "part_names"]
@@ -38,15 +38,16 @@ def agent_part(node: str) -> str:
 def part_names(layout: Layout) -> list[str]:
     """All parts in the order in which they start."""
     nodes = [node.name for node in layout.nodes]
-    return [EPMD, *nodes, *map(agent_part, nodes), BALANCER]
+    return [EPMD, *nodes, *map(agent_part, nodes), *(front.name for front in layout.fronts)]
 
 
 def part(layout: Layout, name: str) -> Part:
     """Raises LocalFault for a name that this cluster does not have."""
     if name == EPMD:
         return _epmd(layout)
-    if name == BALANCER:
-        return _balancer(layout)
+    for front in layout.fronts:
+        if name == front.name:
+            return _balancer(layout, front)
     if name.endswith(AGENT_SUFFIX):
         return _agent(layout, name)
     return _broker(layout, name)
@@ -96,16 +97,15 @@ def _agent(layout: Layout, name: str) -> Part:
     )
 
 
-def _balancer(layout: Layout) -> Part:
+def _balancer(layout: Layout, front: BalancerLayout) -> Part:
     """Master and worker: the master keeps its pid over reloads."""
-    host, _, port = layout.amqp.rpartition(":")
-    folder = layout.haproxy_dir
-    config, pid = str(folder / "haproxy.cfg"), str(folder / "master.pid")
+    host, _, port = front.amqp.rpartition(":")
+    argv = [HAPROXY, "-W", "-f", str(front.config), "-p", str(front.master_pid_file)]
     return Part(
-        name=BALANCER,
+        name=front.name,
         kind="balancer",
-        argv=entered(layout.root, layout.dir, [HAPROXY, "-W", "-f", config, "-p", pid]),
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)},
+        argv=entered(layout.root, layout.dir, argv),
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(front.dir)},
         address=(host, int(port)),
         stop_within_s=5,
     )

@@ -35,7 +35,7 @@ def check(layout: Layout, *, to_start: int) -> None:
             shutil.disk_usage(layout.dir).free,
             DISK_FREE_LIMIT_BYTES + to_start * NODE_DISK_BYTES,
         ),
-        _too_long(layout.admin_socket),
+        _too_long(layout.fronts[-1].admin_socket),
     ]
     if found := [fault for fault in faults if fault]:
         raise LocalFault("; ".join(found))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from messagebus.terminal import plural
 from ops import checks
 from ops.commands import balancer, lists
 from ops.commands.supervise import Supervisor
@@ -107,7 +108,7 @@ def topology(name: str, view: View) -> Step:
         until="everything is there and settled, and the gate is open",
         check=checks.topology_is_there(view, name),
         within_s=TOPOLOGY_WITHIN_S,
-        proof=lambda: f"{len(view.settled(name)['queues'])} queues of {name} are settled",
+        proof=lambda: f"{plural(len(view.settled(name)['queues']), 'queue')} of {name} settled",
     )
 
 
@@ -152,11 +153,14 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
 
 def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     """Publishers come."""
-    name = target.name
+    name, away = target.name, view.absent.balancers
     return (
         Step(
             name=f"send publishers to {name}",
-            commands=(balancer.apply(inventory), balancer.ready(inventory, name)),
+            commands=(
+                balancer.apply(inventory, away),
+                balancer.ready(inventory, name, away),
+            ),
             guard=checks.listed_ready(view, target.address),
             until="its gate is open and its agent says ready",
             check=checks.welcomes(view, name),

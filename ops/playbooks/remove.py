@@ -93,7 +93,7 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Dr
                 name=f"take {name} out of the balancer",
                 commands=(
                     _ops("inventory", "drop", name, inventory=inventory),
-                    balancer.apply(inventory),
+                    balancer.apply(inventory, view.absent.balancers),
                 ),
             ),
         ),
@@ -156,7 +156,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
             undo=(
                 lists.ready(inventory, address, if_needed=True),
                 lists.push(inventory, view.absent.agents),
-                balancer.ready(inventory, name),
+                balancer.ready(inventory, name, view.absent.balancers),
             ),
         ),
         dataclasses.replace(
@@ -165,7 +165,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
         ),
         Step(
             name=f"send no publishers to {name}",
-            commands=(balancer.drain(inventory, name),),
+            commands=(balancer.drain(inventory, name, view.absent.balancers),),
             guard=enough,
         ),
         Step(

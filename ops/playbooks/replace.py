@@ -52,7 +52,7 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept
                 name=f"take {name} out of the balancer",
                 commands=(
                     kit("ops", "inventory", "drop", name, "--keep", str(kept), *where),
-                    balancer.apply(inventory),
+                    balancer.apply(inventory, view.absent.balancers),
                 ),
             ),
             add.list_brought(f"bring the list without {name} to every agent", inventory, view),

@@ -15,6 +15,7 @@ The order is part of the correctness:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from lb.inventory import Host
@@ -45,29 +46,38 @@ def failover(
     force: bool,
     consume_only: bool,
     agent: bool,
+    away: Iterable[str] = (),
 ) -> Plan:
     """Steps that bring the broker up on `host`, whose partner is dead; see `promotion`.
 
-    agent: the hosts have one.
+    agent: the hosts have one. away: names of the balancers that are dead.
     """
     return Plan(
         name=f"storage failover {view.name}",
         steps=(
             *promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
             proof_forgotten(view, host),
         ),
     )
 
 
-def start(view: MirrorView, file: Path, host: Host, *, consume_only: bool, agent: bool) -> Plan:
+def start(
+    view: MirrorView,
+    file: Path,
+    host: Host,
+    *,
+    consume_only: bool,
+    agent: bool,
+    away: Iterable[str] = (),
+) -> Plan:
     """Steps that bring the broker up on `host`: the mirror is new, or all was switched off."""
     alone = {"is_dead": False, "power": False, "given_up": False, "force": False}
     return Plan(
         name=f"storage start {view.name}",
         steps=(
             *promotion(view, host, **alone),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
         ),
     )
 
@@ -77,7 +87,15 @@ def stop(view: MirrorView, host: Host, *, agent: bool) -> Plan:
     return Plan(name=f"storage stop {view.name}", steps=leaving(view, host, agent=agent))
 
 
-def failback(view: MirrorView, file: Path, host: Host, *, consume_only: bool, agent: bool) -> Plan:
+def failback(
+    view: MirrorView,
+    file: Path,
+    host: Host,
+    *,
+    consume_only: bool,
+    agent: bool,
+    away: Iterable[str] = (),
+) -> Plan:
     """Steps that move the broker to `host` from its partner, both alive and the mirror whole."""
     here = partner(view.inventory, view.mirror, host)
     return Plan(
@@ -92,13 +110,19 @@ def failback(view: MirrorView, file: Path, host: Host, *, consume_only: bool, ag
                 check=view.has_role(host, "Primary"),
                 undo=on([host], drbd.demote(view.name)),
             ),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
         ),
     )
 
 
 def _arriving(
-    view: MirrorView, file: Path, host: Host, *, consume_only: bool, agent: bool
+    view: MirrorView,
+    file: Path,
+    host: Host,
+    *,
+    consume_only: bool,
+    agent: bool,
+    away: Iterable[str],
 ) -> tuple[Step, ...]:
     mirror, name = view.mirror, view.name
     mounted = ("findmnt", "--source", str(mirror.device), "--target", str(mirror.mount))
@@ -147,11 +171,11 @@ def _arriving(
                 ),
             )
         )
-        order = balancer.hold if consume_only else balancer.ready
+        order = balancer.hold(file, name) if consume_only else balancer.ready(file, name, away)
         steps.append(
             Step(
                 name=f"{'hold publishers back from' if consume_only else 'send publishers to'} {name}",
-                commands=(order(file, name),),
+                commands=(order,),
             )
         )
         # Last: it ends well only when every agent serves the list, those of other brokers too.

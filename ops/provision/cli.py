@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from lb.inventory import Inventory
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import say
-from ops import lock, shell
-from ops.carrying import LOCK, inventory_option
+from ops import shell
+from ops.carrying import inventory_option, locked
 from ops.errors import OpsError
 from ops.provision.changes import Change, changes, restart_wanted
 from ops.provision.hosts import Root, look, make, see_room
@@ -25,7 +25,7 @@ from ops.provision.wanted import secret_files, wanted_host
 __all__ = ["provision", "read_secrets", "root_of"]
 
 
-@click.command()
+@click.command(short_help="Set up the hosts NAMES, or all.")
 @click.argument("names", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Look, and print what would change.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -47,17 +47,16 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
     if not hosts:
         raise ConfigError("the inventory has no [[hosts]]")
     secrets, program = read_secrets(inventory), pack()
-    looked = [_look(inventory, host.name, secrets, program) for host in hosts]
-    for one in looked:
-        for what in [change.what for change in one.changes] or ["nothing to change"]:
-            say(f"{one.host}: {what}")
-    if dry_run:
-        return
-    for one in looked:
-        if one.changes:
-            if not (yes or click.confirm(f"change {one.host}?", err=True)):
-                raise OpsError("not confirmed; --yes does not ask")
-            with lock.held(file.parent / LOCK, f"provision {one.host}"):
+    called = f"provision {' '.join(host.name for host in hosts)}"
+    with nullcontext() if dry_run else locked(file, called):
+        looked = [_look(inventory, host.name, secrets, program) for host in hosts]
+        for one in looked:
+            for what in [change.what for change in one.changes] or ["nothing to change"]:
+                say(f"{one.host}: {what}")
+        for one in looked:
+            if one.changes and not dry_run:
+                if not (yes or click.confirm(f"change {one.host}?", err=True)):
+                    raise OpsError("not confirmed; --yes does not ask")
                 _change(inventory, one, program)
 
 

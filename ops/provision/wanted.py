@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from lb.inventory import Inventory, Node, User
+from lb.inventory import Inventory, Node, Provision, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
@@ -34,6 +35,7 @@ __all__ = [
     "WantedHost",
     "all_users",
     "definitions",
+    "rights",
     "hosts_of",
     "secret_files",
     "wanted_host",
@@ -48,7 +50,8 @@ PASSWORD_FILES = (RABBIT_ETC / "definitions.json", ETC / "password")
 """The files of a broker's host that change with a password."""
 PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
 
-# configure, write, read; tags. docs/security.md has the same table.
+# tags; configure, write, read. docs/security.md has the same table. Whoever may read an exchange and write to
+# something binds and unbinds it, so no application may read any exchange: `Queue.exchange` has a name apart.
 OURS = r"mb\..*"
 RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     "operator": ("administrator", ".*", ".*", ".*"),
@@ -61,10 +64,10 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     "application": (
         "",
         "^$",
-        r"^(mb\.(topic|queue|delay)/.*|amq\.default)$",
+        r"^(mb\.(topic|to|delay)/.*|amq\.default)$",
         r"^mb\.(sub|queue|park)/.*",
     ),
-    "publisher": ("", "^$", r"^mb\.(topic|queue|delay)/.*", "^$"),
+    "publisher": ("", "^$", r"^mb\.(topic|to|delay)/.*", "^$"),
     # Retries and what is parked are copies: through the delay ladder, or the default exchange.
     "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park)/.*"),
     "monitor": ("monitoring", "^$", "^$", "^$"),
@@ -167,6 +170,7 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
         "node": node,
         "settings": inventory.provision,
         "agent_user": agent.name,
+        "management_ip": _management_ip(inventory, node),
         "etc": ETC,
         "state": STATE,
         "data": RABBIT_DATA,
@@ -206,6 +210,19 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
     yield rendered("messagebus-agent.service.j2", Path(f"/etc/systemd/system/{AGENT_UNIT}.service"))
 
 
+def _management_ip(inventory: Inventory, node: Node) -> str:
+    """The one address that the management API listens at; "" for all.
+
+    Of a name nobody here knows what it is there. That of a mirrored broker may come to a host after it.
+    """
+    host = node.management.host.strip("[]")
+    is_mirrored = any(mirror.name == node.name for mirror in inventory.mirrors)
+    try:
+        return "" if is_mirrored else str(ipaddress.ip_address(host))
+    except ValueError:
+        return ""
+
+
 def secret_files(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[Path]:
     """Files here that `wanted_host` is to be given, of these brokers' hosts."""
     yield from (user.password_file for user in all_users(inventory))
@@ -239,7 +256,7 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
             "permissions": [
                 {"user": user.name, "vhost": "/", "configure": can, "write": write, "read": read}
                 for user in users
-                for _tags, can, write, read in (RIGHTS[user.role],)
+                for can, write, read in (rights(user.role, inventory.provision),)
             ],
             # A queue that is full refuses: its overflow, an argument, is reject-publish.
             "policies": [
@@ -256,6 +273,14 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
         },
         indent=1,
     )
+
+
+def rights(role: str, settings: Provision) -> tuple[str, str, str]:
+    """Configure, write, read."""
+    _tags, can, write, read = RIGHTS[role]
+    if settings.old_publishers:
+        write = write.replace("|to|", "|to|queue|")
+    return can, write, read
 
 
 def all_users(inventory: Inventory) -> list[User]:

@@ -13,6 +13,7 @@ if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from messagebus.terminal import plural
 from spark import audit, order, troubles
 from spark.bars import Bar, Bars, Part
 from spark.charts import Panel, Series, over_time
@@ -123,7 +124,7 @@ def _check(run: Run, found: dict[str, Any]) -> None:
     deliveries = sum(row["deliveries"] for row in found["subscriptions"])
     read = run.ingested.total("delivered", "good")
     if deliveries != read:
-        raise DoesNotAddUp(f"{deliveries:,} deliveries judged of {read:,} good rows")
+        raise DoesNotAddUp(f"{plural(deliveries, 'delivery')} judged of {read:,} good rows")
 
 
 def _page(run: Run, found: dict[str, Any]) -> Page:
@@ -197,7 +198,8 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             ),
             Section(
                 title="To be looked up",
-                note=f"{SUSPECTS_MAX} at most.",
+                note="The subscriptions in which a message is not as it should be, "
+                f"{SUSPECTS_MAX} at most.",
                 tables=(_suspects(found["suspects"]),),
             ),
             Section(title="Out of order", tables=(_late(found["late"]),)),

@@ -32,6 +32,7 @@ from spark.jobs.frame import (
     check_day,
     exit_code,
     in_one_line,
+    out_option,
     run_of,
     session_for,
     write,
@@ -53,9 +54,12 @@ NS_PER_MS = 1_000_000
     "compare",
     epilog="Example: python -m spark compare --lake out/lake --out out/compare monday tuesday",
     context_settings=HELP,
+    short_help="Compare two runs of a lake, or two days.",
 )
-@click.option("--lake", "root", required=True, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--lake", "root", required=True, type=click.Path(path_type=Path), help="What was ingested."
+)
+@out_option
 @click.option(
     "--worse-max",
     default=0.2,
@@ -68,7 +72,7 @@ NS_PER_MS = 1_000_000
 def command(root: Path, out: Path, worse_max: float, first: str, second: str) -> int:
     """Compare two runs of a lake, or two days: 2026-11-20 of a run is RUN@2026-11-20.
 
-    Exits with 1 when the second is worse than the first: more faults, or slower by more than
+    Exits with 7 when the second is worse than the first: more faults, or slower by more than
     --worse-max.
     """
 
@@ -110,16 +114,18 @@ def _measured(run: Run) -> dict[str, Any]:
         faults[fault.name] += fault.found
     clocks = below(run, samples)
     faults["clocks"] += sum(row["backwards"] for row in clocks.values())
+    errors = {measure: row["error_ns"] for measure, row in clocks.items()}
     found = numbers(
         curves,
         confirmed=published.filter("outcome = 'confirmed'").count(),
         span_s=run.span_s,
         faults=faults,
-        errors={measure: row["error_ns"] for measure, row in clocks.items()},
+        errors=errors,
     )
     return {
         "numbers": found,
         "curves": {row["measure"]: row for row in curves},
+        "errors": errors,
         "manifest": run.manifest,
         "notes": [f"{run.manifest.run_id}: {text}" for text in said(run.ingested)],
     }
@@ -157,7 +163,7 @@ def _page(
         title=f"{names[1]} against {names[0]}",
         meta="the first is what it is compared with",
         verdict="The second is worse." if faults else "The second is not worse.",
-        faults=tuple(faults),
+        faults=tuple(_worded(fault, words_of) for fault in faults),
         figures=tuple(
             Figure(
                 words.NONE if row.ratio is None else f"{row.ratio:.2f}",
@@ -187,10 +193,15 @@ def _page(
 
 
 def _name(row: Row, words_of: dict[str, str]) -> str:
-    measure, _, percentile = row.name.rpartition(" ")
-    if measure in words_of:
-        return f"{words_of[measure]} {percentile}"
-    return FAULTS.get(row.name, row.name)
+    return FAULTS.get(row.name, _worded(row.name, words_of))
+
+
+def _worded(text: str, words_of: dict[str, str]) -> str:
+    """What begins with a measure's name and a percentile, in words."""
+    measure, _, rest = text.partition(" ")
+    if measure not in words_of:
+        return text
+    return f"{words_of[measure]}, {'longest' if rest == 'p100' else rest}"
 
 
 def _value(row: Row, value: float | None) -> str:
@@ -204,7 +215,8 @@ def _curves(names: list[str], measured: list[dict[str, Any]]) -> list[Series]:
     for name, each, dashes in zip(names, measured, (None, DASHED), strict=True):
         for number, measure in enumerate((CONFIRM, END_TO_END)):
             if row := each["curves"].get(measure):
-                kept = [one for one in CURVE if hdr.shown(row, one) is not None]
+                error_ns = each["errors"][measure]
+                kept = [one for one in CURVE if hdr.shown(row, one, error_ns) is not None]
                 values = [max(1, row[hdr.name(one)]) / NS_PER_MS for one in kept]
                 label = f"{name}, {MEASURE_NAMES[measure].split(':')[0]}"
                 drawn.append(Series(label, kept, values, COLOURS[number], dashes))

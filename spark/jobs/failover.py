@@ -16,9 +16,10 @@ if __package__ in (None, ""):
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from messagebus.terminal import plural
 from spark import audit, failover, gaps
 from spark.drawing import milliseconds
-from spark.faults import Fault, unconfirmed
+from spark.faults import Fault, counted, unconfirmed
 from spark.gapchart import Around, Gap, silences
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
@@ -36,7 +37,8 @@ FIGURES_MAX = 10
 
 def measure(run: Run) -> Answer:
     published, until_ns = run.events("published"), run.until_ns
-    received = audit.first_deliveries(run.fates())
+    fates = run.fates()
+    received = audit.first_deliveries(fates)
     incidents = failover.incident_rows(run.session, run.manifest.incidents)
     waiting = published.select(
         "publisher",
@@ -62,6 +64,7 @@ def measure(run: Run) -> Answer:
         "brokers": _told(run, failover.around(by_broker, BROKER_DIMS, incidents)),
         "longest": _told(run, whole),
         "unconfirmed": unconfirmed(run),
+        "lost": fates.filter("lost").count(),
     }
     return Answer(found, _page(run, found))
 
@@ -89,8 +92,12 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         f"{_without(found['unconfirmed'])}."
         if longest
         else "Nothing was published.",
-        faults=() if longest else (Fault("nothing", "nothing was published"),),
-        comment=f"{len(found['incidents'])} things were done to the cluster.",
+        faults=tuple(
+            counted({"lost": found["lost"]})
+            if longest
+            else [Fault("nothing", "nothing was published")]
+        ),
+        comment=f"{plural(len(found['incidents']), 'thing')} done to the cluster.",
         figures=tuple(_figure(one, found) for one in found["incidents"][:FIGURES_MAX]),
         sections=(
             Section(
@@ -148,7 +155,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
 
 def _without(unconfirmed: dict[str, int]) -> str:
     told = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(unconfirmed.items()))
-    return f"; {sum(unconfirmed.values()):,} publishes have no confirm ({told})" if told else ""
+    return (
+        f"; {plural(sum(unconfirmed.values()), 'publish')} without a confirm ({told})"
+        if told
+        else ""
+    )
 
 
 def _rest(found: dict[str, Any]) -> str:
@@ -185,7 +196,7 @@ def _figure(incident: dict[str, Any], found: dict[str, Any]) -> Figure:
     return Figure(
         value,
         f"{incident['kind']} {incident['broker']}",
-        f"at {incident['at_s']:,.1f} s, worst of {len(own)} publishers",
+        f"at {incident['at_s']:,.1f} s, worst of {plural(len(own), 'publisher')}",
     )
 
 

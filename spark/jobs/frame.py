@@ -21,6 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from messagebus.commands.exits import HELP, Codes, Exit, Program, code_of, run
 from messagebus.events import EVENTS, FAULTS
 from spark.faults import allowed, bad_faults, of_publishes, said, standing
 from spark.ingest import Ingested, Plan, ingest, ingested, plan
@@ -33,6 +34,8 @@ from spark.summary import DoesNotAddUp
 from spark.tables import columns_here
 
 __all__ = [
+    "CODES",
+    "HELP",
     "Answer",
     "allow_option",
     "bad_faults",
@@ -40,6 +43,8 @@ __all__ = [
     "exit_code",
     "in_one_line",
     "job_command",
+    "max_bad_option",
+    "out_option",
     "run_of",
     "session_for",
     "settings_for",
@@ -53,7 +58,14 @@ QUICK_BYTES_MAX = 300 * 1024 * 1024
 PARTITION_BYTES = 256 * 1024 * 1024
 PARTITIONS_MIN, PARTITIONS_MAX = 8, 4096
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
-HELP = {"help_option_names": ["-h", "--help"]}
+CODES: Codes = {
+    OSError: Exit.FAILED,
+    RunInvalid: Exit.USAGE,
+    JavaMissing: Exit.FAILED,
+    DoesNotAddUp: Exit.FAILED,
+    PySparkException: Exit.FAILED,
+    Py4JError: Exit.FAILED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +87,29 @@ allow_option = click.option(
 )
 
 
+out_option = click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the answer, as text, HTML and JSON.",
+)
+max_bad_option = click.option(
+    "--max-bad",
+    "bad_max",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="So many lines that cannot be read are put up with.",
+)
+
+
 def job_command(name: str, what: str, measure: Measure) -> click.Command:
     """The command of a job over one run, or one day of it."""
 
     @click.command(
         name,
         help=what,
+        short_help=re.split("[,:;]", what)[0].removesuffix(".") + ".",
         epilog=f"Example: python -m spark {name} --lake out/lake --run night --out out/{name}",
         context_settings=HELP,
     )
@@ -93,8 +122,8 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
     @click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
     @click.option("--run", "run_id", help="Of the lake, instead of --events.")
     @click.option("--date", "day", help="Of one day, UTC: 2026-11-21.")
-    @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
-    @click.option("--max-bad", "bad_max", default=0, show_default=True, type=click.IntRange(min=0))
+    @out_option
+    @max_bad_option
     @allow_option
     def command(
         folder: Path | None,
@@ -176,16 +205,16 @@ def write(
     (out / f"{name}.html").write_text(render_html(page))
     click.echo(render_text(page, columns_here()))
     click.echo(f"\n{out / f'{name}.html'}")
-    return 1 if page.faults else 0
+    return Exit.FOUND if page.faults else Exit.DONE
 
 
 def in_one_line(name: str, work: Callable[[], int]) -> int:
-    """Whatever ends a job early is one line and exit code 1."""
+    """Do the work of a job; what ends it early is one line and an exit code."""
     try:
         return work()
-    except (RunInvalid, JavaMissing, DoesNotAddUp, PySparkException, Py4JError, OSError) as fault:
+    except (*CODES,) as fault:
         click.echo(f"{name}: {_cause(str(fault))}", err=True)
-        return 1
+        return code_of(fault, CODES)
 
 
 def _cause(text: str) -> str:
@@ -227,17 +256,9 @@ def is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:
-    """Run a command whose return value is its exit code; wrong use and Ctrl-C are one line."""
+    """Run a job that is called by itself; wrong use and Ctrl-C are one line."""
     # py4j logs a Ctrl-C that comes while it waits for the JVM, with a stack.
     logging.getLogger().addFilter(is_no_interrupt)
-    try:
-        code = command.main(
-            args=None if argv is None else list(argv), prog_name=prog_name, standalone_mode=False
-        )
-    except click.ClickException as fault:
-        fault.show()
-        return fault.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(f"{prog_name}: interrupted", err=True)
-        return 130
-    return int(code or 0)
+    if isinstance(command, Program):
+        return command.run(argv, prog_name=prog_name)
+    return run(command, argv, prog_name=prog_name)

@@ -14,6 +14,7 @@ if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from messagebus.terminal import plural
 from spark import throughput
 from spark.bars import BARS_MAX, NO_BARS, Bars, against_mean
 from spark.faults import Fault
@@ -138,7 +139,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             Section(
                 title="Hot keys",
                 note=f"The {HOT_MAX} keys with the most messages, if more than the mean, of "
-                f"{found['keyed']:,} messages that have one.",
+                f"{plural(found['keyed'], 'message')} that have one.",
                 bars=_bars(
                     found,
                     "keys, messages",

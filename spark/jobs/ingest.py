@@ -15,10 +15,20 @@ if __package__ in (None, ""):
 
 import click
 
+from messagebus.terminal import plural
 from spark.faults import Fault, bad_faults, said
 from spark.ingest import Ingested, Plan, ingest, plan
-from spark.jobs.frame import HELP, Answer, allow_option, exit_code, in_one_line, session_for, write
-from spark.jobs.words import plural
+from spark.jobs.frame import (
+    HELP,
+    Answer,
+    allow_option,
+    exit_code,
+    in_one_line,
+    max_bad_option,
+    out_option,
+    session_for,
+    write,
+)
 from spark.lake import Lake
 from spark.manifest import RunInvalid
 from spark.page import Figure, Page, Section
@@ -31,6 +41,7 @@ __all__ = ["command"]
     "ingest",
     epilog="Example: python -m spark ingest --events out/run-1 --lake out/lake --out out/ingest",
     context_settings=HELP,
+    short_help="Read what is new of recorded runs into the lake.",
 )
 @click.option(
     "--events",
@@ -41,15 +52,15 @@ __all__ = ["command"]
     help="Folder of a run; several may be given.",
 )
 @click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--max-bad", "bad_max", default=0, show_default=True, type=click.IntRange(min=0))
+@out_option
+@max_bad_option
 @allow_option
 def command(
     folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: int, allow: tuple[str, ...]
 ) -> int:
     """Read what is new of recorded runs into the lake; what is bad goes into its quarantine.
 
-    Exits with 1 when there are more bad lines than --max-bad, or a run cannot be read; the others are.
+    Exits with 7 when there are more bad lines than --max-bad, or a run cannot be read; the others are.
     """
 
     def work() -> int:

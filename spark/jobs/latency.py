@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from spark import hdr, latency, throughput
 from spark.charts import DASHED, Panel, Series, over_time, percentiles
 from spark.drawing import ALARM, COLOURS, milliseconds
-from spark.faults import Fault, clocks, unconfirmed
+from spark.faults import Fault, clocks, counted, unconfirmed
 from spark.jobs import words
 from spark.jobs.frame import Answer, exit_code, job_command
 from spark.latency import (
@@ -56,7 +56,12 @@ def measure(run: Run) -> Answer:
     without = published.filter(F.col("outcome") != "confirmed").groupBy(
         throughput.window("intended_ns", run.manifest.start_ns, BIN_WINDOW_S).alias("window")
     )
-    never = fates.filter(F.col("expected") & (F.col("deliveries") == 0))
+    [never] = words.collected(
+        fates.agg(
+            F.count_if(F.col("expected") & (F.col("deliveries") == 0)).alias("never"),
+            F.count_if("lost").alias("lost"),
+        )
+    )
     found: dict[str, Any] = {
         "percentiles": words.collected(
             hdr.percentiles(scoped, ["measure", "scope", "name"], CURVE)
@@ -65,7 +70,8 @@ def measure(run: Run) -> Answer:
         "clocks": below(run, samples),
         "unconfirmed": unconfirmed(run),
         "without": words.collected(without.count().orderBy("window")),
-        "never_delivered": never.count(),
+        "never_delivered": never["never"],
+        "lost": never["lost"],
         "histograms": _histograms(bins),
     }
     found["below_zero"] = {
@@ -113,7 +119,7 @@ def _histograms(bins: DataFrame) -> dict[str, str]:
 def _page(run: Run, found: dict[str, Any]) -> Page:
     whole = {row["measure"]: row for row in found["percentiles"] if row["scope"] == WHOLE}
     names, errors = latency.names(run.manifest), _errors(found)
-    faults = clocks(names, found["clocks"], run.ingested)
+    faults = [*clocks(names, found["clocks"], run.ingested), *counted({"lost": found["lost"]})]
     if CONFIRM not in whole:
         faults.append(Fault("nothing", "nothing was confirmed"))
     confirmed = whole[CONFIRM]["total"] if CONFIRM in whole else 0

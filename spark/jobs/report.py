@@ -16,6 +16,7 @@ if __package__ in (None, ""):
 
 import click
 
+from messagebus.commands.exits import Exit
 from spark.faults import of_publishes
 from spark.ingest import ingest, plan
 from spark.jobs.frame import HELP, allow_option, exit_code, in_one_line, session_for
@@ -32,6 +33,7 @@ __all__ = ["command", "main"]
 @click.command(
     epilog="Example: python -m spark report --events out/run-1 --out out/report",
     context_settings=HELP,
+    short_help="Report on one recorded run.",
 )
 @click.option(
     "--events",
@@ -74,13 +76,13 @@ def command(folder: Path, out: Path, bad_max: int, allow: tuple[str, ...]) -> in
         text = write_reports(summary, out, columns_here())
         click.echo(text)
         click.echo(f"\n{out / 'report.html'}")
-        return 0 if summary["holds"] else 1
+        return Exit.DONE if summary["holds"] else Exit.FOUND
 
     return in_one_line("report", work)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job. Returns the exit code: 0 holds, 1 does not or failed, 2 wrong use."""
+    """Run the job. Returns its exit code."""
     return exit_code(command, argv, prog_name="report")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from messagebus.terminal import plural
 from spark.charts import Mark, Series, Span
 from spark.drawing import COLOURS
 from spark.manifest import Incident
@@ -22,7 +23,6 @@ __all__ = [
     "incidents",
     "input_words",
     "meta",
-    "plural",
     "series_by",
     "since_s",
     "window_for",
@@ -95,11 +95,6 @@ def incidents(run: Run) -> tuple[list[Mark], list[Span]]:
         for one in ordered
     ]
     return marks_and_spans(shown, short_names(run.manifest.brokers))
-
-
-def plural(count: int, what: str) -> str:
-    """1 broker, 2 brokers."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def short_names(brokers: Sequence[str]) -> dict[str, str]:

@@ -132,6 +132,27 @@ async def test_handlers_publish_coroutines_and_plain_functions_alike(stage: Stag
     assert threading.get_ident() not in threads
 
 
+async def test_what_a_coroutine_handler_returns_to_await_is_a_part_of_its_run(stage: Stage) -> None:
+    """As of `return work()` for `return await work()`: an ack before would lose the message."""
+    done: list[str] = []
+
+    async def work(body: str) -> object:
+        await asyncio.sleep(0)
+        done.append(body)
+        return Park("not now") if body == "bad" else None
+
+    @stage.app.subscriber(stage.topic, subscription="billing")
+    async def handle(body: str) -> object:
+        return work(body)
+
+    async with stage_started(stage) as app:
+        for body in ("good", "bad"):
+            await app.publish(stage.topic, body)
+        await stage.until(lambda: len(stage.heard.told) == 4)
+    assert sorted(done) == ["bad", "good"]
+    assert {answer for answer, _ in stage.heard.told} == {"published", "ack", "park"}
+
+
 async def test_what_does_not_fit_is_parked_and_the_rest_goes_on(stage: Stage) -> None:
     app, got = stage.app, []
 

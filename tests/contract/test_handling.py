@@ -557,6 +557,18 @@ async def test_what_a_plain_function_gives_to_await_is_awaited(bus: Bus) -> None
     await ended(consumer, work)
 
 
+async def test_a_generator_that_a_handler_returns_is_a_failed_run(bus: Bus) -> None:
+    def lazily(delivery: Delivery) -> Any:
+        yield delivery
+
+    consumer = await bus.consumer()
+    work = run(consumer, Handler(lazily), retry=RetryPolicy(attempts_max=1))
+    await publish(bus, "a")
+    await counted(consumer, failed=1, parked=1)
+    await ended(consumer, work)
+    assert "generator" in (await parked(bus, "billing"))[0]["mb-park-exception"]
+
+
 # ---------------------------------------------------------------------- no run ends anything but itself
 class TryAgain(RetryLater):
     """As an application writes it, without a call of ours."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
+import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
 from messagebus import (
     AsyncConsumer,
@@ -18,7 +22,9 @@ from messagebus import (
     PublisherConfig,
     Secret,
 )
+from messagebus.broker import Broker
 from ops.local.cluster import LocalCluster
+from ops.provision.wanted import RIGHTS
 from tests.support.eventually import FACTOR, eventually, eventually_async
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbits
 from tests.support.fake_list import FakeList, serve_list
@@ -57,7 +63,7 @@ def grant(cluster: LocalCluster, rights: dict[str, str]) -> None:
 
 @contextmanager
 def changing_user(cluster: LocalCluster, bus: BusConfig) -> Iterator[BusConfig]:
-    """Settings of a user with all rights of an application, to be taken away."""
+    """Settings of a user with all rights on exchanges and queues, to be taken away."""
     for name in cluster.names:
         with cluster.management(name) as api:
             user = {"password": PASSWORD, "tags": ""}
@@ -121,6 +127,169 @@ def test_a_consumer_whose_right_is_taken_away_is_attached_again_when_it_is_back(
 def close_all_of(cluster: LocalCluster, name: str, user: str) -> None:
     with cluster.management(name) as api:
         api.delete(f"/api/connections/username/{user}").raise_for_status()
+
+
+# -- what each role may do with each thing
+
+ACCESS_REFUSED = 403
+READS = ("consume", "get", "purge")
+MAKES = ("declare", "delete")
+BINDS = ("bind", "unbind")
+# Role -> to what exchanges it may publish, what queues it may read. Nobody makes, deletes or binds anything.
+MAY = {
+    "application": ("topic to delay default", "sub queue park"),
+    "publisher": ("topic to delay", ""),
+    "consumer": ("delay default", "sub queue park"),
+    "monitor": ("", ""),
+    "probe": ("", ""),
+    "narrow": ("topic", "sub park"),
+}
+# An application of its own names, as docs/security.md has it; it may not retry.
+NARROW = ("^$", r"^mb\.topic/{0}$", r"^mb\.(sub|park)/{0}/all$")
+
+
+def things(topic: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Exchanges and queues of every kind, those of another application among them."""
+    exchanges = {
+        "topic": f"mb.topic/{topic}",
+        "to": f"mb.to/{topic}",
+        "other topic": f"mb.topic/{topic}-other",
+        "delay": "mb.delay/0",  # not there: what waited in it would be told as undelivered
+        "due": "mb.due",
+        "out": "mb.out",
+        "undelivered": "mb.undelivered",
+        "default": "",
+        "events": "amq.rabbitmq.event",
+    }
+    queues = {
+        "sub": f"mb.sub/{topic}/all",
+        "queue": f"mb.queue/{topic}",
+        "park": f"mb.park/{topic}/all",
+        "other sub": f"mb.sub/{topic}-other/all",
+        "steps": "mb.delay/0",
+        "undelivered": "mb.park/mb.due",
+        "gate": "mb.ready",
+    }
+    return exchanges, queues
+
+
+Tried = dict[tuple[str, str], Callable[[BlockingChannel], object]]
+
+
+def operations(exchanges: dict[str, str], queues: dict[str, str]) -> Tried:
+    """Every operation on every kind of thing, by the names of both. No publish names a queue."""
+    tried: Tried = {}
+    for kind, name in exchanges.items():
+        tried["publish", kind] = lambda c, n=name: c.basic_publish(n, "nowhere", b"x")  # type: ignore[misc]
+        if kind != "default":
+            tried["declare", f"exchange {kind}"] = lambda c, n=f"{name}2": c.exchange_declare(n)  # type: ignore[misc]
+            tried["delete", f"exchange {kind}"] = lambda c, n=name: c.exchange_delete(n)  # type: ignore[misc]
+    for kind, name in queues.items():
+        tried |= {
+            ("consume", kind): lambda c, n=name: c.basic_consume(n, lambda *_: None),  # type: ignore[misc]
+            ("get", kind): lambda c, n=name: c.basic_get(n),  # type: ignore[misc]
+            ("purge", kind): lambda c, n=name: c.queue_purge(n),  # type: ignore[misc]
+            ("declare", kind): lambda c, n=f"{name}2": c.queue_declare(n, durable=True),  # type: ignore[misc]
+            ("delete", kind): lambda c, n=name: c.queue_delete(n),  # type: ignore[misc]
+        }
+    for source in filter(None, exchanges.values()):
+        for to in queues.values():
+            about = f"{source} -> {to}"
+            tried["bind", about] = lambda c, s=source, t=to: c.queue_bind(t, s, "k")  # type: ignore[misc]
+            tried["unbind", about] = lambda c, s=source, t=to: c.queue_unbind(t, s)  # type: ignore[misc]
+        for to in exchanges.values():
+            about = f"{source} => {to}"
+            tried["bind", about] = lambda c, s=source, t=to: c.exchange_bind(t, s, "k")  # type: ignore[misc]
+            tried["unbind", about] = lambda c, s=source, t=to: c.exchange_unbind(t, s)  # type: ignore[misc]
+    return tried
+
+
+def allowed(connection: pika.BlockingConnection, tried: Tried) -> set[tuple[str, str]]:
+    """What of these the broker does not refuse for want of rights; it asks for them before it looks."""
+    found, channel = set(), connection.channel()
+    for what, operation in tried.items():
+        try:
+            operation(channel)
+            # Whatever a publish led to comes before this answer.
+            channel.basic_qos(prefetch_count=1)
+        except ChannelClosedByBroker as refused:
+            channel = connection.channel()
+            if refused.reply_code == ACCESS_REFUSED:
+                continue
+        found.add(what)
+    return found
+
+
+@contextmanager
+def connected(cluster: LocalCluster, role: str, topic: str) -> Iterator[pika.BlockingConnection]:
+    """Of a user of this role, to the first broker."""
+    narrow = tuple(pattern.format(topic) for pattern in NARROW)
+    rights = dict(
+        zip(("configure", "write", "read"), RIGHTS.get(role, ("", *narrow))[1:], strict=True)
+    )
+    (name, *_others), broker = cluster.names, Broker.parse(cluster.node(cluster.names[0]).broker)
+    login = pika.PlainCredentials(f"{USER}-{role}", PASSWORD)
+    with cluster.management(name) as api:
+        user = {"password": PASSWORD, "tags": ""}
+        api.put(f"/api/users/{login.username}", json=user).raise_for_status()
+        try:
+            api.put(f"/api/permissions/%2F/{login.username}", json=rights).raise_for_status()
+            parameters = pika.ConnectionParameters(broker.host, broker.port, credentials=login)
+            with pika.BlockingConnection(parameters) as connection:
+                yield connection
+        finally:
+            api.delete(f"/api/users/{login.username}")
+
+
+@pytest.mark.parametrize("role", MAY)
+def test_no_role_can_do_to_a_thing_what_the_table_does_not_say(
+    broken: LocalCluster, topic: str, role: str
+) -> None:
+    register(broken, f"{topic}/all", f"queue:{topic}")
+    exchanges, queues = things(topic)
+    publishes, reads = (each.split() for each in MAY[role])
+    wanted = {("publish", kind) for kind in publishes}
+    wanted |= {(operation, kind) for operation in READS for kind in reads}
+    if role != "narrow":
+        wanted |= {("publish", "other topic") for kind in publishes if kind == "topic"}
+        others = ("other sub", "undelivered")
+        wanted |= {(operation, kind) for operation in READS for kind in others if reads}
+    tried = operations(exchanges, queues)
+    assert {operation for operation, _about in tried} == {"publish", *READS, *MAKES, *BINDS}
+    with connected(broken, role, topic) as connection:
+        assert allowed(connection, tried) == wanted
+
+
+@pytest.mark.parametrize(
+    ("role", "may"),
+    [
+        ("application", "topic sub queue delay"),
+        ("publisher", "topic queue delay"),
+        ("consumer", "sub queue delay"),
+        ("monitor", ""),
+        ("probe", ""),
+        ("narrow", "topic sub"),
+    ],
+)
+def test_no_role_has_an_agent_make_what_its_own_rights_do_not_cover(
+    broken: LocalCluster, topic: str, role: str, may: str
+) -> None:
+    names = {
+        "topic": topic,
+        "sub": f"{topic}/all",
+        "queue": f"queue:{topic}",
+        "delay": "delay:1000",
+    }
+    url = f"http://{broken.node(broken.names[0]).agent}"
+    with (
+        connected(broken, role, topic),
+        httpx.Client(base_url=url, auth=(f"{USER}-{role}", PASSWORD), timeout=WITHIN_S) as agent,
+    ):
+        for kind, name in names.items():
+            found = agent.post("/topology", json={"wanted": [name]}).status_code
+            assert found == (200 if kind in may.split() else 403), name
+        if role == "narrow":
+            assert agent.post("/topology", json={"wanted": [f"{topic}/spy"]}).status_code == 403
 
 
 # -- brokers that call themselves strangely

@@ -154,7 +154,7 @@ def test_what_was_deleted_since_stays_deleted_and_what_differs_is_left(
     ]
     cluster.kill("mb2", agent=True)
     refused = ops(cluster, "backup", str(tmp_path / "other"))
-    assert refused.returncode == 1
+    assert refused.returncode == 6
     assert "agent of mb2" in refused.stderr
     assert not (tmp_path / "other").exists()
 

@@ -120,9 +120,9 @@ def test_the_command_shows_drains_and_refuses(cluster: LocalCluster, inventory: 
     ]
     assert _lb(cluster, "ready", "mb3").returncode == 0
     unknown = _lb(cluster, "drain", "mb33")
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2
     assert unknown.stderr.splitlines() == [
-        "Error: no broker 'mb33' in the inventory; did you mean 'mb3'?"
+        "lb: no broker 'mb33' in the inventory; did you mean 'mb3'?"
     ]
     assert _lb(cluster, "apply").stdout == "nothing to do\n"
 

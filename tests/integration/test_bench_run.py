@@ -103,7 +103,7 @@ def test_a_broker_that_freezes_and_consumers_that_come_late_are_told_and_lose_no
     (done,) = result.about["disturbances"]
     broker = cluster.node(cluster.names[0]).broker
     assert done["what"] == f"freeze {broker}"
-    assert done["ended_s"] - done["began_s"] >= 1
+    assert 2 <= done["began_s"] < 3 <= done["ended_s"]
     # The first message waited for its consumers, who came two seconds into the measured part.
     assert percentiles(result.bins("delivery"))["p100"] > 1000
     assert f"freeze {broker}" in render_text(result)

@@ -81,6 +81,26 @@ def test_ndjson_keeps_every_byte_and_says_which_broker(shell: Shell) -> None:
     assert told["broker"].count(":") == 1
 
 
+def test_a_file_is_published_as_what_its_suffix_says_or_who_publishes_it(
+    shell: Shell, tmp_path: Path
+) -> None:
+    shell.run("declare", "types/all")
+    (tmp_path / "order.json").write_bytes(b"{}")
+    shell.run("publish", "types", str(tmp_path / "order.json"))
+    shell.run("publish", "types", "-", given=b"x")
+    shell.run("publish", "types", "-", "--content-type", "text/csv", given=b"x")
+    consumed = shell.run("consume", "types", "-s", "all", "--count", "3", "--ndjson").stdout
+    told = {json.loads(line)["content_type"] for line in consumed.splitlines()}
+    assert told == {"application/json", "application/octet-stream", "text/csv"}
+
+
+def test_an_unknown_topic_is_told_with_the_nearest_one(shell: Shell) -> None:
+    shell.run("declare", "nearby/all")
+    done = shell.run("publish", "naerby", "-", given=b"x")
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[1] == b"messagebus: did you mean nearby?"
+
+
 def test_a_terminal_gets_escapes(shell: Shell) -> None:
     shell.run("declare", "screens/all")
     shell.run("publish", "screens", "-", given=b"a\x1b[2Jb")

@@ -164,5 +164,14 @@ def test_an_interrupted_start_stops_what_it_started(tmp_path: Path) -> None:
     starter.send_signal(signal.SIGINT)
     _, said = starter.communicate(timeout=60)
     assert starter.returncode == 130
-    assert said.splitlines()[-1] == "interrupted"
+    assert said.splitlines()[-1] == "ops: interrupted"
     assert process.marked(str(folder)) == []
+
+
+def test_a_wipe_leaves_nothing_of_playbooks_either(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    (folder / "journal").mkdir(parents=True)
+    (folder / "journal" / "add mb4.ndjson").touch()
+    (folder / "ops.lock").touch()
+    LocalCluster(folder).down(wipe=True)
+    assert not folder.exists()

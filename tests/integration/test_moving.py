@@ -9,7 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import pytest
 
 from messagebus import (
@@ -26,7 +28,8 @@ from messagebus import (
 from messagebus.moving import MOVES_AT_ONCE, MessagesMoved, move_messages
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import delete_queue, direct, queue_exists
+from tests.support.faults import alarm, delete_queue, direct, queue_exists
+from tests.support.playbooks import ops
 
 DEADLINE_S = 30.0
 DELAY_S = 5.0
@@ -149,6 +152,39 @@ def test_a_broker_without_the_queue_takes_nothing_and_nothing_is_lost(
     assert list(moved.faults) == ["mb.queue/none"]
     delete_queue(cluster, "mb2", queue)
     eventually(lambda: queue_exists(cluster, "mb2", queue), within_s=DEADLINE_S)
+
+
+def test_nothing_is_moved_to_a_broker_in_alarm(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    declare(bus, [f"{topic}/all"])
+    ids = fill(cluster, topic, [Message.text("x", key=f"k{n}") for n in range(20)])
+    alarm(cluster, "mb2", True)
+    try:
+        eventually(lambda: health_of(cluster, "mb2")["verdict"] == "drain", within_s=DEADLINE_S)
+        eventually(lambda: counted(cluster, f"mb.sub/{topic}/all") == "20", within_s=DEADLINE_S)
+        moved = ops(cluster, "move", "mb1")
+        assert moved.returncode == 0, moved.stderr
+        assert "nothing is moved to mb2 (" in moved.stderr
+    finally:
+        alarm(cluster, "mb2", False)
+    cluster.wait_ready()
+    got = take(bus, topic, len(ids))
+    assert sorted(each.message_id for each in got) == sorted(ids)
+    assert {each.broker for each in got} == {cluster.node("mb3").broker}
+
+
+def counted(cluster: LocalCluster, queue: str) -> str:
+    """How many messages the statistics of mb1 show in a queue: what a move goes by."""
+    with cluster.management("mb1") as management:
+        found = management.get(f"/api/queues/%2F/{quote(queue, safe='')}").json()
+    return str(found.get("messages"))
+
+
+def health_of(cluster: LocalCluster, name: str) -> dict[str, str]:
+    answer = httpx.get(f"http://{cluster.node(name).agent}/health", trust_env=False)
+    found: dict[str, str] = answer.json()
+    return found
 
 
 def test_without_another_broker_nothing_begins(cluster: LocalCluster) -> None:

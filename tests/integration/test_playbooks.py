@@ -235,17 +235,17 @@ async def test_clients_that_do_not_move_are_hung_up_on_and_named(
         queue=f"mb.sub/{topic}/{SUBSCRIPTION}",
         on_message_callback=lambda *_: None,
     )
-    words = ("remove", leaving, "--held-for", "3", "--move-remaining", "--yes")
+    words = ("remove", leaving, "--held-s", "3", "--move-remaining", "--yes")
     removed = await asyncio.to_thread(ops, cluster, *words)
     assert removed.returncode == 0, removed.stderr
     assert (
-        f"wait for publishers to leave {leaving}: 1 connections that may publish: foreign at"
+        f"wait for publishers to leave {leaving}: 1 connection that may publish: foreign at"
         in removed.stderr
     )
     told = proofs(removed.stderr)
-    assert "closed 1 connections: foreign at 127." in told
+    assert "closed 1 connection: foreign at 127." in told
     assert "(user bus, holds 3 deliveries)" in told
-    assert "moved 3 messages of 1 queues" in told
+    assert "moved 3 messages of 1 queue" in told
     assert not publishes.is_open
     assert not holds.is_open
     got = await asyncio.to_thread(received, bus, topic, len(sent))
@@ -277,9 +277,8 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
     park(cluster, leaving, f"mb.park/{subscription}", "parked-1")
     refused = ops(cluster, "remove", leaving, "--yes")
     assert refused.returncode == 1
-    assert (
-        f"no consumer for mb.park/{subscription} (1 messages), mb.sub/{subscription}"
-        in " ".join(refused.stderr.split())
+    assert f"no consumer for mb.park/{subscription} (1 message), mb.sub/{subscription}" in " ".join(
+        refused.stderr.split()
     )
     assert "--move-remaining" in refused.stderr
     undone = ops(cluster, "remove", leaving, "--undo", "--yes")
@@ -319,7 +318,7 @@ def test_wrong_use_is_told_in_one_line(cluster: LocalCluster) -> None:
         (("restart", "mb9"), "no broker 'mb9' in the inventory"),
     ):
         failed = ops(cluster, *words, "--yes")
-        assert failed.returncode == 1
+        assert failed.returncode in (1, 2)
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
 
@@ -361,13 +360,13 @@ def test_what_differs_is_told_and_nothing_is_changed(
     delete_queue(cluster, other, queue)
     put_queue(cluster, other, queue, {**quorum, "x-delivery-limit": 5})
     told = ops(cluster, "check")
-    assert told.returncode == 1
+    assert told.returncode == 7
     assert f"{other}: nobody listens on its agent" in told.stdout
     cluster.start(other, agent=True)
     operators_drain(cluster, name, True)
     eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=20)
     told = ops(cluster, "topology", "diff")
-    assert told.returncode == 1
+    assert told.returncode == 7
     assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in told.stdout
     assert f"{other}: {queue} is not there, or not settled" in told.stdout
     told = ops(cluster, "check")
@@ -408,7 +407,7 @@ def test_topology_sync_brings_about_what_a_broker_lacks(
         assert f"mb.sub/{wanted}" not in queues_of(cluster, node.name)
         synced = ops(cluster, "topology", "sync")
         assert synced.returncode == 0, synced.stderr
-        assert synced.stdout.startswith("1 entries were told to agents that did not know them")
+        assert synced.stdout.startswith("1 entry was told to agents that did not know them")
         assert f"mb.sub/{wanted}" in queues_of(cluster, node.name)
         assert ops(cluster, "topology", "diff").returncode == 0
     finally:

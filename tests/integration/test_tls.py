@@ -32,8 +32,8 @@ from messagebus import (
 from ops.local import secrets
 from ops.local.certificates import CA, Authority, issue_missing
 from ops.local.cluster import LocalCluster
-from ops.local.files import CLIENT
-from ops.local.layout import SERVER_NAME
+from ops.local.files import CHECK_PEM, CLIENT, OPERATOR, PROBE_CERTIFICATE
+from ops.local.layout import SERVER_NAME, Layout, NodeLayout
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually
 from tests.support.faults import (
@@ -43,7 +43,7 @@ from tests.support.faults import (
     close_connections,
 )
 from tests.support.load import consuming, publishing
-from tests.support.playbooks import ops
+from tests.support.playbooks import lb, ops
 
 READY_WITHIN_S = 20.0
 LISTED_WITHIN_S = 10.0
@@ -125,6 +125,21 @@ def test_registering_and_the_list_go_over_https(secured: LocalCluster, bus: BusC
         httpx.get(secured.list_url.replace("https", "http"), trust_env=False)
 
 
+def test_the_management_api_is_asked_over_tls_alone(secured: LocalCluster) -> None:
+    address = secured.node("mb1").management
+    with secured.management("mb1") as management:
+        assert management.get("/api/overview").raise_for_status().json()["rabbitmq_version"]
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://{address}/api/overview", trust_env=False, timeout=READY_WITHIN_S)
+    trusted = load(secured.layout.inventory).certificates()
+
+    def seen() -> bool:  # by the agent, from that API alone
+        url = f"https://{secured.node('mb1').agent}/metrics"
+        return "disk_free_bytes" in httpx.get(url, verify=trusted, trust_env=False).text
+
+    eventually(seen, within_s=READY_WITHIN_S, what="what the API says in the agent's metrics")
+
+
 def test_without_tls_a_client_gets_nothing_out_of_a_broker(
     secured: LocalCluster, bus: BusConfig
 ) -> None:
@@ -188,8 +203,9 @@ def test_certificates_are_read_again_at_every_dial(
         for file, text in zip(files, issue(name), strict=True):
             secrets.write(file, text)
 
-    def subjects() -> set[str]:
-        return {each["peer_cert_subject"] for each in connections(secured, "bus")}
+    def subjects() -> list[str]:
+        """Of the consumer's connections, one at each broker, and the publisher's."""
+        return [each["peer_cert_subject"] for each in connections(secured, "bus")]
 
     write("first")
     ours = replace(
@@ -197,13 +213,48 @@ def test_certificates_are_read_again_at_every_dial(
     )
     with consuming(ours, "queue:rotated") as work:
         with publishing(ours, "queue:rotated") as load:
-            eventually(lambda: subjects() == {"CN=first"}, within_s=LISTED_WITHIN_S)
+            # A connection is listed a second after it is there, and only one that is listed is closed.
+            eventually(lambda: subjects() == ["CN=first"] * 3, within_s=LISTED_WITHIN_S)
             write("second")
             for name in secured.names:
                 close_connections(secured, name, "rotates")
-            eventually(lambda: subjects() == {"CN=second"}, within_s=READY_WITHIN_S)
+            eventually(lambda: subjects() == ["CN=second"] * 3, within_s=READY_WITHIN_S)
             eventually(work.consumer.keep_alive, within_s=READY_WITHIN_S)
         assert work.wait_for(load.confirmed_ids()) == set()
+
+
+def test_all_certificates_are_renewed_while_messages_flow_and_nothing_is_lost(
+    secured: LocalCluster, bus: BusConfig
+) -> None:
+    """Those of brokers and agents, of HAProxy's checks, of clients and of operators."""
+    layout, bus = secured.layout, replace(bus, client_id="renews")
+    issue = Authority.load(layout.tls_dir).issue
+    with consuming(bus, "queue:renewed") as work:
+        with publishing(bus, "queue:renewed", publishers=2) as load:
+            eventually(load.confirmed, within_s=READY_WITHIN_S)
+            for node in layout.nodes:
+                renew(layout, node.name, *issue(node.name, server_names(node)))
+            for name in (CLIENT, OPERATOR, PROBE_CERTIFICATE):
+                renew(layout, name, *issue(name))
+            both = [layout.tls_file(f"{PROBE_CERTIFICATE}.{end}") for end in ("pem", "key")]
+            secrets.write(layout.tls_file(CHECK_PEM), "".join(file.read_text() for file in both))
+            applied = lb(secured, "apply")
+            assert "reloaded" in applied.stdout, applied.stderr
+            secured.wait_ready()
+            for name in secured.names:
+                close_connections(secured, name, bus.client_id)
+            count = len(load.confirmed())
+            eventually(lambda: len(load.confirmed()) > count + 20, within_s=READY_WITHIN_S)
+        assert work.wait_for(load.confirmed_ids()) == set()
+
+
+def renew(layout: Layout, name: str, certificate: str, key: str) -> None:
+    secrets.write(layout.tls_file(f"{name}.key"), key)
+    secrets.write(layout.tls_file(f"{name}.pem"), certificate)
+
+
+def server_names(node: NodeLayout) -> tuple[str, ...]:
+    return node.host, SERVER_NAME, f"{node.name}.{SERVER_NAME}"
 
 
 def test_an_agent_shows_new_certificates_without_a_restart(

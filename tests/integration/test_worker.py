@@ -241,6 +241,26 @@ def test_wrong_use_is_one_line(shop: Shop, options: list[str], said: str) -> Non
     assert found.count("\n") == 1
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_where_nobody_listens_it_says_so_and_ends(
+    shop: Shop, processes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESSAGEBUS_BROKER", "127.0.0.1:1")
+    shop.write(
+        "real",
+        """
+        from messagebus import App
+        app = App()
+        @app.subscriber("queue:jobs")
+        def work(job: str) -> None: ...
+        """,
+    )
+    worker = shop.worker("real:app", "--processes", processes)
+    _, said = worker.communicate(timeout=30 * FACTOR)
+    assert (worker.returncode, said.count("\n")) == (6, 1), said
+    assert said.startswith("messagebus: nobody answers at 127.0.0.1:1 (")
+
+
 # ---------------------------------------------------------------------- several processes
 def children(worker: subprocess.Popen[str]) -> set[int]:
     listed = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text()

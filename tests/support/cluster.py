@@ -18,7 +18,9 @@ MakeCluster = Callable[..., LocalCluster]
 
 @contextmanager
 def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeCluster]:
-    """Give ``make(brokers=3, up=True, tls=False) -> LocalCluster``; everything made is stopped at the end.
+    """Give ``make(brokers=3, up=True, tls=False, balancers=1) -> LocalCluster``.
+
+    Everything made is stopped at the end.
 
     keep: asked at the end whether logs and data are to stay, for a look at what failed.
     Networks differ between processes that run side by side; where they do not, ports do.
@@ -26,10 +28,16 @@ def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeC
     numbers = itertools.count(1)
     made: list[LocalCluster] = []
 
-    def make(brokers: int = 3, *, up: bool = True, tls: bool = False) -> LocalCluster:
+    def make(
+        brokers: int = 3, *, up: bool = True, tls: bool = False, balancers: int = 1
+    ) -> LocalCluster:
         number = next(numbers)
         network = f"127.{1 + os.getpid() % 250}.{number}"
-        made.append(LocalCluster(folder / f"c{number}", brokers, network=network, tls=tls))
+        made.append(
+            LocalCluster(
+                folder / f"c{number}", brokers, network=network, tls=tls, balancers=balancers
+            )
+        )
         if up:
             made[-1].up()
         return made[-1]

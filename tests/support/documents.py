@@ -8,7 +8,7 @@ sees them:
     <!-- cluster -->                it is run on real brokers
     <!-- cluster, in the background -->    it is a command that goes on, and is stopped with the page
     <!-- cluster, until: TEXT -->   it is a command that is repeated until it says this
-    <!-- cluster, exit 1 -->        it is run, and ends with this exit code
+    <!-- cluster, exit 6 -->        it is run, and ends with this exit code
     <!-- hardware: REASON -->       commands that need a real host; each is looked up
     <!-- elsewhere: TEST -->        commands that this test runs; each is looked up
     <!-- first: CODE -->            run before it, in its language: what is published, what fails
@@ -40,7 +40,7 @@ _COMMENTS = re.compile(r"(?:<!--(?:(?!-->).)*-->\s*)+\Z", re.S)
 _COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->", re.S)
 _KINDS = ("not run", "file", "cluster", "hardware", "elsewhere", "first", "then")
 _MARK = re.compile(
-    rf"({'|'.join(_KINDS)})(?:(?:, (in the background|until|exit 1))?(?::\s*(.*))?)", re.S
+    rf"({'|'.join(_KINDS)})(?:(?:, (in the background|until|exit \d+))?(?::\s*(.*))?)", re.S
 )
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import pika.frame
 import pika.spec
 
+from messagebus.proof import ASK, PROOF, Challenges, answer_proof
+from messagebus.secret import Secret
 from messagebus.topology import GATE
 
 __all__ = ["CLIENT", "FakeAgent", "FakeBroker", "fake_agent", "fake_broker"]
@@ -132,6 +134,7 @@ class FakeAgent:
         self.draining = False
         self.mute = False
         self.token = "sesame"
+        self.challenges = Challenges(lambda: Secret(self.token))
         self.requests: list[str] = []
         self.dies_in: set[str] = set()
         self.http = _HttpServer((host, 0), _AgentRequest)
@@ -173,19 +176,35 @@ class _AgentRequest(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path in agent.dies_in:
             self.close_connection = True
-        elif self.headers["Authorization"] != f"Bearer {agent.token}":
-            self._answer(401, "who are you?")
-        else:
+            return
+        # Whoever it is asked for: it has no name.
+        header = self.headers["Authorization"] or ""
+        me = header.partition('to="')[2].partition('"')[0]
+        if agent.challenges.proves(header, me=me, method="POST", target=self.path, body=body):
             agent.draining = json.loads(body)["draining"]
-            self._answer(200, "{}")
+            proof = answer_proof(
+                Secret(agent.token),
+                ask=self.headers[ASK],
+                method="POST",
+                target=self.path,
+                broker=me,
+                status=200,
+                etag="",
+                body=b"{}",
+            )
+            self._answer(200, "{}", **{PROOF: proof})
+        else:
+            self._answer(401, "who are you?", **{"WWW-Authenticate": agent.challenges.header})
 
     def _seen(self) -> FakeAgent:
         agent = self.server.agent
         agent.requests.append(f"{self.command} {self.path}")
         return agent
 
-    def _answer(self, code: int, text: str) -> None:
+    def _answer(self, code: int, text: str, **headers: str) -> None:
         self.send_response(code)
+        for key, value in headers.items():
+            self.send_header(key, value)
         self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())

@@ -135,7 +135,7 @@ def _agent(
 
 def queue_exists(cluster: LocalCluster, name: str, queue: str) -> bool:
     with cluster.management(name) as management:
-        return management.get(_queue_path(queue)).status_code == httpx.codes.OK
+        return management.get(f"{_queue_path(queue)}?disable_stats=true").status_code == httpx.codes.OK
 
 
 def delete_queue(cluster: LocalCluster, name: str, queue: str) -> None:
@@ -144,8 +144,13 @@ def delete_queue(cluster: LocalCluster, name: str, queue: str) -> None:
         management.delete(_queue_path(queue)).raise_for_status()
 
 
+def purge_queue(cluster: LocalCluster, name: str, queue: str) -> None:
+    with cluster.management(name) as management:
+        management.delete(f"{_queue_path(queue)}/contents").raise_for_status()
+
+
 def _queue_path(queue: str) -> str:
-    return f"/api/queues/%2F/{quote(queue, safe='')}?disable_stats=true"
+    return f"/api/queues/%2F/{quote(queue, safe='')}"
 
 
 def close_connections(cluster: LocalCluster, name: str, wanted: str) -> None:

@@ -10,23 +10,33 @@ import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+import httpx
 
 from consumer_lists.nodes import Served
 from messagebus.broker import BrokerList
 from messagebus.errors import ConfigError
 from ops.errors import CommandFailed, NoAnswer
 from ops.step import Command
-from ops.view import NOBODY, Absent, Connection, Queue
+from ops.view import NOBODY, Absent, Connection, Queue, View
 
 __all__ = ["Killed", "SimulatedCluster", "Violation"]
 
 SUBSCRIPTION = "mb.sub/orders/billing"
 FOREIGN = "legacy"
+LOCKED = "locked"
 
 
 parsed = functools.lru_cache(maxsize=4096)(BrokerList.parse)
+
+
+@functools.lru_cache(maxsize=4096)
+def entries(text: str) -> dict[str, bool]:
+    """Of a list: address -> whether it is draining."""
+    return {entry.broker.name: entry.draining for entry in parsed(text)}
 
 
 class Violation(AssertionError):
@@ -45,6 +55,7 @@ class Broker:
     held: its agent was asked to keep publishers away. gate: its agent has opened it in this life of the
     broker. polite: what the balancer heard from the agent last: send nobody.
     is_dead: its host died, and nobody has started it since: what it had is lost anyway.
+    is_locked: it has an empty queue that somebody consumes from alone: nobody else may look into it.
     """
 
     name: str
@@ -59,7 +70,20 @@ class Broker:
     foreign: int = 0
     data: int = 0
     is_dead: bool = False
+    is_locked: bool = False
     served: str = ""
+
+
+@dataclass(slots=True)
+class Front:
+    """One balancer. state: "up", "frozen", or how it is dead: its process has "ended", its host is "off".
+
+    known: names of the brokers of its configuration, which it keeps when it is frozen or off.
+    """
+
+    name: str
+    known: set[str]
+    state: str = "up"
 
 
 @dataclass(slots=True)
@@ -73,8 +97,7 @@ class SimulatedCluster:
     chance: random.Random
     brokers: dict[str, Broker] = field(default_factory=dict)
     inventory_names: list[str] = field(default_factory=list)
-    balancer: bool = True
-    known: set[str] = field(default_factory=set)
+    fronts: dict[str, Front] = field(default_factory=dict)
     kill_in: int | None = None
     erased: int = 0
     agents_read_lists: bool = True
@@ -89,7 +112,8 @@ class SimulatedCluster:
             name = f"mb{number}"
             made.brokers[name] = Broker(name, running=True, agent=True, gate=True, data=1)
             made.inventory_names.append(name)
-            made.known.add(name)
+        for front in ("lb1", "lb2"):
+            made.fronts[front] = Front(front, set(made.inventory_names))
         lines = "".join(f"{address(name)}\n" for name in made.inventory_names)
         made.listed_text = f"# generation: 1\n{lines}"
         for broker in made.brokers.values():
@@ -115,19 +139,19 @@ class SimulatedCluster:
         """Each opens its gate, and tells the balancer whether to send anybody."""
         for broker in self.brokers.values():
             if broker.agent:
-                entry = parsed(broker.served).find(address(broker.name))
-                is_named = entry is not None or not self.agents_read_lists
-                broker.polite = broker.held or not is_named or bool(entry and entry.draining)
+                drains = entries(broker.served).get(address(broker.name))
+                is_named = drains is not None or not self.agents_read_lists
+                broker.polite = broker.held or not is_named or bool(drains)
                 broker.gate = broker.running
 
     def publish(self) -> None:
-        """To one of those that the balancer sends publishers to."""
+        """To one of those that some balancer sends publishers to."""
         if open_to := self.serving:
             broker = self.brokers[self.chance.choice(open_to)]
             broker.messages += 1
             broker.data += 1
             broker.publishers = True
-            if address(broker.name) not in self.listed.names:
+            if address(broker.name) not in entries(self.listed_text):
                 raise Violation(f"{broker.name} is published to, and no list names it")
 
     def consume(self) -> None:
@@ -138,18 +162,29 @@ class SimulatedCluster:
 
     def is_consumed(self, broker: Broker) -> bool:
         """A client works by what any agent serves."""
-        lists = [parsed(one.served) for one in self.brokers.values() if one.served]
-        newest = max((one.generation for one in lists), default=0)
-        return broker.running and any(
-            one.generation == newest and address(broker.name) in one.names for one in lists
-        )
+        if not broker.running:
+            return False
+        texts = {one.served for one in self.brokers.values() if one.served}
+        newest = max((parsed(text).generation for text in texts), default=0)
+        where = address(broker.name)
+        return any(where in entries(text) for text in texts if parsed(text).generation == newest)
 
     def sends_to(self, name: str) -> bool:
+        """Whether some balancer does."""
+        return any(self._sends(front, name) for front in self.fronts.values())
+
+    def sent_by_all(self, name: str) -> bool:
+        return all(self._sends(front, name) for front in self.fronts.values())
+
+    def sent_by(self, front: str) -> frozenset[str]:
+        return frozenset(name for name in self.brokers if self._sends(self.fronts[front], name))
+
+    def _sends(self, front: Front, name: str) -> bool:
         broker = self.brokers.get(name)
         return bool(
-            self.balancer
+            front.state == "up"
             and broker
-            and name in self.known
+            and name in front.known
             and broker.running
             and broker.gate
             and not broker.polite
@@ -196,26 +231,26 @@ class SimulatedCluster:
         if word == "push":
             return self._push({name for name in rest if name != "--without"})
         where = rest[0]
-        entries = {entry.broker.name: entry.draining for entry in self.listed}
+        known = dict(entries(self.listed_text))
         is_so = {
-            "add": where in entries,
-            "remove": where not in entries,
-            "drain": entries.get(where, True),
-            "ready": not entries.get(where, False),
+            "add": where in known,
+            "remove": where not in known,
+            "drain": known.get(where, True),
+            "ready": not known.get(where, False),
         }[word]
-        if word in ("drain", "ready") and where not in entries:
+        if word in ("drain", "ready") and where not in known:
             raise _Refused("not on the list")
         if is_so:
             if "--if-needed" in rest:
                 return ""
             raise _Refused(f"{word}: it is so already")
         if word == "remove":
-            if len(entries) == 1:
+            if len(known) == 1:
                 raise _Refused("the last broker")
-            del entries[where]
+            del known[where]
         else:
-            entries[where] = word == "drain"
-        lines = "".join(f"{name}{' draining' * on}\n" for name, on in entries.items())
+            known[where] = word == "drain"
+        lines = "".join(f"{name}{' draining' * on}\n" for name, on in known.items())
         self.listed_text = f"# generation: {self.listed.generation + 1}\n{lines}"
         return ""
 
@@ -230,22 +265,34 @@ class SimulatedCluster:
         return ""
 
     def _lb(self, words: list[str]) -> str:
-        if words == ["apply"]:
-            if not self.balancer:
-                raise _Refused("HAProxy does not answer")
-            self.known = set(self.inventory_names)
+        without = {name for say, name in pairwise(words) if say == "--without"}
+        if not set(self.fronts) - without:
+            raise _Refused("no balancer is left")
+        if words[0] == "apply":
+            self._apply(without)
             return ""
-        word, name = words
+        word, name = words[:2]
         broker = self._node(name)
         if not broker.agent:
             raise _Refused(f"the agent of {name} does not answer")
         broker.held = word == "drain"
         self._agents_look()
-        if not self.balancer or name not in self.known:
-            raise _Refused("HAProxy does not show it")
-        if word == "ready" and not self.sends_to(name):
-            raise _Refused("HAProxy does not send anybody there")
+        for front in self.fronts.values():
+            if front.name not in without:
+                if front.state != "up" or name not in front.known:
+                    raise _Refused(f"{front.name} does not show it")
+                if word == "ready" and not self._sends(front, name):
+                    raise _Refused(f"{front.name} does not send anybody there")
         return ""
+
+    def _apply(self, without: set[str]) -> None:
+        """One that has ended gets its files, where its host is there."""
+        away = {one.name for one in self.fronts.values() if one.state in ("off", "frozen")}
+        if away - without:
+            raise _Refused(f"{away} cannot be reached")
+        for front in self.fronts.values():
+            if front.name not in away:
+                front.known = set(self.inventory_names)
 
     def _ops(self, words: list[str]) -> str:
         word, *rest = words
@@ -272,8 +319,7 @@ class SimulatedCluster:
             for name in self.inventory_names
             if name != source.name
             and self.brokers[name].running
-            and (entry := self.listed.find(address(name)))
-            and not entry.draining
+            and not entries(self.listed_text).get(address(name), True)
         ]
         if not targets:
             raise _Refused("nobody to move to")
@@ -362,7 +408,8 @@ class SimulatedCluster:
 
     def mend(self) -> None:
         """Everything that can run runs again."""
-        self.balancer = True
+        for front in self.fronts.values():
+            front.state = "up"
         for name in self.inventory_names:
             if broker := self.brokers.get(name):
                 self.start(broker)
@@ -373,8 +420,16 @@ class _Refused(Exception):
     """Raised when a command ends with exit code 1."""
 
 
+@functools.cache
 def address(name: str) -> str:
     return f"127.0.0.1{name.removeprefix('mb')}:5672"
+
+
+@functools.cache
+def as_node(name: str) -> Any:
+    return SimpleNamespace(
+        name=name, address=address(name), agent=SimpleNamespace(port=8081), host=""
+    )
 
 
 class SimulatedView:
@@ -389,14 +444,14 @@ class SimulatedView:
         return SimpleNamespace(
             supervisor="local",
             brokers=self.nodes,
-            balancers=(SimpleNamespace(name="lb1", host=""),),
+            balancers=tuple(SimpleNamespace(name=name, host="") for name in self._cluster.fronts),
             mirrors=(),
             serving_min=1,
         )
 
     @property
     def nodes(self) -> tuple[Any, ...]:
-        return tuple(map(self._as_node, self._cluster.inventory_names))
+        return tuple(map(as_node, self._cluster.inventory_names))
 
     @property
     def brokers(self) -> tuple[Any, ...]:
@@ -405,12 +460,7 @@ class SimulatedView:
     def node(self, name: str) -> Any:
         if name not in self._cluster.inventory_names:
             raise ConfigError(f"no broker {name!r} in the inventory")
-        return self._as_node(name)
-
-    def _as_node(self, name: str) -> Any:
-        return SimpleNamespace(
-            name=name, address=address(name), agent=SimpleNamespace(port=8081), host=""
-        )
+        return as_node(name)
 
     @property
     def listed(self) -> BrokerList:
@@ -459,10 +509,19 @@ class SimulatedView:
         is_there = self._broker(name).running
         return {"settled": is_there, "gate": is_there, "queues": []}
 
-    def sent_by(self, name: str) -> list[str]:
-        if not self._cluster.balancer:
-            raise NoAnswer("balancer lb1")
-        return ["lb1"] if self._cluster.sends_to(name) else []
+    def sending(self) -> dict[str, frozenset[str]]:
+        silent = self.silent_balancers()
+        if missed := set(silent) - self.absent.balancers:
+            raise NoAnswer(f"balancer {missed}")
+        return {
+            name: self._cluster.sent_by(name) for name in self._cluster.fronts if name not in silent
+        }
+
+    def silent_balancers(self) -> list[str]:
+        return [one.name for one in self._cluster.fronts.values() if one.state != "up"]
+
+    def balancer_has_ended(self, name: str) -> bool:
+        return self._cluster.fronts[name].state == "ended"
 
     def queues(self, name: str) -> list[Queue]:
         return self.queues_of_the_bus(name)
@@ -477,11 +536,22 @@ class SimulatedView:
         found, broker = self.queues_of_the_bus(name), self._running(name)
         if broker.foreign:
             found.append(Queue(name=FOREIGN, messages=broker.foreign, consumers=0, vhost="other"))
+        if broker.is_locked:
+            found.append(Queue(name=LOCKED, messages=0, consumers=0))
         return found
 
-    def holds_message(self, name: str, queue: Queue) -> bool:
+    def holds_message(self, name: str, queue: Queue) -> bool | None:
+        return View.holds_message(cast(View, self), name, queue)
+
+    def _manage(self, name: str, _method: str, path: str, **_more: object) -> httpx.Response:
+        """A basic.get on one queue, which is all that is asked so."""
         broker = self._running(name)
-        return bool(broker.foreign if queue.name == FOREIGN else broker.messages)
+        queue = path.split("/")[-2]
+        if queue == LOCKED:
+            return httpx.Response(400, text="403 ACCESS_REFUSED - queue 'locked' in exclusive use")
+        return httpx.Response(
+            200, json=[{}] * bool(broker.foreign if queue == FOREIGN else broker.messages)
+        )
 
     def connections(self, name: str) -> list[Connection]:
         broker = self._running(name)

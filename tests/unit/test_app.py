@@ -223,6 +223,26 @@ def test_a_second_signal_does_what_it_did_before_also_while_the_loop_stands_stil
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_handler_that_raises_what_ctrl_c_does_ends_no_app() -> None:
+    """The app hears Ctrl-C itself, so this one is the handler's own."""
+    memory, app = MemoryBus(), App()
+    app.use(memory)
+
+    @app.subscriber("queue:jobs")
+    async def interrupted(body: bytes) -> None:
+        raise KeyboardInterrupt
+
+    async def run() -> None:
+        (task,) = await running(app)
+        await app.publish("queue:jobs", b"x")
+        await eventually_async(lambda: app.stats()["queue:jobs"].parked == 1, within_s=20)
+        app.request_stop()
+        assert await task == 0
+
+    asyncio.run(run())
+    memory.assert_parked("queue:jobs", count=1)
+
+
 def test_a_stop_that_is_asked_for_before_run_is_not_lost() -> None:
     app = app_in_memory()
     app.request_stop()

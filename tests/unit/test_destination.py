@@ -32,7 +32,7 @@ def test_names_inside_a_broker() -> None:
     topic, queue = Topic("orders"), Queue("jobs")
     subscription = Subscription(topic, "billing")
     assert topic.exchange == "mb.topic/orders"
-    assert (queue.exchange, queue.amqp_queue) == ("mb.queue/jobs", "mb.queue/jobs")
+    assert (queue.exchange, queue.amqp_queue) == ("mb.to/jobs", "mb.queue/jobs")
     assert subscription.amqp_queue == "mb.sub/orders/billing"
     assert subscription.parking_queue == "mb.park/orders/billing"
     assert queue.parking_queue == "mb.park/jobs"

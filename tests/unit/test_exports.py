@@ -14,6 +14,7 @@ import messagebus
 
 # Modules whose names are for other parts of this repository, or that have an import of their own.
 NOT_EXPORTED = {
+    "messagebus.proof": "what agents and operators prove to each other, for the kits too",
     "messagebus.events": "columns of recorded events, for bench and spark",
     "messagebus.moving": "for operators' playbooks",
     "messagebus.terminal": "what commands print, for the kits too",
@@ -44,7 +45,7 @@ INSIDE = {
         "rule_of",
     },
     "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
-    "messagebus.outgoing": {"Outgoing", "as_message"},
+    "messagebus.outgoing": {"Outgoing", "as_message", "whole_timeout_ms"},
     "messagebus.payloads": {"Reader", "as_payload", "reader"},
     "messagebus.publisher": {"raise_unless_confirmed"},
 }

@@ -68,6 +68,58 @@ def test_every_command_says_what_it_does_in_whole_words(
     assert "\b" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "words"), EVERY, ids=[" ".join([name, *words]) for name, _, words in EVERY]
+)
+def test_a_list_of_commands_has_a_line_for_each_and_nothing_is_cut(
+    name: str, path: str, words: tuple[str, ...]
+) -> None:
+    command = context_of(name, path, words).command
+    known = command.commands if isinstance(command, click.Group) else {}
+    # The space that click leaves beside the longest name.
+    room = WIDTH - 2 - 6 - max(map(len, known), default=0)
+    cut = [name for name, each in known.items() if each.get_short_help_str(room).endswith("...")]
+    assert cut == []
+
+
+OPTIONS = [
+    (" ".join([name, *words]), option)
+    for name, path, words in EVERY
+    for option in context_of(name, path, words).command.params
+    if isinstance(option, click.Option) and not option.hidden
+]
+# Of one name and two meanings: what each is of, the command says.
+TWICE = ("--dead", "--dir", "--events", "--keep", "--lines", "--ndjson", "--out", "--rate", "--run")
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    assert [f"{where} {option.opts[0]}" for where, option in OPTIONS if not option.help] == []
+
+
+def test_seconds_are_told_by_the_name_of_the_option() -> None:
+    """A number of seconds ends with -s; a time that takes units (15m, 2h) does not."""
+    numbers = (click.types.FloatParamType, click.types.IntParamType)
+    wrong = [
+        f"{where} {option.opts[0]}"
+        for where, option in OPTIONS
+        if isinstance(option.type, numbers)
+        and str(option.name).endswith("_s") != option.opts[0].endswith("-s")
+        and not str(option.name).endswith("_per_s")
+    ]
+    assert wrong == []
+
+
+def test_one_name_is_one_option_in_all_programs() -> None:
+    """Of one type, one or several values, and with the same short name."""
+    found: dict[str, set[tuple[object, ...]]] = {}
+    for _, option in OPTIONS:
+        kind = (option.type.name, option.is_flag, option.multiple, tuple(option.opts))
+        name = max(option.opts, key=len)
+        found.setdefault(name, set()).add(kind)
+    unlike = {name: kinds for name, kinds in found.items() if len(kinds) > 1 + (name in TWICE)}
+    assert unlike == {}
+
+
 @pytest.mark.parametrize(("name", "path"), GROUPS.items(), ids=list(GROUPS))
 def test_help_is_the_same_by_either_name_and_no_fault(name: str, path: str) -> None:
     told = [CliRunner().invoke(group(path), [flag], prog_name=name) for flag in ("-h", "--help")]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from messagebus.destination import Queue, Topic
-from messagebus.errors import MessageInvalid, NameInvalid
+from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Message
 from messagebus.outcome import Durability
-from messagebus.outgoing import Outgoing
+from messagebus.outgoing import Outgoing, whole_timeout_ms
 
 
 def read(payload: Any = b"x", destination: Any = "orders", **options: Any) -> Any:
@@ -21,8 +21,15 @@ def read(payload: Any = b"x", destination: Any = "orders", **options: Any) -> An
 
 def test_bytes_are_nothing_but_a_body() -> None:
     shape, body, message = read(b"x", "queue:jobs")
-    assert (shape.lane, shape.content_type) == ("mb.queue/jobs", "application/octet-stream")
+    assert (shape.lane, shape.content_type) == ("mb.to/jobs", "application/octet-stream")
     assert (body, message) == (b"x", None)
+
+
+@pytest.mark.parametrize("seconds", [-1, -0.001, float("nan"), float("inf")])
+def test_a_time_that_nobody_can_wait_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"timeout_s {seconds}: seconds, 0 or more"):
+        whole_timeout_ms(seconds)
+    assert whole_timeout_ms(1.5) == 1500
 
 
 def test_a_text_is_nothing_but_a_body_of_its_content_type() -> None:

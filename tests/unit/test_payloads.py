@@ -227,6 +227,8 @@ def back_and_forth(value: Any, annotation: Any) -> Any:
         (Limited(1, ["abc"]), Limited),
         (5, str | int),
         (None, str | None),
+        (1, Literal["a", 1]),
+        (date(2024, 1, 2), Literal["all"] | date | None),
         (Decimal("12345678901234567.89"), Decimal),
     ],
 )
@@ -384,6 +386,18 @@ def test_a_union_with_a_text_goes_by_the_content_type() -> None:
     assert read(str | Line, b'{"price": "1", "count": 2}') == Line(Decimal(1), 2)
     with pytest.raises(WrongPayload, match="a text wanted"):
         read(str | None, b"a", "image/png")
+
+
+def test_a_literal_is_read_from_a_text_as_from_json_and_strictly_from_both() -> None:
+    assert read(Literal["a"] | None, b'"a"') == "a"
+    assert read(Literal["a"] | None, b'"a"', "text/json") == "a"
+    assert read(Literal["a", 1], b"a", "text/plain") == "a"
+    assert read(Literal["all"] | date | None, b"all", "text/plain; charset=utf-8") == "all"
+    for body, content_type in ((b"c", "text/plain"), (b'"a"', "text/plain"), (b'"c"', "")):
+        with pytest.raises(WrongPayload, match=r"one of 'a' wanted"):
+            read(Literal["a"], body, content_type)
+    with pytest.raises(WrongPayload, match="application/json wanted"):
+        read(Literal[1, 2], b"1", "text/plain")
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -64,10 +64,11 @@ def test_a_subscription_is_a_bound_queue_with_its_parking() -> None:
 def test_a_queue_is_bound_to_an_exchange_of_its_own() -> None:
     wanted, name = declarations(Queue("jobs")), "mb.queue/jobs"
     assert wanted.bindings == (
-        Binding(exchange=name, queue=name),
+        Binding(exchange="mb.to/jobs", queue=name),
+        Binding(exchange="mb.out", queue=name, routing_key="mb.to/jobs"),
         Binding(exchange="mb.out", queue=name, routing_key=name),
     )
-    assert wanted.exchanges == (Exchange(name=name),)
+    assert wanted.exchanges == (Exchange(name="mb.to/jobs"),)
 
 
 def test_what_is_due_goes_to_queues_alone_and_whatever_has_none_is_kept() -> None:

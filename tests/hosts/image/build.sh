@@ -7,10 +7,11 @@
 # id_ed25519 (root's key on every host), known_hosts.pub (their host key), versions (of the packages),
 # stamp (of what all that was built from). Nothing is done where the stamp is right. root.tar.gz is what the
 # packages alone make, which takes most of the time: it is used again until packages change.
+# $MESSAGEBUS_HOSTS_SUITE: the Debian release of the hosts, bookworm where it is not set.
 set -eu
 here=$(dirname "$(readlink -f "$0")")
 root=${here%/tests/hosts/image}
-suite=bookworm
+suite=${MESSAGEBUS_HOSTS_SUITE:-bookworm}
 modules='drbd lru_cache libcrc32c crc32c_generic dm-mod dm-flakey sch_netem'
 
 main() {
@@ -58,8 +59,8 @@ keys() {
     cut -d ' ' -f 1-2 "$work/host_key.pub" > "$out/known_hosts.pub"
 }
 
-# The packages of the machine's own sources. What is offered is fetched with all that it depends on and
-# kept as a repository of files.
+# The packages of the machine's own sources, of Debian's own for another release. What is offered is fetched
+# with all that it depends on and kept as a repository of files.
 root_file_system() {
     key=$(sha256sum < "$here/packages")
     if [ "$(cat "$out/root.key" 2> /dev/null)" = "$key" ]; then
@@ -69,13 +70,14 @@ root_file_system() {
     fi
     sources=/etc/apt/sources.list.d/debian.sources
     [ -f $sources ] || sources=/etc/apt/sources.list
+    [ "$suite" = bookworm ] || sources=
     mmdebstrap --quiet --mode=root --variant=apt --skip=cleanup/reproducible,cleanup/apt \
         --aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt=force-unsafe-io \
         --include="$(words base | tr ' ' ,)" \
         --customize-hook="APT_CONFIG=\$MMDEBSTRAP_APT_CONFIG apt-get -qq -y --download-only install $(words offered)" \
-        --format=directory $suite "$work/root" "$sources" > "$work/log" 2>&1 ||
+        --format=directory "$suite" "$work/root" ${sources:+"$sources"} > "$work/log" 2>&1 ||
         { tail -n 30 "$work/log" >&2; exit 1; }
     rm -f "$out/root.key"
     tar -C "$work/root" --numeric-owner --one-file-system -cf - . | gzip -1 > "$out/root.tar.gz"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from messagebus import Delivery, Message, Queue, Receipt
-from messagebus._io.bridge import Bridge
+from messagebus._io.bridge import AHEAD, Bridge
 
 S = 1_000_000_000
 COUNT = 5_000
@@ -57,6 +57,24 @@ async def test_what_is_old_is_withdrawn_in_order_and_the_rest_stays() -> None:
     assert first.tag == 3
     assert tags(made.withdraw(5 * S, all_if_any=True)) == [4, 5]
     assert made.receive() is None, "the end stands behind them all"
+
+
+async def test_what_is_answered_without_a_thread_makes_no_room_for_more() -> None:
+    """As what does not fit its type, of a batch."""
+    jobs = [delivery(number) for number in range(1, 200)]
+
+    def take() -> Delivery | None:
+        for misfit in (jobs.pop(0), jobs.pop(0)):
+            answer(misfit, ValueError("x"))
+        return jobs.pop(0)
+
+    made = bridge(take)
+    answer = made.answers(lambda misfit, _fault: made.park_soon(misfit, {}))
+    feeding = asyncio.create_task(made.feed())
+    for _ in range(100):  # of its answers each makes room for more, until all are counted
+        await asyncio.sleep(0)
+    assert len(made.withdraw(None)) == 1 + AHEAD
+    feeding.cancel()
 
 
 async def test_all_is_withdrawn_but_the_end() -> None:

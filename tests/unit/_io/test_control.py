@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from messagebus._io import control as module
-from messagebus._io.control import Control, login_is_good, mismatch_text, node_is_gone
+from messagebus._io.control import Control, Right, mismatch_text, node_is_gone, rights_of
 from messagebus._io.link import Credentials
 from messagebus.broker import Broker
 from messagebus.destination import Subscription, Topic
@@ -267,27 +267,46 @@ async def test_the_settle_queue_is_always_a_new_one(control: Control, link: Fake
     assert link.calls == [("queue_delete", "mb.settle"), ("queue_declare", "mb.settle")]
 
 
-async def test_a_login_is_good_bad_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[bool] = []
+class Rightless:
+    """A link on which this is refused for want of rights, everything else for another reason."""
 
-    async def close() -> None:
-        closed.append(True)
+    def __init__(self, *names: str) -> None:
+        self.names, self.closed = names, False
 
-    outcome: list[Any] = [SimpleNamespace(close=close)]
+    async def try_call(self, method: str, **arguments: Any) -> Any:
+        asked = [arguments.get(key) for key in ("destination", "queue", "source")]
+        for name in asked:
+            if name in self.names:
+                raise ChannelRefused("a:5672", 403, f"access to '{name}' in vhost '/' refused")
+        code = 404 if method == "exchange_bind" else 406
+        raise ChannelRefused("a:5672", code, f"no exchange '{arguments.get('source')}'")
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+async def test_a_login_is_bad_unknown_or_has_the_rights_that_the_broker_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome: list[Any] = [Rightless("mb.topic/b", "mb.sub/b", "mb.nowhere")]
 
     async def dial(*_: Any, **__: Any) -> Any:
         if isinstance(outcome[0], Exception):
             raise outcome[0]
         return outcome[0]
 
+    async def found(*rights: Right) -> set[Right] | None:
+        return await rights_of(Broker("a"), WHO, rights, timeout_ms=1_000)
+
     monkeypatch.setattr(module, "dial", dial)
-    assert await login_is_good(Broker("a"), WHO, timeout_ms=1)
-    assert closed == [True]
+    a = {Right("write", "mb.topic/a"), Right("read", "mb.sub/a")}
+    assert await found(*a, Right("write", "mb.topic/b"), Right("read", "mb.sub/b")) == a
+    assert outcome[0].closed
     outcome[0] = LoginRefused("a:5672", "403")
-    assert not await login_is_good(Broker("a"), WHO, timeout_ms=1)
+    assert await found() is None
     outcome[0] = LinkLost("a:5672", "refused")
     with pytest.raises(LinkLost):
-        await login_is_good(Broker("a"), WHO, timeout_ms=1)
+        await found()
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,25 @@ def test_each_end_has_its_answer_its_words_and_its_count(
 
 def test_what_a_handler_returns_counts_only_where_it_says_something() -> None:
     bench = Bench()
-    for result in (None, 17, "Park", Park, Park("x")):
+    for result in (None, 17, "Park", Exception, Park("x")):
         bench.handling.returned(delivery(), result)
     assert [answer[0] for answer in bench.answers] == ["ack"] * 4 + ["park"]
+
+
+class Proxy:
+    """Of nothing: it cannot even be asked what it is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("no object")
+
+
+def test_what_a_handler_returns_by_mistake_is_a_failed_run_and_no_ack() -> None:
+    bench = Bench()
+    mistakes = [RetryLater, Park, (each for each in "x"), Proxy()]
+    for result in mistakes:
+        bench.handling.returned(delivery(), result)
+    assert [answer[0] for answer in bench.answers] == ["retry"] * len(mistakes)
 
 
 def test_giving_up_says_why_and_then_drop_acks() -> None:
@@ -210,7 +226,7 @@ def test_one_line_is_told_of_a_failed_run_without_passwords(
         bench.handling.failed(delivery(), error)
     (line,) = caplog.messages
     assert line.startswith("run failed handler=")
-    assert "message=id attempt=1 answer=retry delay_s=5 error=" in line
+    assert f"broker={delivery().broker} message=id attempt=1 answer=retry delay_s=5 error=" in line
     assert line.endswith(" fails'")
     assert len(line) < 3_000
     assert "s3cret" not in line

@@ -316,3 +316,13 @@ async def test_whether_a_queue_exists_is_never_guessed() -> None:
         await agents(Asked(said("<html>", 200))).exists(Queue("jobs"), timeout_ms=20)
     with pytest.raises(LoginRefused):
         await exists(Asked(said("", 401)))
+
+
+async def test_what_the_rights_do_not_cover_costs_that_destination_and_is_no_refused_login() -> (
+    None
+):
+    told = {"error": "the rights of user 'bus' do not cover orders", "forbidden": True}
+    asked = Asked(httpx.Response(403, json=told))
+    with pytest.raises(ChannelRefused, match=r"ACCESS_REFUSED.*do not cover orders") as raised:
+        await register(asked)
+    assert raised.value.code == 403

@@ -69,7 +69,7 @@ def ticket(
 def test_a_bare_message_and_one_with_properties_leave_alike() -> None:
     message = Message(body=b"one", key="k", headers={"a": 1}, content_type="text/x")
     ((method, plain),) = sent(ticket(b"two"))
-    assert b"mb.queue/jobs" in method
+    assert b"mb.to/jobs" in method
     assert (plain.body, plain.message_id, plain.content_type) == (
         b"two",
         ID,

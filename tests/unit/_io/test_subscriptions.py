@@ -12,6 +12,7 @@ from messagebus._io import subscriptions as module
 from messagebus._io.https import http_client
 from messagebus._io.subscriptions import SubscriptionCount, count, delete, purge
 from messagebus.broker import BrokerList
+from tests.support.proving import proven
 
 BROKERS = BrokerList.parse("mb1:5672\nmb2:5672 agent=9000\n")
 BUS = BusConfig(
@@ -46,7 +47,9 @@ class Agents:
         answer = self.answers.get(key, httpx.ConnectError("refused"))
         if isinstance(answer, Exception):
             raise answer
-        return httpx.Response(answer.status_code, content=answer.content)
+        wants = {"WWW-Authenticate": 'MB-Proof nonce="1"'} if answer.status_code == 401 else {}
+        copy = httpx.Response(answer.status_code, content=answer.content, headers=wants)
+        return proven(request, copy, broker=f"{request.url.host}:5672")
 
 
 @pytest.fixture
@@ -116,41 +119,41 @@ async def test_purging_tells_how_many_on_each_broker(agents: Agents) -> None:
     assert done.dropped == {"mb1:5672": {"orders/billing": 7}}
     assert set(done.unanswered) == {"mb2:5672"}
     assert json.loads(agents.requests[0].content) == {"wanted": ["orders/billing"]}
-    assert agents.requests[0].headers["Authorization"] == "Bearer operators"
+    assert "operators" not in str(agents.requests[0].headers)
 
 
 async def test_one_agent_deletes_for_all_and_another_is_asked_if_it_cannot(agents: Agents) -> None:
     agents.answers = {
-        "GET lb1/topology": told(MAP),
-        "POST lb1/topology": told({"error": "no majority"}, 409),
-        "GET lb2/topology": told(MAP),
-        "POST lb2/topology": told(DONE),
+        "GET mb1:8081/topology": told(MAP),
+        "POST mb1:8081/topology": told({"error": "no majority"}, 409),
+        "GET mb2:9000/topology": told(MAP),
+        "POST mb2:9000/topology": told(DONE),
     }
-    done = await delete(BUS, ["orders/billing"], token=TOKEN)
+    done = await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
     assert (done.complete, done.held, done.later) == (True, ("mb1:5672",), ("mb2:5672",))
     assert json.loads(agents.requests[-1].content) == {"wanted": ["orders/billing"], "alive": False}
 
 
 async def test_what_never_was_cannot_be_deleted(agents: Agents) -> None:
-    agents.answers = {"GET lb1/topology": told(MAP)}
+    agents.answers = {"GET mb1:8081/topology": told(MAP)}
     with pytest.raises(TopologyError, match="there is no orders/billin"):
-        await delete(BUS, ["orders/billin"], token=TOKEN)
+        await delete(BUS, BROKERS, ["orders/billin"], token=TOKEN)
     assert len(agents.requests) == 1
 
 
 async def test_nothing_is_said_to_be_deleted_when_nobody_can(agents: Agents) -> None:
-    agents.answers = {"GET lb2/topology": told([])}
+    agents.answers = {"GET mb2:9000/topology": told([])}
     with pytest.raises(TopologyError, match="there is no"):
-        await delete(BUS, ["orders/billing"], token=TOKEN)
-    agents.answers = {"GET lb2/topology": told(MAP), "POST lb2/topology": told({})}
+        await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+    agents.answers = {"GET mb2:9000/topology": told(MAP), "POST mb2:9000/topology": told({})}
     with pytest.raises(TopologyError, match="nothing is known to be deleted"):
-        await delete(BUS, ["orders/billing"], token=TOKEN)
+        await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
 
 
 @pytest.mark.parametrize("text", ["", "two lines\nof it", "with blanks", "münchen", "nul\0"])
 async def test_what_cannot_be_a_token_is_refused_and_not_shown(agents: Agents, text: str) -> None:
     for ask in (
-        delete(BUS, ["orders/billing"], token=Secret(text)),
+        delete(BUS, BROKERS, ["orders/billing"], token=Secret(text)),
         purge(BUS, BROKERS, ["orders/billing"], token=Secret(text)),
     ):
         with pytest.raises(ConfigError) as raised:
@@ -163,13 +166,13 @@ async def test_what_cannot_be_a_token_is_refused_and_not_shown(agents: Agents, t
 async def test_a_refused_token_or_login_is_told_at_once(agents: Agents, status: int) -> None:
     refusal = told({"error": "operators' token wanted"}, status)
     agents.answers = {
-        "GET lb1/topology": told(MAP),
-        "POST lb1/topology": refusal,
+        "GET mb1:8081/topology": told(MAP),
+        "POST mb1:8081/topology": refusal,
         "POST mb1:8081/subscriptions/purge": refusal,
         "GET mb1:8081/subscriptions": refusal,
     }
     with pytest.raises(LoginRefused, match="token wanted"):
-        await delete(BUS, ["orders/billing"], token=TOKEN)
+        await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
     with pytest.raises(LoginRefused):
         await purge(BUS, BROKERS, ["orders/billing"], token=TOKEN)
     with pytest.raises(LoginRefused):

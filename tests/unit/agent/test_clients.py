@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from messagebus.agent import clients
-from messagebus.agent.clients import EXPIRY_MS, Client, Clients
+from messagebus.agent.clients import EXPIRY_MS, LEFT_MS, Client, Clients
 
 
 def test_the_last_word_of_each_client_counts() -> None:
@@ -41,4 +41,19 @@ def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.seen(name, "", 1, number)
     assert [client.id for client in seen.living(3)] == ["b", "c"]
     seen.seen("x" * 1000, "y" * 1000, 1, 3)
-    assert max(len(client.id + client.subscription) for client in seen.living(3)) == 400
+    assert (
+        max(len(client.id + client.subscription) for client in seen.living(3))
+        == 2 * clients.TEXT_MAX
+    )
+
+
+def test_who_hung_up_is_forgotten_soon_unless_he_asks_again() -> None:
+    seen = Clients()
+    for name in ("stays", "ends", "moves"):
+        seen.seen(name, "a/b", 1, 100)
+    for name in ("ends", "moves", "unknown"):
+        seen.left(name, "a/b", 1_000)
+    assert len(seen.living(1_000 + LEFT_MS)) == 3
+    seen.seen("moves", "a/b", 2, 2_000)
+    assert {each.id for each in seen.living(1_001 + LEFT_MS)} == {"stays", "moves"}
+    assert [each.id for each in seen.living(101 + EXPIRY_MS)] == ["moves"]

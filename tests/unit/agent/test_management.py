@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ import pytest
 
 from messagebus.agent.config import AgentConfig
 from messagebus.agent.management import Load, Management, ManagementUnavailable
+from ops.local.certificates import issue_missing
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Management]:
+def config(tmp_path: Path) -> AgentConfig:
     (tmp_path / "password").write_text("pw")
-    config = AgentConfig(
+    return AgentConfig(
         broker="a:5672",
         user="admin",
         password_file=str(tmp_path / "password"),
@@ -28,6 +31,9 @@ def make(tmp_path: Path) -> Callable[..., Management]:
         management="a:15672",
     )
 
+
+@pytest.fixture
+def make(config: AgentConfig) -> Callable[..., Management]:
     def answering(code: int, value: Any) -> Management:
         def answer(request: httpx.Request) -> httpx.Response:
             assert request.headers["Authorization"] == "Basic YWRtaW46cHc="
@@ -91,3 +97,34 @@ async def test_the_room_that_a_broker_has(make: Callable[..., Management]) -> No
     for wrong in ([], [node, node], [{"disk_free": 9}]):
         with pytest.raises(ManagementUnavailable):
             await make(200, wrong).room()
+
+
+@pytest.mark.parametrize("old_management", [True, False])
+async def test_with_tls_only_a_broker_of_before_is_asked_without_it(
+    config: AgentConfig, tmp_path: Path, old_management: bool
+) -> None:
+    issue_missing(tmp_path, {"mb1": ("a",)})
+    config = replace(
+        config,
+        tls=True,
+        tls_ca_file=str(tmp_path / "ca.pem"),
+        tls_cert_file=str(tmp_path / "mb1.pem"),
+        tls_key_file=str(tmp_path / "mb1.key"),
+        old_management=old_management,
+    )
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.scheme)
+        if request.url.scheme == "https":
+            raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "[SSL] record layer failure")
+        return httpx.Response(200, json=[])
+
+    management = Management(config, httpx.MockTransport(answer))
+    if old_management:
+        assert await management.births() == {}
+        assert asked == ["https", "http"]
+    else:
+        with pytest.raises(ManagementUnavailable):
+            await management.births()
+        assert asked == ["https"]

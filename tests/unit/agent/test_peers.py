@@ -14,6 +14,7 @@ from messagebus.agent.store import entry_to_json, snapshot_to_json
 from messagebus.broker import Broker, ListedBroker
 from messagebus.core.register import Entry, Snapshot
 from messagebus.secret import Secret
+from tests.support.proving import proven
 
 ENTRY = Entry(wanted="orders", number=1, origin="b:5672", alive=True, tomb=0)
 MAP = Snapshot(intact=True, floor=3, entries=(ENTRY,))
@@ -23,7 +24,12 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def peers(answer: Answer) -> Peers:
-    return Peers("a:5672", httpx.MockTransport(answer))
+    """Those who answer have the token, unless the answer is of an earlier version."""
+
+    def prove(request: httpx.Request) -> httpx.Response:
+        return proven(request, answer(request), broker=f"{request.url.host}:5672")
+
+    return Peers("a:5672", httpx.MockTransport(prove), token=lambda: Secret("operators"))
 
 
 def whole_map(host: str, **headers: str) -> httpx.Response:
@@ -74,7 +80,7 @@ async def test_an_unchanged_map_is_not_sent_again() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         conditions.append(request.headers.get("If-None-Match"))
         if request.headers.get("If-None-Match") == '"1"':
-            return httpx.Response(304)
+            return httpx.Response(304, headers={"ETag": '"1"'})
         return whole_map("b", ETag='"1"')
 
     ours = peers(answer)
@@ -97,14 +103,13 @@ def told(**changed: Any) -> dict[str, Any]:
 
 
 async def push(ours: Peers) -> Any:
-    return await ours.push(LISTED, [ENTRY], MAP, token=Secret("t"), answering=["b:5672"])
+    return await ours.push(LISTED, [ENTRY], MAP, answering=["b:5672"])
 
 
-async def test_a_change_is_told_with_the_token_and_what_is_mine() -> None:
+async def test_a_change_is_told_with_what_is_mine() -> None:
     bodies: list[Any] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        assert request.headers["Authorization"] == "Bearer t"
         bodies.append(json.loads(request.content))
         return httpx.Response(200, json=told())
 
@@ -142,6 +147,7 @@ async def test_the_nodes_of_the_peers_brokers_are_remembered() -> None:
         return httpx.Response(200, json=value)
 
     ours, changes = peers(answer), list[int]()
+    ours.proven = {"b:5672"}
     ours.on_nodes = lambda: changes.append(1)
     wrong = [None, {}, {"name": "no node", "epmd_port": 1}, {"name": "a@b", "epmd_port": 0}]
     for node in (nodes[0], *wrong):
@@ -149,3 +155,78 @@ async def test_the_nodes_of_the_peers_brokers_are_remembered() -> None:
         assert await ours.pull(LISTED[:2])
         assert ours.nodes == {"b:5672": Node(name="rabbit@b", epmd_port=4369)}
     assert changes == [1]
+
+
+class Forger:
+    """Answers for b and c as wanted; who has no token answers without a proof, or with one of another."""
+
+    def __init__(self, token: str = "", etag: str = "") -> None:
+        self.token, self.etag = token, etag
+        self.told: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.told.append(request.headers.get("Authorization", ""))
+        host = request.url.host
+        if self.etag:
+            answer = httpx.Response(304, headers={"ETag": self.etag})
+        elif request.method == "POST":
+            answer = httpx.Response(200, json=told())
+        else:
+            answer = whole_map(host, ETag='"1"')
+        if self.token:
+            return proven(request, answer, broker=f"{host}:5672", token=self.token)
+        return answer
+
+
+async def test_who_has_another_token_is_not_believed_and_told_nothing_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forger = Forger("another")
+    ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    for _ in range(2):
+        assert await ours.pull(LISTED) == {}
+        assert await push(ours) == {}
+    assert "operators" not in " ".join(forger.told)
+    assert len([r for r in caplog.records if "not believed" in r.message]) == 2  # b and c, once
+
+
+async def test_who_proved_it_once_is_believed_with_a_proof_alone_after_a_restart_too() -> None:
+    """So nobody can take the place of one who is away by being of an earlier version."""
+    forger = Forger()
+    ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    assert set(await ours.pull(LISTED)) == {"b:5672", "c:5672"}
+    forger.token = "operators"
+    assert set(await ours.pull(LISTED)) == {"b:5672", "c:5672"}
+    assert ours.proven == {"b:5672", "c:5672"}
+    forger.token = ""
+    again = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    again.proven = {"b:5672"}
+    for each, believed in ((ours, set[str]()), (again, {"c:5672"})):
+        assert set(await each.pull(LISTED)) == believed
+        assert set(await push(each)) == believed
+    assert "operators" not in " ".join(forger.told)
+
+
+async def test_what_is_said_to_be_unchanged_is_what_we_have() -> None:
+    forger = Forger("operators")
+    ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    assert await ours.pull(LISTED)
+    forger.etag = '"2"'
+    assert await ours.pull(LISTED) == {}
+
+
+async def test_an_agent_of_an_earlier_version_is_sent_the_token_until_it_has_proved_it() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Authorization", ""))
+        if asked[-1] != "Bearer operators":
+            return httpx.Response(401, headers={"WWW-Authenticate": "Bearer"})
+        return httpx.Response(200, json=told())
+
+    ours = Peers("a:5672", httpx.MockTransport(answer), token=lambda: Secret("operators"))
+    assert (await push(ours))["b:5672"].stored
+    ours.proven = {"b:5672", "c:5672"}
+    asked.clear()
+    assert await push(ours) == {}
+    assert asked == ["", ""]

@@ -20,7 +20,6 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.register import SWEEP_ROUNDS, Entry, Register, Snapshot
 from messagebus.core.registration import Answer, Reply
 from messagebus.errors import TopologyError, TopologyMismatch
-from messagebus.secret import Secret
 from messagebus.topology import read_item
 from tests.support.eventually import eventually_async
 
@@ -58,9 +57,8 @@ class FakePeers:
         return {name: self.maps[name] for name in names if name in self.maps}
 
     async def mismatch(
-        self, peers: Iterable[ListedBroker], items: Sequence[object], *, token: Secret
+        self, peers: Iterable[ListedBroker], items: Sequence[object]
     ) -> dict[str, str]:
-        assert token == Secret("t")
         self.tried.append(list(items))
         return {p.broker.name: self.mismatches.get(p.broker.name, "") for p in peers}
 
@@ -70,10 +68,8 @@ class FakePeers:
         entries: Sequence[Entry],
         _mine: Snapshot,
         *,
-        token: Secret,
         answering: Iterable[str],
     ) -> dict[str, Told]:
-        assert token == Secret("t")
         assert set(answering) == {name for name in self.asked[-1] if name in self.maps}
         self.pushed.append(tuple(entries))
         for act in self.during_push:
@@ -149,7 +145,6 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str], gone
         lists=lists,
         upkeep=upkeep,  # type: ignore[arg-type]
         answering=upkeep,  # type: ignore[arg-type]
-        token=lambda: Secret("t"),
     )
     topology.list_changed()
     return Rig(topology, register, peers, upkeep, lists)
@@ -486,7 +481,7 @@ class LinkedPeers:
         return {name: agent.register.snapshot for name, agent in self._others().items()}
 
     async def mismatch(
-        self, _peers: Iterable[ListedBroker], items: Sequence[object], *, token: Secret
+        self, _peers: Iterable[ListedBroker], items: Sequence[object]
     ) -> dict[str, str]:
         wanted = {str(each): each for each in map(read_item, items)}
 
@@ -547,7 +542,6 @@ async def test_of_two_that_make_one_name_otherwise_at_once_one_wins_and_one_is_t
             lists=lists,
             upkeep=upkeeps[-1],  # type: ignore[arg-type]
             answering=upkeeps[-1],  # type: ignore[arg-type]
-            token=lambda: Secret("t"),
         )
         Store(tmp_path / host).prepare()
         network.agents[name].list_changed()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
-from messagebus.agent import web
-from messagebus.agent.clients import Clients
+from messagebus._io.control import Right
+from messagebus.agent import login, web
+from messagebus.agent.clients import EXPIRY_MS, LEFT_MS, Clients
 from messagebus.agent.counting import Count
 from messagebus.agent.listfile import ListFile
 from messagebus.agent.login import Login
@@ -25,7 +26,9 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition, Verdict, VerdictKind
 from messagebus.core.register import Entry, Register, Snapshot
 from messagebus.core.registration import Answer, Completion, Reply
+from messagebus.destination import NAME_BYTES_MAX, Queue, Subscription, Topic
 from messagebus.errors import LinkLost, TopologyError, TopologyMismatch
+from messagebus.proof import NotProven, TokenProof
 from messagebus.secret import Secret
 from messagebus.topology import Wanted
 
@@ -119,10 +122,14 @@ async def make_rig() -> AsyncIterator[Rig]:
     lists, topology, upkeep = ListFile("-"), FakeTopology(), FakeUpkeep()
     counting = FakeCounting()
 
-    async def try_login(user: str, password: Secret) -> bool:
+    async def try_login(
+        user: str, password: Secret, rights: Collection[Right]
+    ) -> set[Right] | None:
         if rig.broker_away:
             raise LinkLost("a:5672", "refused")
-        return (user, password.reveal()) == ("bus", "pw")
+        if password.reveal() != "pw":
+            return None
+        return set(rights) if user == "bus" else {r for r in rights if "/mine" in r.name}
 
     async def set_draining(draining: bool) -> None:
         rig.drains.append(draining)
@@ -192,8 +199,8 @@ async def test_a_waiting_fetch_ends_with_the_new_list(rig: Rig) -> None:
     assert answer.headers["MB-Generation"] == "18"
 
 
-async def test_whoever_hangs_up_is_not_waited_for(rig: Rig) -> None:
-    rig.serve(17)
+async def hang_up(rig: Rig, query: str) -> list[Any]:
+    """What is answered to one who goes away while he waits for a list."""
     sent: list[Any] = []
     events = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
 
@@ -207,15 +214,39 @@ async def test_whoever_hangs_up_is_not_waited_for(rig: Rig) -> None:
         "type": "http",
         "method": "GET",
         "path": "/consumer-list",
-        "query_string": b"generation=17&wait_s=60",
+        "query_string": query.encode(),
         "headers": [],
     }
     transport = rig.http._transport
     assert isinstance(transport, httpx.ASGITransport)
-    began_s = time.monotonic()
     await transport.app(scope, receive, send)
+    return sent
+
+
+async def test_whoever_hangs_up_is_not_waited_for(rig: Rig) -> None:
+    rig.serve(17)
+    began_s = time.monotonic()
+    sent = await hang_up(rig, "generation=17&wait_s=60")
     assert sent[0]["status"] == 499
     assert time.monotonic() - began_s < 30
+
+
+async def test_who_waits_under_the_id_of_one_who_hung_up_is_not_forgotten(rig: Rig) -> None:
+    async def age_s() -> float:
+        (client,) = (await rig.http.get("/clients")).json()["clients"]
+        return float(client["age_s"])
+
+    rig.serve(17)
+    query = "generation=17&wait_s=60&client=me&subscription=a/b&applied=17"
+    other = asyncio.ensure_future(rig.http.get(f"/consumer-list?{query}"))
+    await asyncio.sleep(0)  # the other one waits from here on
+    await hang_up(rig, query)
+    forgotten_s = (EXPIRY_MS - LEFT_MS) / 1000
+    assert await age_s() < forgotten_s
+    rig.serve(18)
+    await other
+    await hang_up(rig, query.replace("17", "18"))
+    assert await age_s() >= forgotten_s
 
 
 async def test_who_hangs_up_in_the_middle_of_a_request_is_no_error(rig: Rig) -> None:
@@ -422,6 +453,36 @@ async def test_a_peer_is_told_how_long_nobody_used_what_expires(rig: Rig) -> Non
     assert answer.json() == {"unused_s": {"orders/e": 2.5, "orders/f": None}}
 
 
+async def test_a_login_may_have_made_and_see_what_its_rights_cover(rig: Rig) -> None:
+    async def ask(user: str, *names: str, alive: bool = True) -> httpx.Response:
+        body = {"wanted": list(names), "alive": alive}
+        return await rig.http.post("/topology", json=body, auth=(user, "pw"))
+
+    assert (await ask("shop", "mine", "mine/a")).status_code == 200
+    refused = await ask("shop", "mine", "orders", "orders/spy")
+    assert (refused.status_code, refused.json()) == (
+        403,
+        {"error": "the rights of user 'shop' do not cover orders, orders/spy", "forbidden": True},
+    )
+    assert (await ask("shop", "orders/e", alive=False)).status_code == 403
+    assert [names for names, _alive in rig.topology.changed] == [["mine", "mine/a"]]
+    assert (await rig.http.get("/subscriptions", auth=("shop", "pw"))).status_code == 403
+    mine = Entry(wanted="mine/a", number=2, origin="a:5672", alive=True, tomb=0)
+    rig.topology.register = Register("a:5672", Snapshot(intact=True, entries=(ENTRY, mine)))
+    told = (await rig.http.get("/subscriptions", auth=("shop", "pw"))).json()
+    assert list(told["subscriptions"]) == ["mine/a"]
+
+
+async def test_a_user_makes_only_so_many_names(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, "NAMES_PER_USER_MAX", 2)
+    rig.topology.register = Register("a:5672", Snapshot(intact=True, entries=()))
+    body = {"wanted": ["a", "b", "c"]}
+    refused = await rig.http.post("/topology", json=body, auth=("bus", "pw"))
+    assert refused.status_code == 429
+    assert "'bus'" in refused.json()["error"]
+    assert (await rig.http.post("/topology", json=body, headers=OPERATOR)).status_code == 200
+
+
 async def test_subscriptions_are_counted_for_whoever_may_log_in(rig: Rig) -> None:
     rig.topology.register.told(Snapshot(intact=True, entries=(EXPIRING,)))
     assert (await rig.http.get("/subscriptions")).status_code == 401
@@ -444,13 +505,30 @@ async def test_only_operators_purge(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("key", ["client", "subscription"])
-@pytest.mark.parametrize("text", ["x\x1b[2J", "a\nb", "\x9b2J", "büro", "x" * 201])
+@pytest.mark.parametrize("text", ["x\x1b[2J", "a\nb", "\x9b2J", "büro", "x" * 256])
 async def test_an_id_that_does_not_print_is_refused(rig: Rig, key: str, text: str) -> None:
     rig.serve(17)
     refused = await rig.http.get("/consumer-list", params={"client": "me", key: text})
     assert refused.status_code == 400
-    assert refused.json() == {"error": f"{key}: at most 200 printing ASCII characters"}
+    assert refused.json() == {"error": f"{key}: at most 255 printing ASCII characters"}
     assert (await rig.http.get("/clients")).json() == {"clients": []}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Subscription(Topic("t" * NAME_BYTES_MAX), "s" * NAME_BYTES_MAX),
+        Queue("q" * NAME_BYTES_MAX),
+    ],
+)
+async def test_the_longest_names_are_known_to_the_list(
+    rig: Rig, source: Subscription | Queue
+) -> None:
+    rig.serve(17)
+    params = {"client": "me", "subscription": str(source)}
+    assert (await rig.http.get("/consumer-list", params=params)).status_code == 200
+    (client,) = (await rig.http.get("/clients")).json()["clients"]
+    assert client["subscription"] == str(source)
 
 
 async def test_a_generation_that_nobody_can_have_applied_is_not_believed(rig: Rig) -> None:
@@ -469,3 +547,56 @@ async def test_deep_json_is_a_bad_request(rig: Rig, path: str) -> None:
     deep = await rig.http.post(path, content=b"[" * 200_000, headers=OPERATOR)
     assert deep.status_code == 400
     assert "too deep" in deep.json()["error"]
+
+
+def proof(to: str = "a:5672", token: str = "token") -> TokenProof:
+    return TokenProof(lambda: Secret(token), to=to)
+
+
+async def test_who_proves_the_token_is_an_operator_and_never_sends_it(rig: Rig) -> None:
+    sent: list[str] = []
+
+    async def note(request: httpx.Request) -> None:
+        sent.append(str(request.headers))
+
+    rig.http.event_hooks = {"request": [note], "response": []}
+    auth, body = proof(), {"draining": True}
+    for _ in range(2):
+        assert (await rig.http.post("/drain", json=body, auth=auth)).status_code == 200
+    assert rig.drains == [True, True]
+    assert len(sent) == 3, "the second time by the nonce of the first"
+    assert "Bearer" not in str(sent)
+    for wrong in (proof(token="wrong"), proof(to="b:5672")):
+        assert (await rig.http.post("/drain", json=body, auth=wrong)).status_code == 401
+    assert (await rig.http.post("/topology", json={"wanted": ["a"]}, auth=auth)).status_code == 200
+    assert len(rig.drains) == 2
+
+
+async def test_a_proof_is_good_for_one_request_and_no_other(rig: Rig) -> None:
+    seen: list[httpx.Request] = []
+
+    async def note(request: httpx.Request) -> None:
+        seen.append(request)
+
+    rig.http.event_hooks = {"request": [note], "response": []}
+    await rig.http.post("/drain", json={"draining": True}, auth=proof())
+    rig.http.event_hooks = {"request": [], "response": []}
+    taken = dict(seen[-1].headers)
+    for path, body in (
+        ("/drain", seen[-1].content),
+        ("/drain", b'{"draining":false}'),
+        ("/subscriptions/purge", seen[-1].content),
+    ):
+        headers = {"Authorization": taken["authorization"]}
+        assert (await rig.http.post(path, content=body, headers=headers)).status_code == 401
+    assert rig.drains == [True]
+
+
+async def test_who_has_no_token_or_another_one_cannot_answer_in_its_place(rig: Rig) -> None:
+    for path in ("/topology", "/unused", "/health"):
+        await rig.http.get(path, auth=proof())
+        for other in (proof(to="b:5672"), proof(token="wrong")):
+            with pytest.raises(NotProven):
+                await rig.http.get(path, auth=other)
+    junk = await rig.http.get("/live", headers={"MB-Ask": "x y"})
+    assert junk.status_code == 400

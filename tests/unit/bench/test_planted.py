@@ -79,7 +79,7 @@ def test_what_is_planted_is_on_every_page_and_in_the_exit_code(
     reported: Callable[[str], Reported], name: str
 ) -> None:
     found, told = reported(name), PLANTED[name][1]
-    assert found.code == 1
+    assert found.code == 7
     assert told in found.out
     assert told in found.err
     for page in ("report.txt", "report.html", "result.json"):
@@ -103,7 +103,7 @@ def test_a_comparison_with_it_is_a_regression(
             (tmp_path / arm / str(number) / "result.json").write_text(json.dumps(values))
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
     capsys.readouterr()
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 7
     assert "REGRESSION" in capsys.readouterr().out
 
 
@@ -191,7 +191,7 @@ def test_an_audit_tells_an_outage_and_fails_unless_it_is_allowed(
     tmp_path: Path, unknown: range, gap: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path, unknown)
-    assert main(["audit", str(tmp_path)]) == 1
+    assert main(["audit", str(tmp_path)]) == 7
     captured = capsys.readouterr()
     told = f"{len(unknown)} published without a confirm"
     assert gap in captured.out
@@ -199,7 +199,7 @@ def test_an_audit_tells_an_outage_and_fails_unless_it_is_allowed(
     assert told in captured.err
     assert main(["audit", str(tmp_path), "--allow", "unconfirmed"]) == 0
     assert f"audit holds: {60 - len(unknown)} confirmed" in capsys.readouterr().out
-    assert main(["audit", str(tmp_path), "--allow", "lost"]) == 1
+    assert main(["audit", str(tmp_path), "--allow", "lost"]) == 7
     assert main(["audit", str(tmp_path), "--allow", "nonsense"]) == 2
 
 

@@ -85,17 +85,19 @@ def test_a_file_needs_no_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(run("--file", path, "show", "--json").output)["nodes"] == []
 
 
-def test_a_bad_line_is_told_by_number_with_exit_code_1(tmp_path: Path) -> None:
+def test_a_bad_line_is_told_by_number_and_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "prod.txt").write_text("mb1\nmb2 drainin\n")
     checked = run("check")
-    assert checked.exit_code == 1
-    assert checked.stderr.startswith(f"Error: {tmp_path / 'prod.txt'}: line 2: unknown attribute")
+    assert checked.exit_code == 7
+    assert checked.stderr.startswith(
+        f"consumer_lists: {tmp_path / 'prod.txt'}: line 2: unknown attribute"
+    )
     assert checked.stderr.count("\n") == 1
 
 
 def test_a_refused_edit_is_one_line_with_exit_code_1() -> None:
     refused = run("add", "mb1:5672")
-    assert (refused.exit_code, refused.stderr) == (1, "Error: mb1:5672 is on the list\n")
+    assert (refused.exit_code, refused.stderr) == (1, "consumer_lists: mb1:5672 is on the list\n")
 
 
 @pytest.mark.parametrize("words", [("add", "mb1:0"), ("add", "-"), ("drop", "mb1"), ("add",)])
@@ -111,16 +113,16 @@ def test_a_push_that_is_served(tmp_path: Path) -> None:
     assert (tmp_path / "a.txt").read_text() == TEXT
 
 
-def test_a_push_that_is_not_served_has_exit_code_1(http: AgentsHttp) -> None:
+def test_a_push_that_nobody_serves_says_that_nobody_answered(http: AgentsHttp) -> None:
     http.answers = {}
-    pushed = run("push", "--within", "0")
-    assert (pushed.exit_code, pushed.stderr) == (1, "a differs: Connection refused\n")
+    pushed = run("push", "--within-s", "0")
+    assert (pushed.exit_code, pushed.stderr) == (6, "a differs: Connection refused\n")
 
 
 def test_recovering_raises_the_generation_and_tells_who_was_not_asked(http: AgentsHttp) -> None:
     http.answers["a:8081/consumer-list"] = TEXT.replace("7", "30")
     del http.answers["a:8081/clients"]
-    recovered = run("push", "--recover", "--within", "0")
+    recovered = run("push", "--recover", "--within-s", "0")
     assert "generation 31 is served by 0 of 1 nodes" in recovered.output
     assert "a may know a newer generation and was not asked: Connection" in recovered.stderr
 
@@ -161,7 +163,7 @@ def test_a_node_that_ssh_does_not_reach_is_told(
     (tmp_path / "inventory.toml").write_text(INVENTORY + HOSTS)
     FakeRemote(monkeypatch).down = {"a1", "a2"}
     pushed = run("push")
-    assert pushed.exit_code == 1
+    assert pushed.exit_code == 6
     assert "a differs: not written: dd on a1: exit code 127: SSH: no route; dd" in pushed.stderr
 
 
@@ -174,17 +176,17 @@ def test_a_client_that_is_behind_is_a_difference(http: AgentsHttp) -> None:
     http.answers["a:8081/clients"] = json.dumps({"clients": [client]})
     differs = run("diff")
     assert (differs.exit_code, differs.output) == (
-        1,
+        7,
         "client b-1 of orders/billing: applied 6 instead of 7, heard of 4 s ago\n",
     )
 
 
-def test_a_difference_has_exit_code_1(http: AgentsHttp) -> None:
+def test_a_difference_is_a_finding(http: AgentsHttp) -> None:
     same = run("diff")
-    assert (same.exit_code, same.output) == (0, "all have generation 7: 1 nodes, 0 clients\n")
+    assert (same.exit_code, same.output) == (0, "all have generation 7: 1 node, 0 clients\n")
     http.answers["a:8081/consumer-list"] = TEXT + "mb3\n"
     differs = run("diff")
-    assert (differs.exit_code, differs.output) == (1, "a: has mb3:5672 too\n")
+    assert (differs.exit_code, differs.output) == (7, "a: has mb3:5672 too\n")
 
 
 def test_what_is_shown_to_people(http: AgentsHttp) -> None:

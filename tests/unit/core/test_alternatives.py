@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypedDict
 from uuid import UUID
@@ -119,6 +119,8 @@ class CreatedDict(TypedDict):
         (datetime | date, "2024-01-02T00:00:00", datetime(2024, 1, 2)),
         (date | datetime, "2024-01-02T00:00:00", datetime(2024, 1, 2)),
         (UUID | datetime, "2024-01-02T00:00:00", datetime(2024, 1, 2)),
+        (datetime | UUID | date, "2024-01-02", date(2024, 1, 2)),
+        (datetime | timedelta | UUID | date, "2024-01-02", date(2024, 1, 2)),
         (Tone | str, "loud", Tone.LOUD),
         (str | Tone, "soft", "soft"),
         (str | Tone, "loud", Tone.LOUD),
@@ -130,6 +132,7 @@ class CreatedDict(TypedDict):
         (list[int] | list[str], [], []),
         (list[int] | dict[str, int] | str, {"a": 1}, {"a": 1}),
         (dict[str, int] | dict[str, str], {"a": "b"}, {"a": "b"}),
+        (dict[str, int] | dict[str, str] | dict[str, bool], {}, {}),
         (tuple[int, int] | tuple[int, int, int], [1, 2, 3], (1, 2, 3)),
         (tuple[int, int] | tuple[int, str], [1, "a"], (1, "a")),
         (bool | int | None, True, True),

@@ -11,6 +11,7 @@ from messagebus.core.parking import Facts
 from messagebus.destination import DELAY_STEPS_MS, Delay
 
 NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
 MINUTE = Delay(60_000)
 
 
@@ -51,7 +52,7 @@ def test_why_a_message_was_parked_goes_with_it() -> None:
         (31_000, 30_000),
         (30_999, 60_000),
         (59_000, 2_000),
-        (10**9, 1_000),
+        (61_000, 1_000),
     ],
 )
 def test_what_was_delayed_waits_for_the_rest_rounded_up(waited_ms: int, rest_ms: int) -> None:
@@ -68,7 +69,9 @@ def test_no_delay_ends_early_although_stamps_are_whole_seconds(
     assert rest.ms <= step_ms
 
 
-def test_a_clock_that_is_behind_and_an_unknown_time_wait_for_the_whole_step() -> None:
+def test_clocks_a_day_apart_and_an_unknown_time_wait_for_the_whole_step() -> None:
+    assert rest_of_delay(MINUTE, {}, NOW_MS - DAY_MS, NOW_MS) == MINUTE
+    assert rest_of_delay(MINUTE, {}, NOW_MS + DAY_MS, NOW_MS) == MINUTE
     assert rest_of_delay(MINUTE, {}, NOW_MS + 10**9, NOW_MS) == MINUTE
     assert rest_of_delay(MINUTE, {}, None, NOW_MS) == MINUTE
 

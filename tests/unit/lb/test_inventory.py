@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -208,3 +209,14 @@ def _toml() -> str:
     ):
         lines += [head, *(f'{key} = "{value}"' for key, value in table.items())]
     return "\n".join(lines)
+
+
+def test_an_inventory_without_some_balancers_keeps_one_at_least() -> None:
+    read = inventory()
+    two = dataclasses.replace(read, more=(dataclasses.replace(read.balancer, name="lb2"),))
+    assert [each.name for each in two.without(["haproxy"]).balancers] == ["lb2"]
+    assert two.without([]) == two
+    with pytest.raises(ConfigError, match="no balancer is left"):
+        two.without(["haproxy", "lb2"])
+    with pytest.raises(ConfigError, match="no balancer 'lb3'"):
+        two.without(["lb3"])

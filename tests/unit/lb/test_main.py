@@ -38,7 +38,7 @@ def test_every_command_has_help_with_an_example() -> None:
     for name in command.cli.list_commands(context):
         asked = run(name, "--help")
         assert asked.exit_code == 0
-        assert f"Example: python -m lb {name}" in asked.output
+        assert f"Example:\n    python -m lb {name}" in asked.output
 
 
 def test_an_unknown_command_is_wrong_use() -> None:
@@ -53,7 +53,7 @@ def test_what_is_printed_hides_the_login() -> None:
 
 
 def test_what_is_written_does_not(tmp_path: Path) -> None:
-    assert run("render", "--output", str(tmp_path / "out")).output == ""
+    assert run("render", "--out", str(tmp_path / "out")).output == ""
     assert PASSWORD.encode().hex() in (tmp_path / "out").read_text()
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600
 
@@ -97,13 +97,13 @@ def test_a_drain_prints_what_haproxy_shows(monkeypatch: pytest.MonkeyPatch) -> N
     assert run("drain", "mb1").output.startswith("mb1 up sessions=1 weight=100")
 
 
-def test_a_fault_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_one_line_and_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise NotReached("mb1 is not\nseen as ready")
 
     monkeypatch.setattr(agents, "ready", fail)
     failed = run("ready", "mb1")
-    assert (failed.exit_code, failed.stderr) == (1, "Error: mb1 is not seen as ready\n")
+    assert (failed.exit_code, failed.stderr) == (6, "lb: mb1 is not seen as ready\n")
 
 
 def test_a_silent_haproxy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_silent_haproxy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(runtime, "process", fail)
     silent = run("status")
-    assert (silent.exit_code, silent.output) == (1, "haproxy  no answer: nobody on the socket\n")
+    assert (silent.exit_code, silent.output) == (6, "haproxy  no answer: nobody on the socket\n")
 
 
 def test_orders_by_hand_go_to_the_socket_and_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,10 @@ def test_limits_have_defaults_and_tls_wants_certificates() -> None:
     assert read_provision(table({"disk_free_mb": 5}, faults), tls=False) == Provision(
         disk_free_mb=5
     )
+    assert read_provision(table({"old_publishers": True}, faults), tls=False).old_publishers
     assert faults == []
+    assert not read_provision(table({"old_publishers": 1}, faults), tls=False).old_publishers
+    assert faults.pop() == "old_publishers: bool wanted, not int"
     read_provision(table({}, faults), tls=True)
     assert faults == ["tls_dir: missing"]
     faults.clear()

@@ -66,10 +66,17 @@ def test_the_list_port_serves_clients_alone() -> None:
     )
 
 
+def test_the_statistics_page_takes_few_connections_from_publishers() -> None:
+    page = render(inventory()).partition("frontend mb_stats")[2]
+    assert "maxconn 64" in page
+    assert "timeout client 30s" in page
+
+
 def test_the_agents_time_out_after_a_waiting_fetch() -> None:
     agents = _section(
         render(inventory(timers={"list_wait_s": 30, "list_server_s": 40})), "backend mb_agents"
     )
+    assert "option abortonclose" in agents
     assert "timeout server 40s" in agents
 
 

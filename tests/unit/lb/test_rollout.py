@@ -41,7 +41,7 @@ class Fronts:
         if read.balancer.name == self.refuses:
             raise ConfigError("HAProxy refuses the configuration: x")
 
-    def _apply(self, read: Inventory, _place: Place, *, reload: bool) -> Applied:
+    def _apply(self, read: Inventory, _place: Place, *, reload: bool = False) -> Applied:
         self.log.append(f"apply {read.balancer.name}")
         if read.balancer.name == self.fails:
             raise ApplyFailed("it did not serve; the one before is back")
@@ -96,3 +96,10 @@ def test_a_fault_of_the_inventory_asks_nobody(fronts: Fronts) -> None:
     with pytest.raises(ConfigError, match="no broker in the inventory"):
         fronts.apply_all()
     assert fronts.log == []
+
+
+def test_one_that_is_said_to_be_dead_gets_its_files_where_its_host_is_there(fronts: Fronts) -> None:
+    second = fronts.read.find_balancer("lb2")
+    assert rollout.apply_absent(fronts.read, fronts.reach, second) == DONE
+    fronts.away = "lb2"
+    assert rollout.apply_absent(fronts.read, fronts.reach, second) == "no route"

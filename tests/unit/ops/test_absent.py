@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from messagebus.errors import ConfigError
-from ops.absent import find_absent
+from ops.absent import dead_balancers, find_absent
 from ops.commands.supervise import LocalNodes
 from ops.errors import CommandFailed, NoAnswer, OpsError
 from ops.step import Command
@@ -14,16 +15,27 @@ from ops.view import Absent, View
 
 
 class Node:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, host: str = "") -> None:
+        self.name, self.host = name, host
 
 
 class Cluster:
-    """answering: parts that answer. processes: part -> what its supervisor says of it."""
+    """answering: parts that answer. processes: part -> what its supervisor says of it.
+
+    silent: balancers that do not answer -> whether their host says that they have ended.
+    """
 
     def __init__(self, answering: set[str], processes: dict[str, str]) -> None:
         self.answering, self.processes = answering, processes
         self.nodes = tuple(map(Node, ("mb1", "mb2", "mb3")))
+        self.inventory = SimpleNamespace(balancers=(Node("lb1"), Node("lb2", "hostB")))
+        self.silent: dict[str, bool] = {}
+
+    def silent_balancers(self) -> list[str]:
+        return list(self.silent)
+
+    def balancer_has_ended(self, name: str) -> bool:
+        return self.silent[name]
 
     def node(self, name: str) -> Node:
         for node in self.nodes:
@@ -77,3 +89,38 @@ def test_the_word_of_an_operator_is_not_believed_of_who_answers() -> None:
         Cluster({"mb2-agent"}, {}).absent("mb2")
     with pytest.raises(ConfigError):
         Cluster(set(), {}).absent("mb9")
+
+
+@pytest.mark.parametrize(
+    ("silent", "dead", "found"),
+    [
+        ({}, (), set()),
+        ({"lb2": True}, (), {"lb2"}),
+        ({"lb2": False}, (), set()),  # it is only silent
+        ({"lb2": False}, ("lb2",), {"lb2"}),
+        ({"lb1": True, "lb2": True}, (), set()),  # nobody can tell what is sent where
+    ],
+)
+def test_a_balancer_is_dead_by_proof_or_word_while_another_one_is_there(
+    silent: dict[str, bool], dead: tuple[str, ...], found: set[str]
+) -> None:
+    cluster = Cluster({"mb1", "mb1-agent", "mb2", "mb2-agent"}, {})
+    cluster.silent = silent
+    assert cluster.absent(*dead) == Absent(balancers=frozenset(found))
+
+
+def test_a_balancer_that_answers_is_not_dead_by_any_word() -> None:
+    with pytest.raises(OpsError, match="lb2 is not dead: it answers"):
+        Cluster(set(), {}).absent("lb2")
+
+
+def test_a_balancer_is_dead_with_its_host() -> None:
+    cluster = Cluster(set(), {})
+    cluster.silent = {"lb2": False}
+    assert dead_balancers(cast(View, cluster), ["hostB"]) == {"lb2"}
+
+
+def test_who_is_left_out_is_told_in_words() -> None:
+    absent = Absent(frozenset({"mb1"}), frozenset({"mb2"}), frozenset({"lb2"}))
+    assert absent.in_words() == "broker mb1, agent of mb2, balancer lb2"
+    assert Absent().in_words() == ""

@@ -223,7 +223,7 @@ def test_of_a_cluster_that_does_not_answer_there_is_no_backup(
     cluster: Cluster, tmp_path: Path, capsys: Said
 ) -> None:
     cluster.dead = "mb2"
-    assert main(["backup", str(tmp_path / "a")]) == 1
+    assert main(["backup", str(tmp_path / "a")]) == 6
     assert "agent of mb2: refused" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
 

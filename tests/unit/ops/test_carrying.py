@@ -136,6 +136,22 @@ def test_a_run_of_long_ago_is_not_taken_up_unasked(tmp_path: Path, age: timedelt
     assert not Journal(tmp_path / "journal", "remove mb2").is_resumed
 
 
+def test_the_plan_is_shown_to_whom_it_is_asked_and_of_it_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(**said: bool) -> str:
+        journal = Journal(tmp_path / "journal", "remove mb2")
+        carry(plan("true", "echo"), journal, go(tmp_path, **said), {})
+        return capsys.readouterr().out
+
+    monkeypatch.setattr("ops.carrying.confirm", lambda: None)
+    assert shown(yes=False) == "  1. true\n     $ true\n  2. echo\n     $ echo\n"
+    assert shown() == ""
+    began(tmp_path)
+    assert shown(dry_run=True) == "  1. true\n     $ true\n  2. echo\n     $ echo\n"
+    assert shown(yes=False) == "  2. echo\n     $ echo\n"
+
+
 def test_what_remains_to_be_done_is_said_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

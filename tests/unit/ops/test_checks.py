@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -41,6 +42,7 @@ class Connections:
     def __init__(self, *looks: dict[str, bool]) -> None:
         self.looks = list(looks)
         self.now = 0.0
+        self.consumed: list[Queue] = []
 
     def connections(self, _name: str) -> list[Connection]:
         self.now += 1.0
@@ -57,6 +59,13 @@ class Connections:
 
     def clients(self) -> list[object]:
         return []
+
+    @property
+    def brokers(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="mb1")]
+
+    def queues(self, _name: str) -> list[Queue]:
+        return self.consumed
 
     def left_by(self, who: str, interval_s: float) -> Callable[[], str]:
         make = checks.left_by_publishers if who == "publishers" else checks.nobody_is_connected
@@ -76,7 +85,7 @@ def test_nobody_connected_is_believed_after_an_interval(who: str) -> None:
 def test_a_publisher_that_statistics_show_late_begins_the_wait_anew() -> None:
     check = Connections({}, {"p": False}, {}).left_by("publishers", 1.5)
     assert "looking again" in check()
-    assert check() == "1 connections that may publish: p (user bus)"
+    assert check() == "1 connection that may publish: p (user bus)"
     assert "looking again" in check()
     assert "looking again" in check()
     assert check() == ""
@@ -85,7 +94,7 @@ def test_a_publisher_that_statistics_show_late_begins_the_wait_anew() -> None:
 def test_those_that_consume_are_no_publishers_and_are_clients() -> None:
     consumers = Connections({"c": True})
     assert consumers.left_by("publishers", 0)() == "none that may publish, looking again"
-    assert consumers.left_by("clients", 0)() == "1 connections of clients: c (user bus)"
+    assert consumers.left_by("clients", 0)() == "1 connection of clients: c (user bus)"
 
 
 def test_a_broker_that_answers_is_not_dead() -> None:
@@ -98,3 +107,16 @@ def test_a_broker_that_answers_is_not_dead() -> None:
 
     with pytest.raises(Blocked, match="the agent of mb2 answers"):
         checks.is_dead(cast(View, Half()), "mb2")()
+
+
+def test_nobody_on_the_list_proves_nothing_while_somebody_consumes() -> None:
+    there = Connections({})
+    check = there.left_by("clients", 0.5)
+    there.consumed = [queue("a", consumers=2), queue("b")]
+    told = "no client asks for the list, and somebody consumes from a"
+    assert [check() for _ in range(3)] == [told] * 3
+    attached = checks.applied_and_attached(cast(View, there), "mb1")
+    assert attached() == told
+    there.consumed = [queue("a")]
+    assert check() == ""
+    assert attached() == ""

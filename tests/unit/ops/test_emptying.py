@@ -46,7 +46,7 @@ def test_a_message_between_two_zeros_begins_the_wait_anew() -> None:
     broker = Broker([queue("a")], [queue("a", 1, consumers=1)], [queue("a")])
     check = broker.emptying()
     assert "looking again" in check()
-    assert "1 messages left" in check()
+    assert "1 message left" in check()
     assert "looking again" in check()
     assert "looking again" in check()
     assert check() == ""
@@ -148,8 +148,8 @@ def test_the_proof_is_what_was_counted() -> None:
     check = Broker([queue("a", 3, 1)], [queue("a", 1, 1)], [queue("a", 0, 1)]).emptying(0)
     while check():
         pass
-    assert check.taken() == "3 messages were taken by their consumers"
-    assert check.proof() == "0 messages are left in 1 queues, counted twice and tried"
+    assert check.taken() == "3 messages taken by their consumers"
+    assert check.proof() == "0 messages are left in 1 queue, counted twice and tried"
 
 
 # -- delayed messages

@@ -69,7 +69,7 @@ def test_the_inventory_is_told_where_a_broker_is(file: Path) -> None:
     words = ["inventory", "move", "mb1", "db2", "--inventory", str(file)]
     assert main(words) == 0
     assert '\nhost = "db2"\n' in file.read_text()
-    assert main([*words[:3], "db9", *words[4:]]) == 1
+    assert main([*words[:3], "db9", *words[4:]]) == 2
 
 
 @pytest.mark.parametrize("words", [[], ["failover"], ["failback"], ["start"], ["stop"]])

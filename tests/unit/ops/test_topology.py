@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ops.topology import Difference, differences, latest, newer_than, wanted_items
+from messagebus.topology import LADDER, declarations, parse_wanted
+from ops.topology import Difference, differences, foreign, latest, newer_than, wanted_items
 
 
 def entry(wanted: str, number: int, *, alive: bool = True, **options: Any) -> dict[str, Any]:
@@ -51,3 +52,24 @@ def test_a_queue_that_is_missing_and_one_that_nobody_wants_are_told() -> None:
 def test_agents_are_asked_for_what_is_alive_with_its_options() -> None:
     entries = [entry("orders/a", 1, single_active=True), entry("gone", 2, alive=False)]
     assert wanted_items(entries) == [{"name": "orders/a", "single_active": True}]
+
+
+def test_a_binding_that_nobody_wants_is_told() -> None:
+    entries = {name: entry(name, 1) for name in ("orders", "orders/a", "queue:jobs", "delay:1000")}
+    wanted = [
+        (each.exchange, each.queue, each.routing_key)
+        for name in entries
+        for each in (*declarations(parse_wanted(name)).bindings, *LADDER.bindings)
+    ]
+    others = [("", "mb.sub/orders/a", "mb.sub/orders/a"), ("mine", "my.queue", "")]
+    marked = [("mb.settled/mb.queue/jobs", "mb.queue/jobs", "")]
+    assert list(foreign("mb1", entries, [*wanted, *others, *marked])) == []
+    strange = [("mb.topic/orders", "mb.queue/jobs", ""), ("mb.out", "mb.sub/orders/a", "mb.to/x")]
+    before = [("mb.queue/jobs", "mb.queue/jobs", "")]
+    assert list(foreign("mb1", entries, [*wanted, *before], old_publishers=True)) == []
+    assert [str(each) for each in foreign("mb1", entries, [*wanted, *strange, *before])] == [
+        "mb1: exchange mb.out leads to mb.sub/orders/a under mb.to/x, and nobody wants that",
+        "mb1: exchange mb.queue/jobs is of an earlier version: "
+        "delete it when no publisher needs it any more",
+        "mb1: exchange mb.topic/orders leads to mb.queue/jobs, and nobody wants that",
+    ]

@@ -20,7 +20,7 @@ def test_a_balancer_s_host_gets_its_units_and_the_keeper(
     inventory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(["units", "--inventory", str(inventory), "--output", str(out)]) == 0
+    assert main(["units", "--inventory", str(inventory), "--out", str(out)]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert all(path.read_text() for path in written)
     assert [str(path.relative_to(out)) for path in written] == [
@@ -38,5 +38,5 @@ def test_a_worker_s_host_needs_no_inventory(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_an_unknown_balancer_is_told(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["units", "--inventory", str(inventory), "--balancer", "haprox"]) == 1
+    assert main(["units", "--inventory", str(inventory), "--balancer", "haprox"]) == 2
     assert "did you mean 'haproxy'?" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from lb.errors import BalancerUnreachable
+from lb.runtime import ServerState
 from ops.errors import NoAnswer
 from ops.local import files, secrets
+from ops.local.certificates import issue_missing
 from ops.local.layout import Layout
 from ops.view import Absent, Queue, View
+from tests.support.balancer import UP
 
 Answers = Callable[[str, str], httpx.Response]
 
@@ -148,3 +154,74 @@ def test_who_is_absent_is_left_out_of_every_question_to_all(
     assert without.maps() == {"mb1": {}}
     assert [node.name for node in without.brokers] == ["mb2"]
     assert without.absent.nodes == ["mb1", "mb2"]
+
+
+@pytest.fixture
+def fronts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Balancers of a cluster of two -> brokers that they show; one that is missing is silent."""
+    layout = Layout(dir=tmp_path, numbers=(1, 2), balancers=2)
+    layout.inventory.write_text(files.inventory_toml(layout))
+    known: dict[str, Any] = {}
+
+    def servers(socket: Path) -> dict[str, ServerState]:
+        if socket.parent.name not in known:
+            raise BalancerUnreachable("refused")
+        return dict(known[socket.parent.name])
+
+    monkeypatch.setattr("lb.runtime.servers", servers)
+    return known
+
+
+def test_a_silent_balancer_is_named_and_an_absent_one_is_left_out(
+    view: View, fronts: dict[str, Any]
+) -> None:
+    down = dataclasses.replace(UP, name="mb2", verdict="drain")
+    fronts["haproxy"] = {"mb1": UP, "mb2": down}
+    assert view.silent_balancers() == ["haproxy2"]
+    with pytest.raises(NoAnswer, match="balancer haproxy2: refused"):
+        view.sending()
+    without = View(view._path, Absent(balancers=frozenset({"haproxy2"})))
+    assert without.sending() == {"haproxy": {"mb1"}}
+    fronts["haproxy2"] = {"mb2": dataclasses.replace(UP, name="mb2")}
+    assert without.sending() == {"haproxy": {"mb1"}, "haproxy2": {"mb2"}}, "it is back by itself"
+
+
+def test_a_balancer_has_ended_when_its_host_knows_no_process_of_it(
+    view: View, fronts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert view.balancer_has_ended("haproxy2")
+    monkeypatch.setattr("lb.here.Here.signal_master", lambda *_: True)
+    assert not view.balancer_has_ended("haproxy2")
+
+    def away(*_: object) -> bool:
+        raise BalancerUnreachable("no SSH")
+
+    monkeypatch.setattr("lb.here.Here.signal_master", away)
+    assert not view.balancer_has_ended("haproxy2")
+
+
+@pytest.mark.parametrize("old_management", [True, False])
+def test_with_tls_only_a_broker_of_before_is_asked_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_management: bool
+) -> None:
+    layout = Layout(dir=tmp_path, numbers=(1,), tls=True)
+    issue_missing(layout.tls_dir, {"mb1": ("127.0.0.11",), "operator": ()})
+    line = "[tls]\n" + "old_management = true\n" * old_management
+    layout.inventory.write_text(files.inventory_toml(layout).replace("[tls]\n", line))
+    secrets.ensure(layout.secrets_dir)
+    asked: list[str] = []
+
+    def request(_method: str, url: str, **_more: object) -> httpx.Response:
+        asked.append(url.partition(":")[0])
+        if url.startswith("https"):
+            raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "record layer failure")
+        return httpx.Response(200, json=[])
+
+    monkeypatch.setattr("ops.view.httpx.request", request)
+    if old_management:
+        assert View(layout.inventory).queues("mb1") == []
+        assert asked == ["https", "http"]
+    else:
+        with pytest.raises(NoAnswer, match="management of mb1 does not answer"):
+            View(layout.inventory).queues("mb1")
+        assert asked == ["https"]

@@ -257,12 +257,23 @@ def test_a_subscription_that_got_nothing_is_missed(session: SparkSession) -> Non
     assert counts(rows, "subscription")[("orders", "billing")]["lost"] == 1
 
 
-def test_suspects_are_the_messages_at_fault(session: SparkSession) -> None:
-    rows = fates(session, [publish("a"), publish("b")], [*both("a"), delivery("b", "audit")])
-    found = audit.suspects(rows).collect()
+def test_suspects_are_the_pairs_at_fault_and_no_others(session: SparkSession) -> None:
+    published = [*map(publish, "abcdr"), publish("r", size=6)]
+    delivered = [
+        *[row for name in "acr" for row in both(name)],
+        delivery("b", "audit"),
+        delivery("c", "audit", received_ns=4 * SECOND),
+        *(delivery("d", "audit"), delivery("d", body_hash=OTHER_BODY)),
+        delivery("x", "audit"),
+    ]
+    found = audit.suspects(fates(session, published, delivered)).collect()
     assert {(row.verdict, row.message_id, row.subscription, row.deliveries) for row in found} == {
-        ("lost", b"b".hex(), "audit", 1),
         ("lost", b"b".hex(), "billing", 0),
+        ("unexplained", b"c".hex(), "audit", 2),
+        ("altered", b"d".hex(), "billing", 1),
+        ("orphan", b"x".hex(), "audit", 1),
+        ("reused", b"r".hex(), "audit", 1),
+        ("reused", b"r".hex(), "billing", 1),
     }
 
 

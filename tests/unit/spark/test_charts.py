@@ -69,6 +69,13 @@ def test_percentiles_leave_the_maximum_out() -> None:
     assert ">99<" in text
 
 
-def test_nothing_to_draw_is_no_error() -> None:
-    assert "<svg" in charts.over_time([Panel("nothing", [], "stack")], until_s=0)
-    assert "<svg" in charts.percentiles([])
+def test_nothing_to_draw_is_said() -> None:
+    assert ">no samples<" in charts.over_time([Panel("nothing", [], "stack")], until_s=0)
+    assert ">no samples<" in charts.percentiles([])
+
+
+def test_durations_stand_between_two_powers_of_ten_that_have_their_names() -> None:
+    text = drawn()
+    assert ">1 ms<" in text
+    assert ">10 ms<" in text
+    assert "no samples" not in text

@@ -142,7 +142,7 @@ def test_times_are_seconds_since_the_start() -> None:
 
 def test_a_clock_that_went_back_is_a_fault_and_two_clocks_that_differ_are_none() -> None:
     found = summarize(numbers(negative=2), ingested(), bad_max=0)
-    assert found["faults"] == ["2 publishes end before they begin: a clock went back"]
+    assert found["faults"] == ["2 publishes with an end before the begin: a clock went back"]
     assert found["negative_latencies"]["received_from_intended"] == 3
 
 

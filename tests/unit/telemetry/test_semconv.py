@@ -12,10 +12,10 @@ def test_a_topic_is_its_exchange_and_a_subscription_its_queue_too() -> None:
     )
 
 
-def test_a_queue_and_its_exchange_are_alike() -> None:
-    place = semconv.Place("mb.queue/jobs", "queue:jobs")
-    assert semconv.publishing_place(Queue("jobs")) == place
-    assert semconv.consuming_place(Queue("jobs")) == place
+def test_a_queue_is_published_to_through_its_exchange() -> None:
+    jobs = Queue("jobs")
+    assert semconv.publishing_place(jobs) == semconv.Place("mb.to/jobs", "queue:jobs")
+    assert semconv.consuming_place(jobs) == semconv.Place("mb.to/jobs:mb.queue/jobs", "queue:jobs")
 
 
 def test_a_name_that_nobody_else_has_is_no_label() -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from messagebus import (
+    AlreadySettled,
     AsyncConsumer,
     AsyncPublisher,
     Batching,
+    ConfigError,
     ConsumerConfig,
     Delivery,
     Message,
@@ -550,3 +552,41 @@ def test_who_leaves_a_consumer_waits_for_the_answers_of_other_threads() -> None:
         answering.start()
     answering.join(WITHIN_S)
     assert [answer for _, answer in bus.answers("orders", "billing")] == ["ack"]
+
+
+def test_a_publish_that_may_not_wait_so_long_is_refused_before_it_is_sent() -> None:
+    bus = MemoryBus()
+    with bus.publisher() as publisher:
+        for publish in (publisher.send_safe, publisher.submit):
+            with pytest.raises(ConfigError, match="timeout_s -1: seconds, 0 or more"):
+                publish("orders", b"x", timeout_s=-1)
+    assert bus.published("orders") == []
+
+
+def test_an_unroutable_message_is_told_with_its_topic() -> None:
+    with (
+        MemoryBus().publisher() as publisher,
+        pytest.raises(Unroutable, match=r"^message m to odrers unroutable: ") as told,
+    ):
+        publisher.send_safe("odrers", b"x", message_id="m")
+    assert told.value.destination == "odrers"
+
+
+def test_a_delivery_is_answered_by_the_consumer_that_received_it_and_once() -> None:
+    bus = MemoryBus()
+    with (
+        bus.publisher() as publisher,
+        bus.consumer("orders", subscription="a") as ours,
+        bus.consumer("orders", subscription="b") as theirs,
+    ):
+        publisher.send_safe("orders", b"x", message_id="m")
+        delivery = ours.receive(WITHIN_S)
+        assert delivery is not None
+        with pytest.raises(AlreadySettled, match=r"^m was received by another consumer"):
+            theirs.ack(delivery)
+        ours.ack(delivery)
+        with pytest.raises(AlreadySettled, match=r"^m was answered before"):
+            ours.ack(delivery)
+        other = theirs.receive(WITHIN_S)
+        assert other is not None
+        theirs.ack(other)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -61,3 +65,68 @@ def test_an_app_is_asked_and_left_when_it_does_not_end_in_time(
         eventually(lambda: left == [1], within_s=5)
         parent.stop()
     assert app.asked == 1
+
+
+def test_a_parent_that_reads_late_gets_whole_lines() -> None:
+    """Also of a look that is longer than a socket takes at once."""
+    ours, theirs = socket.socketpair()
+    look = {"ready": True, "subscriptions": {f"orders/{n}": "open" for n in range(20_000)}}
+    with ours, theirs, ours.makefile("rb") as lines:
+        parent = Parent(theirs, leave=lambda _code: None)
+        for _ in range(3):
+            parent.tell(look, 1)
+        ours.setblocking(False)
+        read = b""
+        while read.count(b"\n") < 2:
+            parent.tell(look, 1)
+            read += lines.read(1 << 20) or b""
+        for line in read.splitlines()[:2]:
+            assert json.loads(line) == {"look": look, "port": 1}
+        parent.stop()
+
+
+KEPT = """
+import asyncio, sys, threading, time
+from messagebus import App, RetryPolicy
+from messagebus.testing import MemoryBus
+from messagebus.worker import process
+
+process.LEAVE_AFTER_S = 0.1
+memory = MemoryBus()
+memory.declare("queue:jobs")
+with memory.publisher() as publisher:
+    publisher.send_safe("queue:jobs", "x")
+app = App()
+app.use(memory)
+policy = RetryPolicy(attempts_max=1)
+
+@app.subscriber("queue:jobs", time_limit_s=0.1, retry=policy)
+async def handle(body: str) -> None:
+    threading.Thread(target=time.sleep, args=(3600,), name="of-handler").start()
+    print("began", flush=True)
+    if sys.argv[1] == "to_thread":
+        await asyncio.to_thread(time.sleep, 3600)
+
+sys.exit(process.work(app, grace_s=5))
+"""
+
+
+@pytest.mark.parametrize("kind", ["thread", "to_thread"])
+def test_a_thread_that_a_handler_left_behind_keeps_no_process(kind: str) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", KEPT, kind],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "began\n"
+            worker.send_signal(signal.SIGTERM)
+            _, errors = worker.communicate(timeout=120)
+        finally:
+            worker.kill()
+    assert worker.returncode == 0
+    assert "stopped; left without waiting for threads: " in errors
+    assert "of-handler" in errors

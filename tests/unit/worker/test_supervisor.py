@@ -24,7 +24,13 @@ def test_how_a_child_ended(code: int, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "heard", "polite"),
-    [(0, True, True), (1, True, False), (-15, False, True), (-15, True, False), (-9, False, False)],
+    [
+        (0, True, True),
+        (1, True, False),
+        *((code, False, True) for code in (-15, -2, 130)),
+        *((code, True, False) for code in (-15, -2, 130)),
+        (-9, False, False),
+    ],
 )
 def test_a_child_may_be_ended_by_the_signal_before_it_hears_it(
     code: int, heard: bool, polite: bool

@@ -37,12 +37,12 @@ def test_a_report_is_made_again_from_the_files(
     assert "200 confirmed a second" in capsys.readouterr().out
 
 
-def test_a_run_that_lost_something_exits_with_1(tmp_path: Path) -> None:
+def test_a_run_that_lost_something_is_a_finding(tmp_path: Path) -> None:
     write_run(tmp_path, lost=1)
-    assert main(["report", str(tmp_path)]) == 1
+    assert main(["report", str(tmp_path)]) == 7
 
 
-def test_two_folders_are_compared_and_a_regression_exits_with_1(
+def test_two_folders_are_compared_and_a_regression_is_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arm, slow in (("a", 1.0), ("b", 1.5)):
@@ -52,7 +52,7 @@ def test_two_folders_are_compared_and_a_regression_exits_with_1(
             assert main(["report", str(folder)]) == 0
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
     capsys.readouterr()
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 7
     captured = capsys.readouterr()
     assert "REGRESSION" in captured.out
     assert "worse by more than 10%: confirm p50, confirm p99" in captured.err

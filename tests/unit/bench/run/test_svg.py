@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from bench.run.svg import Line, by_percentile, over_time
 
 
@@ -28,6 +30,19 @@ def test_the_maximum_is_no_percentile() -> None:
     assert points.count(",") == 1
 
 
-def test_nothing_to_draw_is_no_error() -> None:
-    assert "<svg" in by_percentile([], label="", unit=plain)
-    assert "<svg" in over_time([], label="", unit=plain, shaded=(0, 1))
+def test_nothing_to_draw_is_said() -> None:
+    assert "no samples" in by_percentile([], label="", unit=plain)
+    assert "no samples" in over_time([], label="", unit=plain, shaded=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [(0, "0 1"), (2, "0 1 2"), (5, "0 1 2 3 4 5"), (7, "0 2 4 6 8"), (100, "0 25 50 75 100")],
+)
+def test_no_two_ticks_of_a_count_read_the_same(most: float, ticks: str) -> None:
+    svg = over_time([Line("a", [0, 1], [0, most])], label="", unit=whole, shaded=(0, 1))
+    assert re.findall(r'text-anchor="end">(\d+)', svg) == ticks.split()
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"

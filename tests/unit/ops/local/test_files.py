@@ -5,7 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from lb.inventory import parse
+from lb.inventory import load, parse
 from messagebus.agent import AgentConfig
 from messagebus.secret import Secret
 from messagebus.topology import GATE
@@ -96,6 +96,8 @@ def test_with_tls_a_broker_has_no_plain_port(tmp_path: Path) -> None:
     assert '{ssl_listeners, [{"127.0.0.11", 5672}]}' in text
     assert f'{{keyfile, "{tmp_path}/tls/mb1.key"}}' in text
     assert "{fail_if_no_peer_cert, true}" in text
+    assert '{ssl_config, [{ip, "127.0.0.11"}, {port, 15672}' in text
+    assert "tcp_config" not in text
 
 
 def test_with_tls_agents_and_operators_know_their_certificates(tmp_path: Path) -> None:
@@ -107,3 +109,13 @@ def test_with_tls_agents_and_operators_know_their_certificates(tmp_path: Path) -
     assert inventory.tls.server_name == "bus.test"
     assert inventory.tls.files.faults() == []
     assert inventory.agent_url(inventory.brokers[0]) == "https://127.0.0.11:8081"
+
+
+def test_an_inventory_names_every_balancer(tmp_path: Path) -> None:
+    layout = Layout(dir=tmp_path, numbers=(1,), balancers=2)
+    layout.inventory.write_text(files.inventory_toml(layout))
+    inventory = load(layout.inventory)
+    assert [each.name for each in inventory.balancers] == ["haproxy", "haproxy2"]
+    assert [each.socket for each in inventory.balancers] == [
+        front.admin_socket for front in layout.fronts
+    ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ops.errors import LocalFault
-from ops.local.layout import BLOCK_SIZE, NODES_MAX, Layout, node_number
+from ops.local.layout import BALANCERS_MAX, BLOCK_SIZE, NODES_MAX, Layout, node_number
 
 DIR = Path("/tmp/cluster")
 
@@ -51,7 +51,7 @@ def test_a_node_comes_and_goes() -> None:
 
 
 def test_a_written_layout_is_read_back() -> None:
-    wanted = layout(network="127.0.7", offset=1000, block=3, tls=True, root=Path("/r"))
+    wanted = layout(network="127.0.7", offset=1000, block=3, tls=True, root=Path("/r"), balancers=2)
     assert Layout.from_json(DIR, wanted.to_json()) == wanted
 
 
@@ -88,3 +88,17 @@ def test_an_unknown_node_is_told_with_those_that_there_are() -> None:
 
 def test_a_cluster_from_before_tls_has_none() -> None:
     assert not Layout.from_json(DIR, '{"numbers": [1]}').tls
+
+
+def test_each_balancer_has_an_address_and_a_folder_of_its_own() -> None:
+    assert [front.amqp for front in layout(balancers=2).fronts] == [
+        "127.0.0.10:5672",
+        "127.0.0.9:5672",
+    ]
+    assert [front.config for front in layout(balancers=2).fronts] == [
+        DIR / "haproxy" / "haproxy.cfg",
+        DIR / "haproxy2" / "haproxy.cfg",
+    ]
+    for count in (0, BALANCERS_MAX + 1):
+        with pytest.raises(LocalFault, match="balancers"):
+            layout(balancers=count)

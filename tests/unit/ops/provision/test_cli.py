@@ -57,9 +57,32 @@ def provision(folder: Path, *words: str) -> int:
 def test_one_host_that_is_away_keeps_all_as_they_are(
     changed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert provision(tmp_path, "a1", "b2", "--yes") == 1
+    assert provision(tmp_path, "a1", "b2", "--yes") == 6
     assert changed == []
-    assert capsys.readouterr().err == "error: b2: no SSH: No route to host\n"
+    assert capsys.readouterr().err == "ops: b2: no SSH: No route to host\n"
+
+
+def test_the_lock_of_the_cluster_is_held_on_balancers_hosts_too_while_hosts_are_looked_at_and_changed(
+    changed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+
+    @contextmanager
+    def everywhere(_file: Path, _inventory: Path, what: str) -> Iterator[None]:
+        held.append(what)
+        yield
+        assert changed == ["a1: install x"]
+        held.remove(what)
+
+    monkeypatch.setattr("ops.lock.held_everywhere", everywhere)
+
+    def look(_wanted: object, root: str) -> str:
+        assert held == ["provision a1"]
+        return root
+
+    monkeypatch.setattr(cli, "look", look)
+    assert provision(tmp_path, "a1", "--yes") == 0
+    assert held == []
 
 
 def test_what_is_right_is_left_alone_and_the_rest_is_told_and_done(

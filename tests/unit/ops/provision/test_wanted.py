@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 import lb.inventory
-from lb.inventory import Inventory, Mirror
+from lb.inventory import Inventory, Mirror, Provision
 from messagebus.agent.config import AgentConfig
 from messagebus.secret import Secret
+from messagebus.topology import LADDER, declarations, parse_wanted
 from ops.errors import OpsError
 from ops.provision.wanted import (
     RIGHTS,
     Secrets,
     WantedHost,
     definitions,
+    rights,
     secret_files,
     wanted_host,
 )
@@ -147,6 +149,18 @@ def test_hosts_without_a_part_or_with_two_brokers_are_refused() -> None:
         host(inventory(brokers=[VALUES["brokers"][0], second]))
 
 
+def test_the_management_api_listens_where_the_inventory_says_it_is_asked() -> None:
+    def listens_at(host_of_it: str) -> str:
+        broker = {**VALUES["brokers"][0], "management": f"{host_of_it}:15672"}
+        text = text_of(host(inventory(brokers=[broker])), "/etc/rabbitmq/advanced.config")
+        (line,) = [each.strip() for each in text.splitlines() if "tcp_config" in each]
+        return line
+
+    assert listens_at("10.9.0.1") == '{tcp_config, [{ip, "10.9.0.1"}, {port, 15672}]},'
+    assert listens_at("[fd00::1]") == '{tcp_config, [{ip, "fd00::1"}, {port, 15672}]},'
+    assert listens_at("h1.example") == "{tcp_config, [{port, 15672}]},"
+
+
 def test_the_agent_reads_its_settings() -> None:
     settings = AgentConfig.from_mapping(
         tomllib.loads(text_of(host(inventory()), "/etc/messagebus/agent.toml"))
@@ -162,6 +176,10 @@ def test_with_tls_there_is_no_plain_port_and_the_key_is_no_worlds_business() -> 
     config = text_of(wanted, "/etc/rabbitmq/advanced.config")
     assert "{tcp_listeners, []}" in config
     assert "{ssl_listeners, [5672]}" in config
+    assert "{ssl_config, [" in config
+    assert "tcp_config" not in config
+    assert config.count("{") == config.count("}")
+    assert config.count("[") == config.count("]")
     key = next(file for file in wanted.files if file.path.name == "node.key")
     assert (key.mode, key.is_secret, key.text) == (0o640, True, "secret of mb1.key")
 
@@ -210,6 +228,31 @@ def test_users_have_no_right_that_they_do_not_need() -> None:
 )
 def test_who_may_read_what(role: str, queue: str, may: bool) -> None:
     assert bool(re.search(RIGHTS[role][3], queue)) is may
+
+
+APPLICATIONS = ("application", "publisher", "consumer", "monitor", "probe")
+
+
+@pytest.mark.parametrize("role", APPLICATIONS)
+def test_no_right_of_an_application_is_enough_for_a_binding(role: str) -> None:
+    """RabbitMQ wants the right to read the exchange, and to write to what it leads to."""
+    names = ("orders", "orders/billing", "queue:jobs", "delay:1000")
+    parts = [*(declarations(parse_wanted(name)) for name in names), LADDER]
+    _tags, configure, _write, read = RIGHTS[role]
+    exchanges = {exchange.name for part in parts for exchange in part.exchanges}
+    assert not [each for each in exchanges if re.search(read, each)]
+    queues = {queue.name for part in parts for queue in part.queues}
+    assert not [each for each in exchanges | queues if re.search(configure, each)]
+
+
+def test_publishers_of_before_keep_their_right_while_they_are_served() -> None:
+    served = inventory(provision={"old_publishers": True})
+    for role in ("application", "publisher"):
+        assert not re.search(rights(role, Provision())[1], "mb.queue/jobs")
+        assert re.search(rights(role, served.provision)[1], "mb.queue/jobs")
+    assert rights("consumer", served.provision) == RIGHTS["consumer"][1:]
+    written = text_of(host(served), "/etc/messagebus/agent.toml")
+    assert AgentConfig.from_mapping(tomllib.loads(written)).old_publishers
 
 
 def test_no_password_stands_in_a_file_that_anybody_may_read() -> None:

@@ -17,3 +17,7 @@ def test_a_run_is_as_good_as_itself_and_better_than_an_empty_day(planted_run: Pl
     assert "The second is not worse." in text
     empty = _measured(dataclasses.replace(planted_run.run, day="2020-01-01"))
     assert empty["curves"] == {}
+    rows = compared(measured["numbers"], empty["numbers"])
+    text = render_text(_page(["a", "b"], rows, [measured, empty], worse(rows, 0.0)))
+    assert "publish: handed over to confirmed, p99: the second has none" in text
+    assert "confirm_from" not in text

@@ -9,6 +9,7 @@ import click
 import pytest
 from pyspark.sql import SparkSession
 
+from messagebus.commands.exits import Exit
 from spark.ingest import ingest, plan
 from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
 from spark.jobs.frame import (
@@ -41,7 +42,7 @@ def test_an_answer_is_json_text_and_a_page(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_input_is_one_of_the_answer(tmp_path: Path) -> None:
-    assert write("audit", Answer({}, PAGE), tmp_path, ["3 bad lines, 0 allowed"]) == 1
+    assert write("audit", Answer({}, PAGE), tmp_path, ["3 bad lines, 0 allowed"]) == Exit.FOUND
     assert json.loads((tmp_path / "audit.json").read_text())["holds"] is False
 
 
@@ -71,7 +72,7 @@ def test_whatever_ends_a_job_is_one_line(
     def work() -> int:
         raise fault
 
-    assert in_one_line("audit", work) == 1
+    assert in_one_line("audit", work) == (Exit.USAGE if type(fault) is RunInvalid else Exit.FAILED)
     assert capsys.readouterr().err == said
 
 

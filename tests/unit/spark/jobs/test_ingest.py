@@ -22,7 +22,7 @@ def test_no_run_in_any_folder_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--events", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert exit_code(command, argv, prog_name="ingest") == 1
+    assert exit_code(command, argv, prog_name="ingest") == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert "no manifest.json" in captured.err

@@ -29,18 +29,18 @@ def test_a_missing_folder_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (tmp_path / "manifest.json").touch()
-    assert main(["--events", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
+    assert main(["--events", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
     assert "no such folder" in one_line(capsys)
 
 
 def test_no_manifest_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--events", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert main(["--events", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "no manifest.json" in one_line(capsys)
 
 
 def test_a_broken_manifest_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "manifest.json").write_text("{")
-    assert main(["--events", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert main(["--events", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "not readable JSON" in one_line(capsys)
 
 
@@ -50,7 +50,7 @@ def test_no_events_is_one_line_and_nothing_is_made(
     write_run(tmp_path, messages=8)
     for path in tmp_path.glob("*.ndjson"):
         path.unlink()
-    assert main(["--events", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert main(["--events", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "no events" in one_line(capsys)
     assert not (tmp_path / "out").exists()
 

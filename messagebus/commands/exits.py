@@ -1,0 +1,178 @@
+"""Exit codes of every command and kit, the same everywhere, and errors in one line.
+
+docs/howto/commands.md has the codes as a table, and every program's ``--help``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import shell_complete
+
+from messagebus import __version__
+from messagebus.errors import (
+    BacklogFull,
+    ChannelRefused,
+    ConfigError,
+    LinkLost,
+    ListUnavailable,
+    LoginRefused,
+    MessageBusError,
+    MessageInvalid,
+    NameInvalid,
+    NotReady,
+    RegistrationIncomplete,
+    Unroutable,
+)
+from messagebus.terminal import say
+
+__all__ = ["CODES", "HELP", "MEANINGS", "Codes", "Exit", "Program", "code_of", "run"]
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Exit(IntEnum):
+    """How a command ended. A signal that ends a process is 128 and its number, as shells have it."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    PARTLY = 3
+    ABSENT = 4
+    LOGIN = 5
+    SILENT = 6
+    FOUND = 7
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: Mapping[Exit, str] = {
+    Exit.DONE: "done",
+    Exit.FAILED: "failed",
+    Exit.USAGE: "wrong use, or a setting that is wrong",
+    Exit.PARTLY: "some were done and some not",
+    Exit.ABSENT: "no such topic, queue or subscription",
+    Exit.LOGIN: "login refused, or not allowed",
+    Exit.SILENT: "nobody answered in time",
+    Exit.FOUND: "problems were found, by a check, a comparison or an audit",
+    Exit.INTERRUPTED: "interrupted (Ctrl-C)",
+    Exit.TERMINATED: "ended by SIGTERM",
+}
+
+Codes = Mapping[type[BaseException], Exit]
+# Of errors that are not here, the nearest class above them counts.
+CODES: Codes = {
+    OSError: Exit.FAILED,
+    MessageBusError: Exit.FAILED,
+    ConfigError: Exit.USAGE,
+    NameInvalid: Exit.USAGE,
+    MessageInvalid: Exit.USAGE,
+    Unroutable: Exit.ABSENT,
+    LoginRefused: Exit.LOGIN,
+    NotReady: Exit.SILENT,
+    BacklogFull: Exit.SILENT,
+    LinkLost: Exit.SILENT,
+    ListUnavailable: Exit.SILENT,
+    RegistrationIncomplete: Exit.SILENT,
+}
+# AMQP's reply codes that say what went wrong.
+REFUSALS = {403: Exit.LOGIN, 404: Exit.ABSENT}
+# click 8.1 has none: it prints the help and ends.
+NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
+def code_of(fault: BaseException, codes: Codes = CODES) -> Exit:
+    """Return the exit code of an error. codes: a kit's, beside those of messagebus."""
+    if isinstance(fault, ChannelRefused):
+        return REFUSALS.get(fault.code, Exit.FAILED)
+    known = {**CODES, **codes}
+    return next((known[kind] for kind in type(fault).__mro__ if kind in known), Exit.FAILED)
+
+
+def run(
+    command: click.Command,
+    argv: Sequence[str] | None = None,
+    *,
+    prog_name: str,
+    codes: Codes = CODES,
+    hint: str = "",
+) -> int:
+    """Run a command and return its exit code; what it raises is one line on standard error.
+
+    argv: None for those of this process. codes: errors of the kit, beside those of messagebus; others pass
+    through. hint: is added to errors that no correction of the command line would mend.
+    """
+    name = prog_name.split()[-1]
+
+    def failed(text: str, code: int) -> int:
+        say(f"{name}: {' '.join(text.split())}", err=True)
+        return code
+
+    args = None if argv is None else list(argv)
+    try:
+        # click's own, also of a Program.
+        code = click.Command.main(command, args, prog_name, standalone_mode=False)
+    except NO_ARGUMENTS as fault:
+        fault.show()
+        return Exit.USAGE
+    except click.ClickException as fault:
+        return failed(fault.format_message(), fault.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return failed("interrupted", Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as in `messagebus consume ... | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
+    except (*CODES, *codes) as fault:
+        found = code_of(fault, codes)
+        return failed(f"{_told(fault)}{hint if found is not Exit.USAGE else ''}", found)
+    return int(code) if isinstance(code, int) else Exit.DONE
+
+
+def _told(fault: BaseException) -> str:
+    if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
+        return f"{fault.filename}: {fault.strerror}"
+    return str(fault) or type(fault).__name__
+
+
+class Program(click.Group):
+    """The commands of `messagebus` or of a kit, with help, version, completion and errors as all have them.
+
+    name: what errors begin with. codes: of its errors, see `run`. A shell completes the program under its
+    name with _NAME_COMPLETE=bash_source, as click has it.
+    """
+
+    def __init__(self, name: str, *, codes: Codes = CODES, **settings: Any) -> None:
+        """Settings: click.Group's."""
+        super().__init__(name, context_settings=HELP, **settings)
+        self.codes, self.hint = codes, ""
+        click.version_option(__version__, prog_name=name)(self)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> NoReturn:
+        """Run, and end the process."""
+        sys.exit(self.run(args, prog_name=prog_name or str(self.name)))
+
+    def run(self, args: Sequence[str] | None, *, prog_name: str) -> int:
+        """Run, or tell a shell how a word is completed. Returns the exit code."""
+        name = str(self.name)
+        variable = f"_{name.upper()}_COMPLETE"
+        if asked := os.environ.get(variable):
+            return shell_complete(self, {}, name, variable, asked)
+        return run(self, args, prog_name=prog_name, codes=self.codes, hint=self.hint)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the exit codes below the commands."""
+        super().format_epilog(ctx, formatter)
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), text) for code, text in MEANINGS.items()])

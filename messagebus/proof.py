@@ -1,0 +1,230 @@
+"""Proof that somebody has the operators' token, without sending it. Wire format: docs/WIRE.md.
+
+Who asks signs the request with a nonce of the server's, so that nobody can send it again, and gives one of
+his own, with which the server signs its answer, so that nobody can answer in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Generator
+
+import httpx
+
+from messagebus.secret import Secret
+
+__all__ = ["ASK", "PROOF", "Challenges", "NotProven", "TokenProof", "answer_proof", "is_nonce"]
+
+SCHEME, ASK, PROOF = "MB-Proof", "MB-Ask", "MB-Proof"
+# A nonce is good for as long again. Who asks twice within it needs no second one.
+NONCE_S = 60.0
+IN_CLEAR = "MESSAGEBUS_TOKEN_IN_CLEAR"
+
+_WORD = re.compile(r"[0-9a-f]{16,64}", re.ASCII)
+_FIELDS = re.compile(r'(\w+)="([^"\\]*)"')
+
+
+class NotProven(httpx.HTTPError):
+    """Raised when who answers does not prove that it has the token, or would have to be sent it."""
+
+
+def is_nonce(text: str) -> bool:
+    """Whether it may be who asks' own: 16 to 64 hexadecimal digits."""
+    return _WORD.fullmatch(text) is not None
+
+
+def _fields(header: str) -> dict[str, str]:
+    """Of a header such as ``MB-Proof nonce="...", ask="..."``; {} for another scheme."""
+    scheme, _, text = header.partition(" ")
+    return dict(_FIELDS.findall(text)) if scheme.lower() == SCHEME.lower() else {}
+
+
+def _signed(token: Secret, *parts: str | bytes) -> str:
+    """Over parts that cannot be taken for others: each bears its length."""
+    summed = hmac.new(token.reveal().encode(), digestmod=hashlib.sha256)
+    for part in parts:
+        part = part.encode() if isinstance(part, str) else part
+        summed.update(b"%d:" % len(part))
+        summed.update(part)
+    return summed.hexdigest()
+
+
+def _target(request: httpx.Request) -> str:
+    """Path and query as they are sent."""
+    return request.url.raw_path.decode("ascii")
+
+
+def _request_proof(
+    token: Secret, *, nonce: str, ask: str, to: str, method: str, target: str, body: bytes
+) -> str:
+    return _signed(token, "ask", nonce, ask, to, method, target, body)
+
+
+def answer_proof(
+    token: Secret,
+    *,
+    ask: str,
+    method: str,
+    target: str,
+    broker: str,
+    status: int,
+    etag: str,
+    body: bytes,
+) -> str:
+    """The header PROOF of an answer to who sent `ask`."""
+    signed = _signed(token, "answer", ask, method, target, broker, str(status), etag, body)
+    return f'{SCHEME} broker="{broker}", proof="{signed}"'
+
+
+class Challenges:
+    """The nonces of one server, and whether a request proves the token by one of them."""
+
+    def __init__(self, token: Callable[[], Secret]) -> None:
+        self._token = token
+        # Nonce -> what was asked by it already. The newest last; at most two.
+        self._nonces: dict[str, set[str]] = {}
+        self._since_s = 0.0
+
+    @property
+    def nonce(self) -> str:
+        """For who is to ask again."""
+        now_s = time.monotonic()
+        age_s = now_s - self._since_s
+        if not self._nonces or age_s > NONCE_S:
+            kept = list(self._nonces.items())[-1:] if age_s <= 2 * NONCE_S else []
+            self._nonces = {**dict(kept), secrets.token_hex(16): set()}
+            self._since_s = now_s
+        return next(reversed(self._nonces))
+
+    @property
+    def header(self) -> str:
+        return f'{SCHEME} nonce="{self.nonce}"'
+
+    @staticmethod
+    def is_proof(header: str) -> bool:
+        return bool(_fields(header))
+
+    def proves(self, header: str, *, me: str, method: str, target: str, body: bytes) -> bool:
+        """Whether the request is of somebody who has the token, for this server, and comes once.
+
+        me: broker name of this agent. Raises ConfigError when there is no token here.
+        """
+        given = _fields(header)
+        nonce, ask, to = (given.get(key, "") for key in ("nonce", "ask", "to"))
+        _ = self.nonce  # old ones are dropped
+        used = self._nonces.get(nonce)
+        if used is None or not is_nonce(ask) or to not in ("", me):
+            return False
+        wanted = _request_proof(
+            self._token(), nonce=nonce, ask=ask, to=to, method=method, target=target, body=body
+        )
+        if not hmac.compare_digest(wanted.encode(), given.get("proof", "").encode()):
+            return False
+        # Only who has the token comes as far as this, so he alone can make it many.
+        is_first = ask not in used
+        used.add(ask)
+        return is_first
+
+
+class TokenProof(httpx.Auth):
+    """Signs requests with the operators' token, and has answers prove it. For one agent; thread-safe.
+
+    to: broker name of the agent that is asked, "" for any. may_send: whether an agent of before, which knows
+    no proof, is believed and sent the token itself. So it is in any case with https, where its certificate
+    proves it, and where the environment says MESSAGEBUS_TOKEN_IN_CLEAR=1. on_proven: called at each answer
+    that proves it. signs: False for what wants no token: only the answer has to prove it.
+
+    Raises NotProven, from the request.
+    """
+
+    requires_request_body = True
+    requires_response_body = True
+
+    def __init__(
+        self,
+        token: Callable[[], Secret],
+        *,
+        to: str = "",
+        may_send: Callable[[], bool] = lambda: False,
+        on_proven: Callable[[], None] = lambda: None,
+        signs: bool = True,
+    ) -> None:
+        self._token = token
+        self._to = to
+        self._may_send = may_send
+        self._on_proven = on_proven
+        self._signs = signs
+        self._nonce = ""
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        token = self._token()
+        ask = self._prepare(request, token)
+        response = yield request
+        if self._signs and response.status_code == httpx.codes.UNAUTHORIZED:
+            nonce = _fields(response.headers.get("WWW-Authenticate", "")).get("nonce", "")
+            if nonce and nonce != self._nonce:
+                self._nonce = nonce
+                ask = self._prepare(request, token)
+                response = yield request
+            elif not nonce:
+                self._refuse_unless_old_is_fine(request)
+                request.headers["Authorization"] = f"Bearer {token.reveal()}"
+                response = yield request
+        if response.is_error:
+            return  # it says that nothing was done
+        if PROOF in response.headers:
+            self._check(token, ask, request, response)
+            self._on_proven()
+        else:
+            self._refuse_unless_old_is_fine(request)
+
+    def _prepare(self, request: httpx.Request, token: Secret) -> str:
+        ask = secrets.token_hex(16)
+        request.headers[ASK] = ask
+        if self._signs and self._nonce:
+            proof = _request_proof(
+                token,
+                nonce=self._nonce,
+                ask=ask,
+                to=self._to,
+                method=request.method,
+                target=_target(request),
+                body=request.content,
+            )
+            request.headers["Authorization"] = (
+                f'{SCHEME} nonce="{self._nonce}", ask="{ask}", to="{self._to}", proof="{proof}"'
+            )
+        return ask
+
+    def _check(
+        self, token: Secret, ask: str, request: httpx.Request, response: httpx.Response
+    ) -> None:
+        told = response.headers[PROOF]
+        broker = _fields(told).get("broker", "")
+        wanted = answer_proof(
+            token,
+            ask=ask,
+            method=request.method,
+            target=_target(request),
+            broker=broker,
+            status=response.status_code,
+            etag=response.headers.get("ETag", ""),
+            body=response.content,
+        )
+        if not hmac.compare_digest(wanted.encode(), told.encode()):
+            raise NotProven("it does not have the operators' token")
+        if self._to not in ("", broker):
+            raise NotProven(f"the agent of {broker} answers")
+
+    def _refuse_unless_old_is_fine(self, request: httpx.Request) -> None:
+        is_fine = request.url.scheme == "https" or os.environ.get(IN_CLEAR) == "1"
+        if not (is_fine or self._may_send()):
+            raise NotProven(
+                "it does not prove that it has the operators' token, which is not sent without TLS"
+                f" (an agent of an earlier version: upgrade it, or say {IN_CLEAR}=1)"
+            )

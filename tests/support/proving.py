@@ -1,0 +1,28 @@
+"""What has a fake of an agent prove the operators' token, as docs/WIRE.md has it."""
+
+from __future__ import annotations
+
+import httpx
+
+from messagebus.proof import ASK, PROOF, answer_proof
+from messagebus.secret import Secret
+
+__all__ = ["proven"]
+
+
+def proven(
+    request: httpx.Request, answer: httpx.Response, *, broker: str, token: str = "operators"
+) -> httpx.Response:
+    """The answer, with the proof that the request asks for."""
+    if ask := request.headers.get(ASK):
+        answer.headers[PROOF] = answer_proof(
+            Secret(token),
+            ask=ask,
+            method=request.method,
+            target=request.url.raw_path.decode(),
+            broker=broker,
+            status=answer.status_code,
+            etag=answer.headers.get("ETag", ""),
+            body=answer.content,
+        )
+    return answer
