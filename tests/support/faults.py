@@ -135,7 +135,9 @@ def _agent(
 
 def queue_exists(cluster: LocalCluster, name: str, queue: str) -> bool:
     with cluster.management(name) as management:
-        return management.get(f"{_queue_path(queue)}?disable_stats=true").status_code == httpx.codes.OK
+        return (
+            management.get(f"{_queue_path(queue)}?disable_stats=true").status_code == httpx.codes.OK
+        )
 
 
 def delete_queue(cluster: LocalCluster, name: str, queue: str) -> None:
