@@ -35,6 +35,7 @@ class ListFile:
         self._path = Path(path)
         self._mark: Mark | None = None
         self._news = asyncio.Event()
+        self._has_ended = False
         self.current: BrokerList | None = None
         self.text = ""
         self.faults = 0
@@ -72,10 +73,18 @@ class ListFile:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def newer_than(self, generation: int) -> None:
-        """Wait, without a bound, until the list's generation is above this."""
+    def end(self) -> None:
+        """End all waits, and those that are still to come."""
+        self._has_ended = True
+        self.wake()
+
+    async def newer_than(self, generation: int) -> bool:
+        """Wait, without a bound, until the list's generation is above this. False: `end` was called."""
         while self.current is None or self.current.generation <= generation:
+            if self._has_ended:
+                return False
             await self._news.wait()
+        return True
 
     def _read(self) -> str:
         with self._path.open("rb") as file:

@@ -128,6 +128,11 @@ class Service:
         if self.lists.look():
             self.topology.list_changed()
         server = Server(self._application(), self._tls)
+
+        def stop() -> None:
+            server.stop()
+            self.lists.end()
+
         checks = await asyncio.start_server(
             self._answer_check, sock=check, backlog=ACCEPTED_AT_ONCE
         )
@@ -146,7 +151,7 @@ class Service:
             self._kept("reports", self._write_reports),
             self._kept("verdicts", self._tell_verdicts),
             self._kept("certificates", self._renew_certificates),
-            first=server.stop,
+            first=stop,
         )
         checks.close()
         await self._peers.close()

@@ -155,7 +155,8 @@ class _Web:
                 self._parts.clients.left(*who, _monotonic_ms())
             return Response(status_code=499)
         self._seen(request)
-        if ended == 0:
+        current = self._parts.lists.current
+        if current is not None and current.generation > generation:
             return self._list(request)
         return Response(status_code=304, headers=self._list_headers())
 
@@ -580,9 +581,9 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _first_of(*waits: Awaitable[None], timeout_s: float) -> int | None:
+async def _first_of(*waits: Awaitable[object], timeout_s: float) -> int | None:
     """Which of them ended first, by position; None when none did within timeout_s."""
-    tasks: Sequence[asyncio.Future[None]] = [asyncio.ensure_future(wait) for wait in waits]
+    tasks: Sequence[asyncio.Future[object]] = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return next((number for number, task in enumerate(tasks) if task.done()), None)

@@ -100,6 +100,18 @@ def test_a_file_without_a_generation_has_a_digest_for_its_etag(path: Path) -> No
     assert lists.etag != first
 
 
+async def test_whoever_waits_when_all_waits_are_ended_hears_that_nothing_is_newer(path: Path) -> None:
+    lists = ListFile(path)
+    put(path, text(1))
+    lists.look()
+    waiting = asyncio.ensure_future(lists.newer_than(1))
+    await asyncio.sleep(0)
+    lists.end()
+    assert not await waiting
+    assert not await lists.newer_than(1)
+    assert await lists.newer_than(0)
+
+
 async def test_whoever_waits_hears_of_a_newer_generation(path: Path) -> None:
     lists = ListFile(path)
     put(path, text(1))

@@ -199,6 +199,17 @@ async def test_a_waiting_fetch_ends_with_the_new_list(rig: Rig) -> None:
     assert answer.headers["MB-Generation"] == "18"
 
 
+async def test_a_waiting_fetch_ends_with_nothing_new_when_the_agent_stops(rig: Rig) -> None:
+    rig.serve(17)
+    path = "/consumer-list?generation=17&wait_s=30&client=me&subscription=a/b&applied=17"
+    waiting = asyncio.ensure_future(rig.http.get(path))
+    while not (await rig.http.get("/clients")).json()["clients"]:
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    rig.lists.end()
+    assert (await waiting).status_code == 304
+
+
 async def hang_up(rig: Rig, query: str) -> list[Any]:
     """What is answered to one who goes away while he waits for a list."""
     sent: list[Any] = []
