@@ -2,7 +2,8 @@
 
 Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, goes what
 `tests.versions` says of other versions. What fails is run once more, by itself, when all are done: brokers
-that are killed on a shared machine are not always in time. All runs are told.
+that are killed on a shared machine are not always in time. All runs are told, with the names of those that
+passed at their second try only, and where the time went.
 
     python -m tests.run
 """
@@ -16,7 +17,8 @@ import sys
 import tempfile
 import threading
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +41,7 @@ PARTS = {
     "rest": ("integration/test_playbooks.py",),  # and all that no other part has
 }
 SOME_FAILED = 1  # pytest's exit code
+SLOWEST_SHOWN = 20
 
 Command = Callable[[Sequence[str]], tuple[list[str], dict[str, str]]]
 
@@ -77,12 +80,35 @@ class Part:
 
     def counts(self) -> tuple[int, int]:
         """Passed and failed, of its last run; none where it was ended."""
-        if not self._report.is_file():
+        if (suite := self._suite()) is None:
             return 0, 0
-        suite = ElementTree.parse(self._report).getroot()[0]
         run, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
         failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
         return run - skipped - failed, failed
+
+    def failed(self) -> set[str]:
+        """Names of the tests that failed in its last run."""
+        return {
+            _name_of(case)
+            for case in self._cases()
+            if case.find("failure") is not None or case.find("error") is not None
+        }
+
+    def durations(self) -> list[tuple[float, str, str]]:
+        """Of each test of its last run, with its fixtures: seconds, file, name."""
+        return [
+            (float(case.attrib["time"]), _file_of(case), f"{self.name}: {_name_of(case)}")
+            for case in self._cases()
+        ]
+
+    def _cases(self) -> Iterable[ElementTree.Element]:
+        suite = self._suite()
+        return [] if suite is None else suite.iter("testcase")
+
+    def _suite(self) -> ElementTree.Element | None:
+        if not self._report.is_file():
+            return None
+        return ElementTree.parse(self._report).getroot()[0]
 
 
 @dataclass(slots=True)
@@ -140,17 +166,49 @@ def main() -> int:
             if part.output.exists():
                 sys.stdout.write(f"\n{part.name}:\n{part.output.read_text(errors='replace')}")
         counts = {part.name: part.counts() for part in parts}
+        slowest = _slowest([each for part in parts for each in part.durations()])
+        late: list[str] = []
         for part in parts:
             if codes.get(part.name) == SOME_FAILED and not running.ending:
                 print(f"what failed of the part {part.name}, once more:", flush=True)
+                failed_first = part.failed()
                 only_failed = ("--last-failed", "--last-failed-no-failures=none")
                 codes[part.name] = running.wait(part.start(*only_failed, to_file=False))[0]
                 mended, _ = part.counts()
+                late += sorted(failed_first - part.failed())
                 passed, failed = counts[part.name]
                 counts[part.name] = (passed + mended, failed - mended)
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
+    print("\n".join(slowest))
+    for name in late:
+        print(f"passed at its second try only: {name}")
     print(f"{passed} passed, {failed} failed")
     return max(map(abs, codes.values()))  # ended by a signal: its number, below zero
+
+
+def _file_of(case: ElementTree.Element) -> str:
+    """Of a class or of a module, as JUnit's format has it: tests.unit.test_docs."""
+    *folders, name = case.attrib["classname"].split(".")
+    return "/".join([*folders, f"{name}.py"])
+
+
+def _name_of(case: ElementTree.Element) -> str:
+    return f"{_file_of(case)}::{case.attrib['name']}"
+
+
+def _slowest(durations: Sequence[tuple[float, str, str]]) -> list[str]:
+    """Lines of the files and the tests that took longest."""
+    files: dict[str, float] = defaultdict(float)
+    for seconds, file, _ in durations:
+        files[file] += seconds
+    by_file = sorted(((seconds, file) for file, seconds in files.items()), reverse=True)
+    by_test = sorted(((seconds, name) for seconds, _, name in durations), reverse=True)
+    return [
+        "the slowest files:",
+        *(f"{seconds:7.1f} s  {file}" for seconds, file in by_file[:SLOWEST_SHOWN]),
+        "the slowest tests:",
+        *(f"{seconds:7.1f} s  {name}" for seconds, name in by_test[:SLOWEST_SHOWN]),
+    ]
 
 
 def _paths() -> dict[str, tuple[str, ...]]:
