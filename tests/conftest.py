@@ -26,20 +26,24 @@ settings.register_profile("patient", settings.default, deadline=None)
 settings.load_profile("patient")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def make_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeCluster]:
-    """``make_cluster(brokers=3, up=True, tls=False)``: a cluster of one's own, to break at will."""
+    """``make_cluster(brokers=3, up=True, tls=False)``: a cluster of the module's own, to break at will."""
     folder = tmp_path_factory.mktemp("clusters")
     with cluster_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
         yield make
 
 
 @pytest.fixture(scope="session")
-def cluster(make_cluster: MakeCluster) -> LocalCluster:
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
     """A running cluster of three brokers, shared: leave it as you found it, use names of your own."""
-    return make_cluster()
+    folder = tmp_path_factory.mktemp("cluster")
+    with cluster_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
+        yield make()
 
 
 @pytest.fixture

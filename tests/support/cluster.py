@@ -14,6 +14,8 @@ from tests.support.leaks import LEAKS
 __all__ = ["MakeCluster", "cluster_factory"]
 
 MakeCluster = Callable[..., LocalCluster]
+# Of this process: several may run at the same time.
+NUMBERS = itertools.count(1)
 
 
 @contextmanager
@@ -25,13 +27,12 @@ def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeC
     keep: asked at the end whether logs and data are to stay, for a look at what failed.
     Networks differ between processes that run side by side; where they do not, ports do.
     """
-    numbers = itertools.count(1)
     made: list[LocalCluster] = []
 
     def make(
         brokers: int = 3, *, up: bool = True, tls: bool = False, balancers: int = 1
     ) -> LocalCluster:
-        number = next(numbers)
+        number = next(NUMBERS)
         network = f"127.{1 + os.getpid() % 250}.{number}"
         made.append(
             LocalCluster(
