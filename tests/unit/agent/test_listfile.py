@@ -100,7 +100,9 @@ def test_a_file_without_a_generation_has_a_digest_for_its_etag(path: Path) -> No
     assert lists.etag != first
 
 
-async def test_whoever_waits_when_all_waits_are_ended_hears_that_nothing_is_newer(path: Path) -> None:
+async def test_whoever_waits_when_all_waits_are_ended_hears_that_nothing_is_newer(
+    path: Path,
+) -> None:
     lists = ListFile(path)
     put(path, text(1))
     lists.look()
