@@ -1,6 +1,6 @@
 """How drivers reach brokers: the seam below which AMQP begins.
 
-`AmqpWire` (module `amqp`) is the real one; `messagebus.testing` has one that leads to brokers in
+`AmqpWire` (`_io.amqp_wire`) is the real one; `messagebus.testing` has one that leads to brokers in
 memory. The drivers above it are the same, so what one bus does the other does.
 """
 
@@ -18,7 +18,7 @@ from messagebus.errors import MessageBusError
 from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
-    from messagebus._io.link import Link
+    from messagebus._io.amqp.link import Link
 
 __all__ = ["Follower", "Registration", "Topology", "Wire", "amqp_wire"]
 
@@ -105,6 +105,6 @@ class Wire(Protocol):
 
 def amqp_wire(bus: BusConfig) -> Wire:
     """The wire to real brokers. Imported when it is first asked for: a test in memory needs no HTTP."""
-    from messagebus._io.amqp import AmqpWire
+    from messagebus._io.amqp_wire import AmqpWire
 
     return AmqpWire(bus)

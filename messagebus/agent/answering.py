@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from messagebus._io.control import port_refuses
-from messagebus._io.settle import SLOW_S
+from messagebus._io.admin.control import port_refuses
+from messagebus._io.admin.settle import SLOW_S
 from messagebus.agent.management import ManagementUnavailable
 from messagebus.agent.plan import expires_s_of
 from messagebus.agent.upkeep import LINK_WAIT_S, NotBroughtAbout, Upkeep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from messagebus._io.control import Control
+from messagebus._io.admin.control import Control
 from messagebus.agent.management import Management, ManagementUnavailable
 from messagebus.topology import BORN, Declarations, QueueSpec
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 
-from messagebus._io.settle import Settler
+from messagebus._io.admin.settle import Settler
 
 __all__ = ["LEADERS_WAIT_S", "Recovery"]
 

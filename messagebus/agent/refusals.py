@@ -53,7 +53,7 @@ class Refusals:
         return any(not self.rests(refused.entry) for refused in self._refused.values())
 
     def is_about_a_queue(self, name: str) -> bool:
-        """By the words of `messagebus._io.control.mismatch_text`."""
+        """By the words of `messagebus._io.admin.control.mismatch_text`."""
         return name in self and self._refused[name].reason.startswith("queue ")
 
     def rests(self, entry: Entry) -> bool:

@@ -16,9 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from messagebus._io.control import Right, rights_of
-from messagebus._io.link import Credentials
-from messagebus._io.settle import Settler
+from messagebus._io.admin.control import Right, rights_of
+from messagebus._io.admin.settle import Settler
+from messagebus._io.amqp.link import Credentials
 from messagebus.agent.answering import Answering
 from messagebus.agent.clients import Clients
 from messagebus.agent.config import AgentConfig, read_secret

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
-from messagebus._io.control import node_is_gone, port_refuses
+from messagebus._io.admin.control import node_is_gone, port_refuses
 from messagebus.agent.agreement import resolve
 from messagebus.agent.answering import Answering
 from messagebus.agent.listfile import ListFile

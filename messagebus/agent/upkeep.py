@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from messagebus._io.control import Control, mismatch_text, node_is_gone
-from messagebus._io.link import Credentials
-from messagebus._io.settle import SLOW_S, Settler
+from messagebus._io.admin.control import Control, mismatch_text, node_is_gone
+from messagebus._io.admin.settle import SLOW_S, Settler
+from messagebus._io.amqp.link import Credentials
 from messagebus.agent.config import AgentConfig
 from messagebus.agent.deletions import AuditRounds, Deletions
 from messagebus.agent.ladder import Ladder

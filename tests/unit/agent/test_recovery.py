@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from messagebus._io.settle import Settler
+from messagebus._io.admin.settle import Settler
 from messagebus.agent.recovery import LEADERS_WAIT_S, LOOK_EVERY_S, Recovery
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from messagebus._io.control import Control
+from messagebus._io.admin.control import Control
 from messagebus.agent import answering as answering_module
 from messagebus.agent import refusals
 from messagebus.agent import upkeep as module

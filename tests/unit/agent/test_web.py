@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from messagebus._io.control import Right
+from messagebus._io.admin.control import Right
 from messagebus.agent import login, web
 from messagebus.agent.clients import EXPIRY_MS, LEFT_MS, Clients
 from messagebus.agent.counting import Count
