@@ -7,10 +7,10 @@ import re
 import socket
 
 import pytest
-from messagebus._io.amqp.link import Credentials
 
 from messagebus import BusConfig
 from messagebus._io import amqp_wire as module
+from messagebus._io.amqp.link import Credentials
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus.broker import Broker
 
