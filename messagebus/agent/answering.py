@@ -15,8 +15,7 @@ from messagebus.agent.management import ManagementUnavailable
 from messagebus.agent.plan import expires_s_of
 from messagebus.agent.upkeep import LINK_WAIT_S, NotBroughtAbout, Upkeep
 from messagebus.broker import Broker
-from messagebus.core.register import Register
-from messagebus.core.registration import Answer, Reply
+from messagebus.core.register import Answer, Register, Reply
 from messagebus.errors import LinkError, TopologyError
 
 __all__ = ["Answering"]

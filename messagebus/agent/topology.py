@@ -1,7 +1,7 @@
 """The agent's map in action: kept on disk, merged with the peers', changed for callers.
 
 Any agent coordinates a change: read a majority, decide, store, tell all, judge the answers
-(`core.registration`). A list that changed meanwhile makes it start over, since the new list's
+(`core.register`). A list that changed meanwhile makes it start over, since the new list's
 brokers were not asked.
 """
 
@@ -22,8 +22,16 @@ from messagebus.agent.peers import Peers, Told
 from messagebus.agent.store import Store
 from messagebus.agent.upkeep import Upkeep
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.core.register import Entry, Options, Register, Snapshot
-from messagebus.core.registration import Answer, Completion, Reply, completion
+from messagebus.core.register import (
+    Answer,
+    Completion,
+    Entry,
+    Options,
+    Register,
+    Reply,
+    Snapshot,
+    completion,
+)
 from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.topology import Wanted, differences, options_of, to_item, with_options
 

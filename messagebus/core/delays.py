@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from messagebus.core.moving import DELAYS
-from messagebus.core.parking import last_death
+from messagebus.core.parking import DELAYS, last_death
 
 __all__ = ["STEP_MARK", "TTL_HEADER", "Early", "is_late", "read_early", "read_ttl_ms"]
 

@@ -1,19 +1,25 @@
-"""What a parked message tells of itself, whether somebody looks for it, and how it goes back.
+"""Parked and moved messages: what their headers tell, which are looked for, what goes back or along.
 
 Pure, from the headers as they arrived. A message is parked by a client, which says why in ``mb-park-``
 headers, or by its broker, which says it in ``x-death``: rejected, or brought back unanswered more often
 than its queue's delivery limit, as a message does that kills its consumer.
+
+A message that is moved to another broker arrives there as it lay here: under its id, with its headers, its
+key and its time. Three things need care: of a parked message the broker alone may know why, in headers that
+another broker ignores; a delayed one has waited for a part of its time; and messages of one key must not
+overtake each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar
 
-from messagebus.destination import UNDELIVERED_QUEUE, Source
+from messagebus.destination import DELAY_STEPS_MS, UNDELIVERED_QUEUE, Delay, Source, delay_step
 
 __all__ = [
     "DELIVERY_LIMIT",
@@ -27,7 +33,21 @@ __all__ = [
     "is_dropped_by_redrive",
     "last_death",
     "read_facts",
+    "DELAYS",
+    "Spread",
+    "parked_marks",
+    "rest_of_delay",
 ]
+
+DELAYS: Mapping[str, Delay] = {step.amqp_queue: step for step in map(Delay, DELAY_STEPS_MS)}
+"""The steps of the delay ladder, by their queues."""
+
+
+# AMQP's timestamps are whole seconds, cut off: a message is younger than its own by up to that much.
+STAMP_STEP_MS = 1_000
+# A message is in its step for no longer than the step, and as long as its broker was away. One that says
+# that it was, says it by a clock that differs from ours.
+OVERDUE_MS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +254,58 @@ def _texts(facts: Facts, body: bytes) -> Iterator[str]:
     for name, value in facts.headers.items():
         yield f"{name}: {value}"
     yield body[:MATCH_BYTES_MAX].decode("utf-8", "replace")
+
+
+class Spread:
+    """Which target takes the next message: those of one key always the same, the others in turn."""
+
+    def __init__(self, targets: int) -> None:
+        """targets: how many there are, 1 or more."""
+        self._targets, self._next = targets, -1
+
+    def place(self, key: str) -> int:
+        """From 0."""
+        if key:
+            digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+            return int.from_bytes(digest) % self._targets
+        self._next = (self._next + 1) % self._targets
+        return self._next
+
+
+def parked_marks(facts: Facts) -> dict[str, Any]:
+    """Headers that keep what is known of a parked message, where its broker knew it by itself.
+
+    RabbitMQ 4 ignores the ``x-death`` that a publisher sends.
+    """
+    marks: dict[str, Any] = {
+        "mb-park-attempts": facts.attempts,
+        "mb-park-first-ms": facts.first_ms,
+        "mb-park-ms": facts.parked_ms,
+        "mb-park-address": facts.address or None,
+    }
+    if facts.reason != UNKNOWN_REASON:
+        marks["mb-park-reason"] = facts.reason
+    return {name: value for name, value in marks.items() if value is not None}
+
+
+def rest_of_delay(
+    step: Delay,
+    headers: Mapping[str, Any],
+    stamp_ms: int | None,
+    now_ms: int,
+    there: Collection[Delay] = tuple(DELAYS.values()),
+) -> Delay:
+    """The step for what is left of a delay, rounded up.
+
+    headers, stamp_ms: of the message. there: steps that the other broker has; they come into being when
+    somebody first asks for them. Only of one that was delayed when it was first published is it
+    known since when it waits; another (a retry) waits for its whole step again, and so does one whose
+    publisher's clock cannot be right.
+    """
+    if stamp_ms is None or "mb-first-ms" in headers or "mb-attempt" in headers:
+        return step
+    waited_ms = max(0, now_ms - stamp_ms - STAMP_STEP_MS)
+    if waited_ms > step.ms + OVERDUE_MS_MAX:
+        return step
+    rest = delay_step(max(1, step.ms - waited_ms))
+    return min((each for each in there if rest.ms <= each.ms <= step.ms), default=step)

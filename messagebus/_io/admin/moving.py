@@ -22,8 +22,7 @@ from messagebus._io.amqp.link import Link, dial
 from messagebus._io.amqp.properties import read_headers, read_message_id, read_stamp_ms
 from messagebus.broker import Broker
 from messagebus.config import BusConfig
-from messagebus.core.moving import DELAYS, Spread, parked_marks, rest_of_delay
-from messagebus.core.parking import read_facts
+from messagebus.core.parking import DELAYS, Spread, parked_marks, read_facts, rest_of_delay
 from messagebus.destination import PARKING_PREFIX, Delay
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 

@@ -22,8 +22,7 @@ from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.wire import Registration, Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
-from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State
-from messagebus.core.subset import Subset
+from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State, Subset
 from messagebus.destination import Source, Subscription
 from messagebus.errors import (
     ChannelRefused,

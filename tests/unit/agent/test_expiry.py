@@ -14,7 +14,7 @@ from messagebus.agent.expiry import Expiry
 from messagebus.agent.listfile import ListFile
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition
-from messagebus.core.registration import Completion
+from messagebus.core.register import Completion
 from messagebus.errors import LinkLost
 from tests.support.eventually import eventually_async
 

@@ -19,8 +19,7 @@ from messagebus.agent.config import AgentConfig
 from messagebus.agent.management import ManagementUnavailable
 from messagebus.agent.upkeep import Upkeep
 from messagebus.broker import Broker
-from messagebus.core.register import Entry, Register, Snapshot
-from messagebus.core.registration import Answer
+from messagebus.core.register import Answer, Entry, Register, Snapshot
 from messagebus.destination import UNDELIVERED_QUEUE, Queue
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
 from messagebus.outcome import Durability

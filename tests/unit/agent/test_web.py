@@ -24,8 +24,7 @@ from messagebus.agent.topology import NoMajority
 from messagebus.agent.web import Parts, application
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition, Verdict, VerdictKind
-from messagebus.core.register import Entry, Register, Snapshot
-from messagebus.core.registration import Answer, Completion, Reply
+from messagebus.core.register import Answer, Completion, Entry, Register, Reply, Snapshot
 from messagebus.destination import NAME_BYTES_MAX, Queue, Subscription, Topic
 from messagebus.errors import LinkLost, TopologyError, TopologyMismatch
 from messagebus.proof import NotProven, TokenProof
