@@ -1,4 +1,4 @@
-"""What an agent keeps over restarts: its map, the operators' drain, what it held.
+"""The files that an agent keeps over restarts: its map, the operators' drain, what it held.
 
 The map and the drain are on disk, fsynced with their folder, before anybody is told of them. What
 was held and what was lost is only a report: written, not synced.

@@ -20,15 +20,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from messagebus.agent.clients import TEXT_MAX, Clients
-from messagebus.agent.counting import Counting
-from messagebus.agent.listfile import ListFile
+from messagebus.agent.broker.loads import Counting
+from messagebus.agent.broker.plan import expires_s_of
+from messagebus.agent.broker.upkeep import Upkeep
+from messagebus.agent.consumer_list import TEXT_MAX, Clients, ListFile
 from messagebus.agent.login import NAMES_PER_USER_MAX, Admission, Judged, Login
 from messagebus.agent.metrics import Metrics
-from messagebus.agent.plan import expires_s_of
 from messagebus.agent.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority, Topology
-from messagebus.agent.upkeep import Upkeep
 from messagebus.core.gate import Verdict, VerdictKind
 from messagebus.errors import (
     ConfigError,

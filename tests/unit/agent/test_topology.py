@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from messagebus.agent import topology as module
-from messagebus.agent.listfile import ListFile
+from messagebus.agent.consumer_list import ListFile
 from messagebus.agent.peers import Node, Told
 from messagebus.agent.store import Store
 from messagebus.agent.topology import NoMajority, Topology

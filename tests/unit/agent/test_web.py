@@ -13,11 +13,10 @@ import pytest
 
 from messagebus._io.admin.control import Right
 from messagebus.agent import login, web
-from messagebus.agent.clients import EXPIRY_MS, LEFT_MS, Clients
-from messagebus.agent.counting import Count
-from messagebus.agent.listfile import ListFile
+from messagebus.agent.broker.loads import Count
+from messagebus.agent.broker.losses import Losses
+from messagebus.agent.consumer_list import EXPIRY_MS, LEFT_MS, Clients, ListFile
 from messagebus.agent.login import Login
-from messagebus.agent.losses import Losses
 from messagebus.agent.metrics import Figure, Metrics
 from messagebus.agent.store import entry_to_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority

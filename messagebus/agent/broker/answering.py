@@ -1,4 +1,4 @@
-"""What an agent says for its broker to whoever registers names.
+"""The answer of an agent, for its broker, to a registration of names.
 
 Held: the broker has them, settled. Later: it takes no publish before it has them. No: neither is
 certain. It asks `upkeep` to bring the map about; it waits only so long as somebody can wait for it.
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from messagebus._io.admin.control import port_refuses
 from messagebus._io.admin.settle import SLOW_S
-from messagebus.agent.management import ManagementUnavailable
-from messagebus.agent.plan import expires_s_of
-from messagebus.agent.upkeep import LINK_WAIT_S, NotBroughtAbout, Upkeep
+from messagebus.agent.broker.management import ManagementUnavailable
+from messagebus.agent.broker.plan import expires_s_of
+from messagebus.agent.broker.upkeep import LINK_WAIT_S, NotBroughtAbout, Upkeep
 from messagebus.broker import Broker
 from messagebus.core.register import Answer, Register, Reply
 from messagebus.errors import LinkError, TopologyError

@@ -1,4 +1,4 @@
-"""What only the broker's management API tells: when queues were born, and alarms.
+"""The broker's management API, for what it alone tells: when queues were born, and alarms.
 
 `connection.blocked` would tell alarms too, but only to a connection that publishes, and such a
 connection stands still during the alarm: the agent's link must go on declaring.

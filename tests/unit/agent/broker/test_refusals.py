@@ -1,16 +1,19 @@
-"""agent.refusals: what was refused rests for a while, unless it is wanted otherwise."""
+"""agent.broker.refusals: what was refused rests for a while, unless it is wanted otherwise."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from messagebus.agent.refusals import REFUSED_RETRY_S, Refusals
+from messagebus.agent.broker.refusals import REFUSED_RETRY_S, Refusals, differences
 from messagebus.core.register import Entry
+from messagebus.topology import QueueSpec
 
 ENTRY = Entry(wanted="queue:a", number=1, origin="mb1", alive=True, tomb=0)
+QUEUE = QueueSpec(name="q", arguments={"x-queue-type": "quorum", "mb-born": 7})
 
 
 def test_a_refused_entry_rests_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +51,19 @@ def test_what_is_wanted_otherwise_now_is_forgotten(monkeypatch: pytest.MonkeyPat
     assert (len(made), made.is_about_a_queue("queue:b")) == (1, False)
     now_s += REFUSED_RETRY_S
     assert made.is_due
+
+
+@pytest.mark.parametrize(
+    ("exists", "told"),
+    [
+        ({"durable": True, "x-queue-type": "quorum", "mb-born": 3}, ""),
+        ({"durable": True}, "x-queue-type is wanted 'quorum' and exists 'classic'"),
+        ({"durable": False, "x-queue-type": "quorum"}, "durable is wanted True and exists False"),
+        (
+            {"durable": True, "x-queue-type": "quorum", "x-expires": 5},
+            "x-expires is wanted none and exists 5",
+        ),
+    ],
+)
+def test_each_argument_that_differs_is_named(exists: dict[str, Any], told: str) -> None:
+    assert differences(QUEUE, exists) == told

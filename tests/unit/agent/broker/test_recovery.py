@@ -1,4 +1,4 @@
-"""agent.recovery: the gate waits for queues that cannot confirm yet, but not for ever."""
+"""agent.broker.recovery: the gate waits for queues that cannot confirm yet, but not for ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from messagebus._io.admin.settle import Settler
-from messagebus.agent.recovery import LEADERS_WAIT_S, LOOK_EVERY_S, Recovery
+from messagebus.agent.broker.recovery import LEADERS_WAIT_S, LOOK_EVERY_S, Recovery
 
 
 class FakeSettler:

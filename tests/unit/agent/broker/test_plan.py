@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagebus.agent.plan import Declare, DeleteExchange, DeleteQueue, Step, plan, unsure_of
+from messagebus.agent.broker.plan import Declare, DeleteExchange, DeleteQueue, Step, plan, unsure_of
 from messagebus.core.register import Entry
 
 

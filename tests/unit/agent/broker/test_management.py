@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from messagebus.agent.broker.management import Load, Management, ManagementUnavailable
 from messagebus.agent.config import AgentConfig
-from messagebus.agent.management import Load, Management, ManagementUnavailable
 from ops.local.certificates import issue_missing
 
 

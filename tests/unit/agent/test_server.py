@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from messagebus.agent import serving
+from messagebus.agent import server as serving
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from tests.support.eventually import eventually_async

@@ -23,13 +23,10 @@ from typing import Any
 from messagebus._io.admin.control import Control, mismatch_text, node_is_gone
 from messagebus._io.admin.settle import SLOW_S, Settler
 from messagebus._io.amqp.link import Credentials
-from messagebus.agent.config import AgentConfig
-from messagebus.agent.deletions import AuditRounds, Deletions
-from messagebus.agent.ladder import Ladder
-from messagebus.agent.losses import Losses
-from messagebus.agent.management import Management, ManagementUnavailable
-from messagebus.agent.mismatch import mismatch_on
-from messagebus.agent.plan import (
+from messagebus.agent.broker.ladder import Ladder
+from messagebus.agent.broker.losses import AuditRounds, Deletions, Losses
+from messagebus.agent.broker.management import Management, ManagementUnavailable
+from messagebus.agent.broker.plan import (
     Declare,
     DeleteExchange,
     DeleteQueue,
@@ -39,8 +36,9 @@ from messagebus.agent.plan import (
     unsure_of,
     wanted_of,
 )
-from messagebus.agent.recovery import Recovery
-from messagebus.agent.refusals import Refusals
+from messagebus.agent.broker.recovery import Recovery
+from messagebus.agent.broker.refusals import Refusals, mismatch_on
+from messagebus.agent.config import AgentConfig
 from messagebus.core.gate import Condition, may_open
 from messagebus.core.register import Entry, Register
 from messagebus.destination import UNDELIVERED_QUEUE

@@ -1,4 +1,4 @@
-"""What has to be done on a broker so that it has what the map wants, and no more.
+"""The steps on a broker after which it has what the map wants, and no more.
 
 Pure: from the map, what was brought about before, and what the broker has, to steps. A queue whose
 `mb-born` is below the entry's tomb is of an earlier life of the same name: its backlog was deleted

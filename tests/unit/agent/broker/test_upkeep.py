@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from messagebus._io.admin.control import Control
-from messagebus.agent import answering as answering_module
-from messagebus.agent import refusals
-from messagebus.agent import upkeep as module
-from messagebus.agent.answering import Answering
+from messagebus.agent.broker import answering as answering_module
+from messagebus.agent.broker import refusals
+from messagebus.agent.broker import upkeep as module
+from messagebus.agent.broker.answering import Answering
+from messagebus.agent.broker.management import ManagementUnavailable
+from messagebus.agent.broker.upkeep import Upkeep
 from messagebus.agent.config import AgentConfig
-from messagebus.agent.management import ManagementUnavailable
-from messagebus.agent.upkeep import Upkeep
 from messagebus.broker import Broker
 from messagebus.core.register import Answer, Entry, Register, Snapshot
 from messagebus.destination import UNDELIVERED_QUEUE, Queue
