@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass, field
 from enum import Enum
 
-from messagebus._io.admin.control import Right
+from messagebus._io.amqp.control import Right
 from messagebus.destination import Delay, Queue, Subscription, Topic
 from messagebus.errors import ConfigError, LinkLost
 from messagebus.secret import Secret

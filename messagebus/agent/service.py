@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from messagebus._io.admin.control import Right, rights_of
 from messagebus._io.admin.settle import Settler
+from messagebus._io.amqp.control import Right, rights_of
 from messagebus._io.amqp.link import Credentials
 from messagebus.agent.broker.answering import Answering
 from messagebus.agent.broker.loads import Counting, Loads

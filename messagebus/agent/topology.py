@@ -18,7 +18,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
-from messagebus._io.admin.control import node_is_gone, port_refuses
+from messagebus._io.amqp.control import node_is_gone, port_refuses
 from messagebus.agent.broker.answering import Answering
 from messagebus.agent.broker.upkeep import Upkeep
 from messagebus.agent.consumer_list import ListFile

@@ -16,8 +16,8 @@ from urllib.parse import urljoin
 
 import httpx
 
-from messagebus._io.admin.control import mismatch_text
 from messagebus._io.agents.http import http_client
+from messagebus._io.amqp.control import mismatch_text
 from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.loop import now_ms
 from messagebus._io.wire import Registration, Topology

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from messagebus._io.admin.control import port_refuses
 from messagebus._io.admin.settle import SLOW_S
+from messagebus._io.amqp.control import port_refuses
 from messagebus.agent.broker.management import ManagementUnavailable
 from messagebus.agent.broker.plan import expires_s_of
 from messagebus.agent.broker.upkeep import LINK_WAIT_S, NotBroughtAbout, Upkeep

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 
-from messagebus._io.admin.control import Control
+from messagebus._io.amqp.control import Control
 from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ChannelRefused
 from messagebus.topology import DUE, LADDER, Declarations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from messagebus._io.admin.control import Control
+from messagebus._io.amqp.control import Control
 from messagebus.agent.broker.management import Management, ManagementUnavailable
 from messagebus.core.register import Entry
 from messagebus.topology import BORN, Declarations, QueueSpec
@@ -60,7 +60,7 @@ class Refusals:
         return any(not self.rests(refused.entry) for refused in self._refused.values())
 
     def is_about_a_queue(self, name: str) -> bool:
-        """By the words of `messagebus._io.admin.control.mismatch_text`."""
+        """By the words of `messagebus._io.amqp.control.mismatch_text`."""
         return name in self and self._refused[name].reason.startswith("queue ")
 
     def rests(self, entry: Entry) -> bool:

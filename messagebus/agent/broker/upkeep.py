@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from messagebus._io.admin.control import Control, mismatch_text, node_is_gone
 from messagebus._io.admin.settle import SLOW_S, Settler
+from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone
 from messagebus._io.amqp.link import Credentials
 from messagebus.agent.broker.ladder import Ladder
 from messagebus.agent.broker.losses import AuditRounds, Deletions, Losses

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from messagebus._io.admin.control import Right
+from messagebus._io.amqp.control import Right
 from messagebus.agent import login, web
 from messagebus.agent.broker.loads import Count
 from messagebus.agent.broker.losses import Losses

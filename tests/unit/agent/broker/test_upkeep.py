@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from messagebus._io.admin.control import Control
+from messagebus._io.amqp.control import Control
 from messagebus.agent.broker import answering as answering_module
 from messagebus.agent.broker import refusals
 from messagebus.agent.broker import upkeep as module

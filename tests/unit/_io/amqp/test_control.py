@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from messagebus._io.admin import control as module
-from messagebus._io.admin.control import Control, Right, mismatch_text, node_is_gone, rights_of
+from messagebus._io.amqp import control as module
+from messagebus._io.amqp.control import Control, Right, mismatch_text, node_is_gone, rights_of
 from messagebus._io.amqp.link import Credentials
 from messagebus.broker import Broker
 from messagebus.destination import Subscription, Topic
