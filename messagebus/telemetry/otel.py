@@ -61,7 +61,7 @@ from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 from messagebus.outcome import Outcome, Published
 from messagebus.telemetry import semconv
-from messagebus.telemetry.plain import plain_error, plain_text, plain_trace
+from messagebus.telemetry.redaction import plain_error, plain_text, plain_trace
 from messagebus.telemetry.tracecontext import (
     TRACEPARENT,
     TRACESTATE,

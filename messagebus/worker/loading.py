@@ -11,7 +11,7 @@ from types import ModuleType
 from messagebus.app import App
 from messagebus.errors import ConfigError
 from messagebus.handling import Words
-from messagebus.worker.places import of_application
+from messagebus.worker.pulse import of_application
 
 __all__ = ["load"]
 

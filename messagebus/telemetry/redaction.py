@@ -1,4 +1,4 @@
-"""Texts that others wrote, made fit to be shown: short, on one line, without what looks like a password.
+"""Redaction of texts that others wrote: short, on one line, without what looks like a password.
 
 An exception's text may be 10 MB long and may quote an address with its password. What is a password
 cannot be known for certain: hidden is what stands behind a name like ``password=`` or ``token:``, or
