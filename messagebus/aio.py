@@ -40,7 +40,7 @@ from messagebus.consumer import (
     not_ready,
     with_handling,
 )
-from messagebus.core.packing import bundled
+from messagebus.core.confirms import bundled
 from messagebus.destination import Destination, Source
 from messagebus.errors import BacklogFull, ConfigError, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers

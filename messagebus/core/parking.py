@@ -1,4 +1,4 @@
-"""Parked and moved messages: what their headers tell, which are looked for, what goes back or along.
+"""Parked, moved and delayed messages: what their headers tell, and what becomes of them by it.
 
 Pure, from the headers as they arrived. A message is parked by a client, which says why in ``mb-park-``
 headers, or by its broker, which says it in ``x-death``: rejected, or brought back unanswered more often
@@ -8,6 +8,10 @@ A message that is moved to another broker arrives there as it lay here: under it
 key and its time. Three things need care: of a parked message the broker alone may know why, in headers that
 another broker ignores; a delayed one has waited for a part of its time; and messages of one key must not
 overtake each other.
+
+RabbitMQ lets a message out of the delay ladder at the earlier of its step's time and its own expiration, and
+then forgets the expiration. So a delayed message bears its time to live in a header, which counts from when
+it is due; one of another client that bears an expiration comes too early, and waits for the rest.
 """
 
 from __future__ import annotations
@@ -37,6 +41,12 @@ __all__ = [
     "Spread",
     "parked_marks",
     "rest_of_delay",
+    "STEP_MARK",
+    "TTL_HEADER",
+    "Early",
+    "is_late",
+    "read_early",
+    "read_ttl_ms",
 ]
 
 DELAYS: Mapping[str, Delay] = {step.amqp_queue: step for step in map(Delay, DELAY_STEPS_MS)}
@@ -48,6 +58,13 @@ STAMP_STEP_MS = 1_000
 # A message is in its step for no longer than the step, and as long as its broker was away. One that says
 # that it was, says it by a clock that differs from ours.
 OVERDUE_MS_MAX = 60_000
+TTL_HEADER = "mb-ttl-ms"
+"""Header of a delayed message: its time to live, from when it is due."""
+STEP_MARK = b"mb.delay/"
+"""In the properties of whatever came out of a step."""
+TTL_MS_MAX = (1 << 32) - 1
+# The broker says when it was due in whole seconds, cut off.
+DUE_STEP_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,3 +326,36 @@ def rest_of_delay(
         return step
     rest = delay_step(max(1, step.ms - waited_ms))
     return min((each for each in there if rest.ms <= each.ms <= step.ms), default=step)
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """rest_ms: how much longer it was to wait. ttl_ms: how long it lives after that."""
+
+    rest_ms: int
+    ttl_ms: int
+
+
+def read_early(headers: Mapping[str, Any]) -> Early | None:
+    """What is left of its delay, when its own expiration let it go before."""
+    death = last_death(headers)
+    step = DELAYS.get(str(death.get("queue")))
+    text = str(death.get("original-expiration", ""))
+    if step is None or not (text.isascii() and text.isdigit() and len(text) <= 10):
+        return None
+    rest_ms = step.ms - int(text)
+    return Early(rest_ms, min(int(text), TTL_MS_MAX)) if rest_ms > 0 else None
+
+
+def is_late(headers: Mapping[str, Any], now_ms: int) -> bool:
+    """Whether its time to live is over. now_ms: wall clock; when it was due is its broker's."""
+    ttl_ms, death = read_ttl_ms(headers), last_death(headers)
+    due = death.get("time")
+    if ttl_ms is None or str(death.get("queue")) not in DELAYS or not isinstance(due, datetime):
+        return False
+    return now_ms > due.timestamp() * 1000 + DUE_STEP_MS + ttl_ms
+
+
+def read_ttl_ms(headers: Mapping[str, Any]) -> int | None:
+    ttl_ms = headers.get(TTL_HEADER)
+    return ttl_ms if type(ttl_ms) is int and 0 <= ttl_ms <= TTL_MS_MAX else None

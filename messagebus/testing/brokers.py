@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from messagebus._io.amqp.dead_letters import dead_lettered
 from messagebus._io.amqp.properties import read_headers, read_message_id
-from messagebus.core.delays import read_ttl_ms
+from messagebus.core.parking import read_ttl_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message

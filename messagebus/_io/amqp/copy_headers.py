@@ -29,7 +29,7 @@ from messagebus._io.amqp.properties import (
     TIMESTAMP,
     TYPE,
 )
-from messagebus.core.delays import TTL_HEADER
+from messagebus.core.parking import TTL_HEADER
 from messagebus.message import BINARY
 
 __all__ = ["PROPERTIES_BYTES_MAX", "copied"]

@@ -15,7 +15,7 @@ import pika.data
 
 from messagebus._io.amqp.batch import BATCH_TYPE
 from messagebus._io.amqp.header_table import read_table
-from messagebus.core.delays import TTL_HEADER, read_ttl_ms
+from messagebus.core.parking import TTL_HEADER, read_ttl_ms
 from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
 
 __all__ = [

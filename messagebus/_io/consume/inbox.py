@@ -27,8 +27,8 @@ from messagebus._io.amqp.properties import (
 )
 from messagebus._io.consume.copies import PARK_REASON, Copies, Original, Stored
 from messagebus._io.loop import Tasks
-from messagebus.core.delays import STEP_MARK, TTL_HEADER, is_late, read_early
 from messagebus.core.fanin import FanIn
+from messagebus.core.parking import STEP_MARK, TTL_HEADER, is_late, read_early
 from messagebus.core.receipts import Ledger, Ledgers
 from messagebus.destination import Source, Subscription
 from messagebus.message import Delivery, Header

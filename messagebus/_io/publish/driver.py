@@ -38,8 +38,8 @@ from messagebus._io.publish.sender import Sender
 from messagebus._io.wire import Wire
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig
+from messagebus.core.confirms import Packing
 from messagebus.core.outbox import Entry, Item, Outbox
-from messagebus.core.packing import Packing
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 from messagebus.message import Message

@@ -13,8 +13,8 @@ from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.amqp.pipe import Alike, Frames, Pipe
 from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode
 from messagebus._io.publish.publishes import Bundle, Shape, Ticket
+from messagebus.core.confirms import Batch
 from messagebus.core.outbox import Entry, Item
-from messagebus.core.packing import Batch
 from messagebus.message import Message
 
 __all__ = ["Sender"]

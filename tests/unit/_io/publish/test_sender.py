@@ -12,8 +12,8 @@ from messagebus._io.amqp.pipe import Frames
 from messagebus._io.amqp.properties import IN_BATCH, decode, encode, encode_entry
 from messagebus._io.publish.publishes import Bundle, Many, Shapes, Ticket
 from messagebus._io.publish.sender import Sender
+from messagebus.core.confirms import Batch
 from messagebus.core.outbox import Entry
-from messagebus.core.packing import Batch
 from messagebus.destination import Queue
 from messagebus.message import Message
 from messagebus.outcome import Durability
