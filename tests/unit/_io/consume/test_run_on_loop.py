@@ -25,7 +25,7 @@ async def test_a_blocked_loop_is_told_once_and_again_at_ten_times_as_long(
         f"loop blocked blocked_s={blocked_s} handler=bill message=id"
         for blocked_s in ("1.0", "10.0", "100.0")
     ]
-    assert "test_loopwatch.py" in caplog.text
+    assert "test_run_on_loop.py" in caplog.text
 
 
 async def test_each_time_that_it_is_blocked_is_told(caplog: pytest.LogCaptureFixture) -> None:
