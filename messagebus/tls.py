@@ -73,7 +73,7 @@ class TlsFiles:
                 raise ConfigError("; ".join(faults))
 
     def faults(self) -> list[str]:
-        """What is wrong with the files, one sentence each; empty when all is well."""
+        """Tell what is wrong with the files, one sentence each; empty when all is well."""
         try:
             self.client_context()
         except ConfigError as fault:
@@ -81,7 +81,7 @@ class TlsFiles:
         return []
 
     def good_until_s(self) -> float | None:
-        """When our certificate ends, or the last of the authorities in ca_file if that is earlier.
+        """Tell when our certificate ends, or the last of the authorities in ca_file if that is earlier.
 
         Seconds since 1970. None where neither is given, or a file cannot be read: `faults` says why.
         """
@@ -177,7 +177,7 @@ def trusting_nobody() -> ssl.SSLContext:
 
 
 def certificate_fault(fault: BaseException) -> str:
-    """Why one end did not trust the other's certificate; "" when an error is about something else."""
+    """Tell why one end did not trust the other's certificate; "" when an error is about something else."""
     for each in _layers(fault):
         if isinstance(each, ssl.SSLCertVerificationError):
             return f"its certificate is not good: {each.verify_message}"

@@ -26,7 +26,7 @@ HOST_MAX = 100
 
 
 class AmqpWire:
-    """As a configuration says, of one client object. One without a client_id gets one of its own.
+    """The wire of one client object, by its configuration. Without a client_id it gets one of its own.
 
     Operators see by it who works by which list: whom nobody sees, no playbook would wait for.
     """

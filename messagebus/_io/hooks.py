@@ -76,7 +76,7 @@ class HookChain:
     def publishing(
         self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> tuple[Message, Watched]:
-        """What to send instead, and whom to tell its end."""
+        """Return what to send instead, and whom to tell its end."""
         if message is None:
             message = Message(body=body, content_type=shape.content_type)
         if not message.message_id:
@@ -97,7 +97,7 @@ class HookChain:
     def accepting(
         self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> Iterator[tuple[Message, Watched]]:
-        """As `publishing`, around the acceptance: the hooks hear of what was not accepted too."""
+        """Do as `publishing`, around the acceptance: the hooks hear of what was not accepted too."""
         message, watched = self.publishing(shape, body, message, waiter)
         try:
             yield message, watched

@@ -159,7 +159,7 @@ def now_ms() -> int:
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, which says neither what to do instead nor closes what it refuses."""
+    """Run it as asyncio.run, which says neither what to do instead nor closes what it refuses."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

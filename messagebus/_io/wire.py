@@ -1,4 +1,4 @@
-"""How drivers reach brokers: the seam below which AMQP begins.
+"""The way from drivers to brokers: the seam below which AMQP begins.
 
 `AmqpWire` (`_io.amqp_wire`) is the real one; `messagebus.testing` has one that leads to brokers in
 memory. The drivers above it are the same, so what one bus does the other does.
@@ -25,7 +25,7 @@ __all__ = ["Follower", "Registration", "Topology", "Wire", "amqp_wire"]
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a registration came to, by broker name.
+    """The result of a registration, by broker name.
 
     complete: every broker has it, or takes no publishes before it has. held: has it, settled. later:
     takes no publishes before it has it. missing: may take publishes without it, and why. options: what
@@ -40,7 +40,7 @@ class Registration:
 
 
 class Topology(Protocol):
-    """Who brings topics, queues and subscriptions about."""
+    """The maker of topics, queues and subscriptions."""
 
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
@@ -52,7 +52,7 @@ class Topology(Protocol):
         """
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
-        """Whether somebody has made it exist. Raises RegistrationIncomplete, LoginRefused or LinkError."""
+        """Tell whether it was made to exist. Raises RegistrationIncomplete, LoginRefused or LinkError."""
 
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]

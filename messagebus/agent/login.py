@@ -104,7 +104,7 @@ class Login:
         self._made: dict[str, set[str]] = {}
 
     def is_operator(self, header: str) -> bool:
-        """Whether the header carries the operators' token."""
+        """Tell whether the header carries the operators' token."""
         scheme, _, text = header.partition(" ")
         if scheme.lower() != "bearer":
             return False

@@ -87,7 +87,7 @@ class Store:
             _sync_folder(self._folder)
 
     def load_report(self) -> dict[str, Any]:
-        """What `save_report` was given; {} when there is nothing or it is unreadable."""
+        """Return what `save_report` was given; {} when there is nothing or it is unreadable."""
         try:
             report = json.loads((self._folder / REPORT_FILE).read_text())
         except (OSError, ValueError):

@@ -167,7 +167,7 @@ class Topology:
         self._upkeep.wake()
 
     def entries_of(self, snapshot: Snapshot) -> list[Entry]:
-        """How the map has the names of these entries now."""
+        """Tell how the map has the names of these entries now."""
         names = (entry.wanted for entry in snapshot.entries)
         return [self.register.entries[name] for name in names if name in self.register.entries]
 
@@ -233,7 +233,7 @@ class Topology:
         return Completion(complete=False, held=(), later=(), missing={self._me: why})
 
     def _stands(self, asked: Mapping[str, Options], alive: bool) -> bool:
-        """Whether no concurrent change of another agent has won."""
+        """Tell whether no concurrent change of another agent has won."""
         entries = self.register.entries
         if not alive:
             return not any(name in entries and entries[name].alive for name in asked)
@@ -278,7 +278,7 @@ class Topology:
     async def _agreed(
         self, current: BrokerList, asked: Mapping[str, Options], answering: Collection[str]
     ) -> Mapping[str, Options]:
-        """What the names are to live with. Raises TopologyMismatch before anything is changed.
+        """Tell what the names are to live with. Raises TopologyMismatch before anything is changed.
 
         What is new to the map is looked for on the brokers: somebody may have declared it by hand.
         """
@@ -310,7 +310,7 @@ class Topology:
         return taken
 
     async def in_the_way(self, origin: str, wanted: Mapping[str, Wanted]) -> str:
-        """What of these exists otherwise here, in the map or on the broker, in words; "" for nothing.
+        """Tell what of these exists otherwise here, in the map or on the broker, in words; "" for nothing.
 
         Of two agents that are about to make one name with different options each asks the other, and
         the larger goes first, as with equal numbers. So one of them is told, and nothing is declared

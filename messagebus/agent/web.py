@@ -57,7 +57,7 @@ _HEALTH_CODES = {VerdictKind.READY: 200, VerdictKind.DRAIN: 404, VerdictKind.DOW
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the interface speaks for.
+    """The parts of the agent that the interface speaks for.
 
     verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
     unused_s: for how long nobody used each expiring subscription. started: marks this process in ETags.
@@ -271,7 +271,7 @@ class _Web:
         return entry is not None and entry.alive
 
     def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """What exists beside these names: who asks for less takes it as it is, and has to know it."""
+        """Tell what exists beside these names: who asks for less takes it as it is, and has to know it."""
         entries = self._parts.topology.register.entries
         return {name: dict(entries[name].options) for name in names if name in entries}
 
@@ -283,7 +283,7 @@ class _Web:
         return await self._operators_only(request)
 
     async def try_out(self, request: Request) -> Response:
-        """What of these exists otherwise on the broker; nothing is made."""
+        """Tell what of these exists otherwise on the broker; nothing is made."""
         if refusal := await self._operators_only(request):
             return refusal
         body = await _json(request)
@@ -534,7 +534,7 @@ async def _json(request: Request) -> dict[str, Any]:
 
 
 def _wanted(value: Any) -> dict[str, Wanted]:
-    """What is wanted by its name in the one spelling, without doubles, in the order given."""
+    """Tell what is wanted by its name in the one spelling, without doubles, in the order given."""
     if not isinstance(value, list) or not value:
         raise BadRequest('wanted: a list of names such as "orders", "orders/billing", "queue:jobs"')
     if len(value) > NAMES_MAX:
@@ -580,7 +580,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _first_of(*waits: Awaitable[None], timeout_s: float) -> int | None:
-    """Which of them ended first, by position; None when none did within timeout_s."""
+    """Tell which of them ended first, by position; None when none did within timeout_s."""
     tasks: Sequence[asyncio.Future[None]] = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

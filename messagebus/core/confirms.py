@@ -60,7 +60,7 @@ OtherT = TypeVar("OtherT")
 def bundled(
     payloads: Iterable[bytes | OtherT], packing: Packing
 ) -> Iterator[list[bytes] | bytes | OtherT]:
-    """What is given together, in order: plain bodies in lists that fill a batch, all else as it is."""
+    """Group what is given, in order: plain bodies in lists that fill a batch, all else as it is."""
     bodies: list[bytes] = []
     size, count_max, bytes_max = 0, packing.count_max, packing.bytes_max
     for payload in payloads:
@@ -79,7 +79,7 @@ def bundled(
 
 
 class Identified(Protocol):
-    """What a window holds: a publish with its destination's lane, an id and a size in bytes."""
+    """An item of a window: a publish with its destination's lane, an id and a size in bytes."""
 
     lane: str
     message_id: str
@@ -184,7 +184,7 @@ class ConfirmWindow(Generic[ItemT]):
             self._sent.popleft()
 
     def oldest_ms(self) -> int | None:
-        """When the publish was sent that has waited longest; None when nothing is open."""
+        """Tell when the publish was sent that has waited longest; None when nothing is open."""
         return self._sent[0][1] if self._sent else None
 
     def items(self) -> Iterable[ItemT]:

@@ -183,7 +183,7 @@ class Membership:
         return [HangUp(broker)]
 
     def next_due_ms(self) -> int | None:
-        """When `tick` has something to do; None: not before another event."""
+        """Tell when `tick` has something to do; None: not before another event."""
         timed = (State.WAITING, State.DRAINING)
         return min((m.due_ms for m in self._members.values() if m.state in timed), default=None)
 

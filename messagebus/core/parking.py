@@ -69,7 +69,7 @@ DUE_STEP_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """What was delayed and found no queue when it was due, as one more thing that has a parking queue."""
+    """Messages that were delayed and found no queue when due, as one more thing with a parking queue."""
 
     parking_queue: ClassVar[str] = UNDELIVERED_QUEUE
     delivery_limit: ClassVar[int] = 0
@@ -113,7 +113,7 @@ MATCH_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of one parked message; None or "" for what is not.
+    """The known facts of one parked message; None or "" for what is not.
 
     attempts: runs of the handler, or deliveries that nobody answered. first_ms: when it was first
     published, parked_ms: when it was parked, ms since 1970. address: of what came out of the delay
@@ -167,12 +167,12 @@ def read_facts(
 
 
 def is_dropped_by_redrive(name: str) -> bool:
-    """Whether a header is left behind when its message goes back to its queue."""
+    """Tell whether a header is left behind when its message goes back to its queue."""
     return name.startswith(PARKED_PREFIX) or name in NOT_REDRIVEN
 
 
 def last_death(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What its broker notes of the last queue that let it go; empty for none."""
+    """Tell what its broker notes of the last queue that let it go; empty for none."""
     deaths = headers.get("x-death")
     newest = deaths[0] if isinstance(deaths, list) and deaths else {}
     return newest if isinstance(newest, dict) else {}
@@ -228,10 +228,9 @@ def _epoch_ms(value: object) -> int | None:
     return int(value.timestamp() * MS_PER_S) if isinstance(value, datetime) else None
 
 
-# ---------------------------------------------------------------------- looking for some of them
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which parked messages; what is None takes all.
+    """A choice of parked messages; what is None takes all.
 
     since_ms, until_ms: parked then, ms since 1970. reason: is in theirs, whatever the case. key: is
     theirs. pattern: is found in id, key, reason, exception, headers or body.
@@ -258,7 +257,7 @@ class Choice:
         return pattern is None or any(pattern.search(text) for text in _texts(facts, body))
 
     def _takes_time(self, parked_ms: int | None) -> bool:
-        """One that does not tell when it was parked is neither older nor newer."""
+        """Tell whether its time fits; one that does not tell its time is neither older nor newer."""
         if self.since_ms is None and self.until_ms is None:
             return True
         if parked_ms is None or (self.since_ms is not None and parked_ms < self.since_ms):
@@ -274,7 +273,7 @@ def _texts(facts: Facts, body: bytes) -> Iterator[str]:
 
 
 class Spread:
-    """Which target takes the next message: those of one key always the same, the others in turn."""
+    """The choice of targets for messages: those of one key always the same, the others in turn."""
 
     def __init__(self, targets: int) -> None:
         """targets: how many there are, 1 or more."""
@@ -337,7 +336,7 @@ class Early:
 
 
 def read_early(headers: Mapping[str, Any]) -> Early | None:
-    """What is left of its delay, when its own expiration let it go before."""
+    """Tell what is left of its delay, when its own expiration let it go before."""
     death = last_death(headers)
     step = DELAYS.get(str(death.get("queue")))
     text = str(death.get("original-expiration", ""))
@@ -348,7 +347,7 @@ def read_early(headers: Mapping[str, Any]) -> Early | None:
 
 
 def is_late(headers: Mapping[str, Any], now_ms: int) -> bool:
-    """Whether its time to live is over. now_ms: wall clock; when it was due is its broker's."""
+    """Tell whether its time to live is over. now_ms: wall clock; when it was due is its broker's."""
     ttl_ms, death = read_ttl_ms(headers), last_death(headers)
     due = death.get("time")
     if ttl_ms is None or str(death.get("queue")) not in DELAYS or not isinstance(due, datetime):

@@ -372,12 +372,12 @@ class Register:
 
 
 def majority(voters: int) -> int:
-    """How many of so many agents are more than half."""
+    """Return how many of so many agents are more than half."""
     return voters // 2 + 1
 
 
 def _knows(tomb: Entry, floor: int, theirs: Mapping[str, Entry]) -> bool:
-    """Whether an agent with this map has the tombstone, or something newer, or has dropped it."""
+    """Tell whether an agent with this map has the tombstone, or something newer, or has dropped it."""
     entry = theirs.get(tomb.wanted)
     return entry.rank >= tomb.rank if entry else floor >= tomb.number
 
@@ -393,7 +393,7 @@ def _larger(ours: Entry, theirs: Entry) -> Entry:
 
 
 class Answer(Enum):
-    """What is known about one broker after a change was sent to its agent."""
+    """The knowledge of one broker after a change was sent to its agent."""
 
     HELD = "held"
     LATER = "later"
@@ -416,7 +416,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """How a change ended, over all its names. missing: broker -> why it stands in the way."""
+    """The end of a change, over all its names. missing: broker -> why it stands in the way."""
 
     complete: bool
     held: tuple[str, ...]

@@ -38,7 +38,7 @@ def plain_text(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 
 def plain_error(error: BaseException) -> str:
-    """What an exception says; "" when it says nothing."""
+    """Return what an exception says; "" when it says nothing."""
     try:
         return plain_text(str(error))
     except Exception as fault:  # an application's own __str__

@@ -51,7 +51,7 @@ class _Taken:
 
 
 class _Way(NamedTuple):
-    """Where a message is published, and as what."""
+    """The way of a message: where it is published, and as what."""
 
     exchange: str
     key: str
@@ -304,7 +304,7 @@ def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
 
 
 async def _look_for(link: Link, queue: str) -> int:
-    """How many messages are ready. Raises TopologyError when the queue is not there."""
+    """Return how many messages are ready. Raises TopologyError when the queue is not there."""
     try:
         answer = await _within(link.try_call("queue_declare", queue=queue, passive=True), link)
     except ChannelRefused as refused:

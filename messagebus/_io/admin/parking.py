@@ -98,7 +98,7 @@ class Parking:
         self._bus, self._broker, self._is_named = bus, broker, is_named
 
     async def ready(self, sources: Iterable[Parked]) -> dict[Parked, int | None]:
-        """How many wait in the parking queue of each; None where there is none. Raises LinkError."""
+        """Return how many wait in the parking queue of each; None where there is none. Raises LinkError."""
         async with self._link() as link:
             return {source: await self._count(link, source.parking_queue) for source in sources}
 
@@ -170,7 +170,7 @@ class Parking:
             return ""
 
         async def turn() -> None:
-            """As fast as it goes."""
+            """Take a turn, as fast as it goes."""
 
         return await self._move(source, ready, choice, limit, turn, move, on_moved)
 
@@ -307,7 +307,7 @@ class _Pass:
         self.left = Counter[str]()
 
     async def run(self, turn: Turn, move: Move, on_moved: Moved) -> int:
-        """How many were moved. Raises what `move` does, and LinkError."""
+        """Return how many were moved. Raises what `move` does, and LinkError."""
         moved, taking = 0, self._taking
         await taking.begin(self._arrived)
         while True:

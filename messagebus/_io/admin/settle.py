@@ -74,7 +74,7 @@ ALL_OK = re.compile(r"\{ok, ?\[ok(, ?ok)*\]\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settler:
-    """How to reach the broker's Erlang node and its disk.
+    """Access to the broker's Erlang node and its disk.
 
     home: folder made for `.erlang.cookie` (0400), given to erl_call as HOME: on its command line
     the cookie would be seen by everybody. erl_call: path, "" when there is none.
@@ -140,7 +140,7 @@ class Settler:
         return (found[1] or "").replace(" ", "").split(",").count("ok")
 
     async def queues_without_leader(self) -> int | None:
-        """How many quorum queues cannot answer yet, after the broker's boot. None: it is not known.
+        """Return how many quorum queues cannot answer yet, after the broker's boot. None: it is not known.
 
         Those that wait for an election are called to it.
         """

@@ -82,7 +82,7 @@ def topology_for(bus: BusConfig) -> Topology:
 
 
 def credentials(bus: BusConfig) -> Credentials:
-    """As they are now: user, password and certificates may rotate. Raises ConfigError."""
+    """Read them as they are now: user, password and certificates may rotate. Raises ConfigError."""
     return Credentials(
         user=bus.current_user(),
         password=bus.current_password(),
@@ -212,7 +212,7 @@ class Agents:
 
 
 def _told_if(mark: str, answer: httpx.Response) -> str:
-    """Why asking again does not help, "" when it may. mark: the key that says so."""
+    """Tell why asking again does not help, "" when it may. mark: the key that says so."""
     try:
         told = answer.json()
     except ValueError:
@@ -319,7 +319,7 @@ class Alone:
             await _mark_settled(link, part)
 
     async def _declare_ladder(self, link: Link) -> bool:
-        """Where delayed messages come out. False: in the form of an earlier version, which stays.
+        """Declare where delayed messages come out. False: in the form of an earlier version, which stays.
 
         Clients of that version may have bound queues to it that nobody here knows of.
         """
@@ -437,7 +437,7 @@ async def _declare_exchange(link: Link, exchange: Exchange) -> None:
 
 
 async def _declare_queue(link: Link, queue: QueueSpec) -> int:
-    """How many messages are ready in it."""
+    """Declare it; return how many messages are ready in it."""
     answer = await link.try_call(
         "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
     )

@@ -74,7 +74,7 @@ class SubscriptionCounts:
 
 @dataclass(frozen=True, slots=True)
 class PurgedMessages:
-    """How many messages were dropped: broker -> name -> count. unanswered: brokers, and why."""
+    """Counts of dropped messages: broker -> name -> count. unanswered: brokers, and why."""
 
     dropped: Mapping[str, Mapping[str, int]]
     unanswered: Mapping[str, str] = field(default_factory=dict)

@@ -84,12 +84,12 @@ class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
 
 @functools.cache
 def guard_problem() -> str:
-    """Why pika's internals are not as expected; "" when they are. Needs no socket."""
+    """Tell why pika's internals are not as expected; "" when they are. Needs no socket."""
     return first_problem(_problem)
 
 
 def first_problem(*looks: Callable[[], str]) -> str:
-    """What the first of them finds that finds something; "" when none does."""
+    """Return what the first of them finds that finds something; "" when none does."""
     try:
         return next((problem for look in looks if (problem := look())), "")
     except Exception as problem:  # whatever is different shows as some exception
@@ -113,7 +113,7 @@ def _problem() -> str:
 
 
 class HotSink(Protocol):
-    """What a channel's owner is told, in the order of the stream."""
+    """The owner of a channel, told of all in the order of the stream."""
 
     def on_item(self, item: Contents | Confirm) -> None: ...
 
@@ -189,14 +189,14 @@ class HotConnection(GuardedConnection):
 
     @property
     def backed_up(self) -> bool:
-        """Whether the socket takes less than we write. pika's transport tells nobody when it has drained."""
+        """Tell whether the socket takes less than we write; pika's transport does not tell when it drains."""
         transport = self._transport
         return transport is None or transport.get_write_buffer_size() > WRITE_BYTES_MAX
 
 
 @functools.cache
 def seam_problem() -> str:
-    """Why pika's internals are not as expected; "" when they are."""
+    """Tell why pika's internals are not as expected; "" when they are."""
     return first_problem(_version_problem, guard_problem, _input_problem, _output_problem)
 
 

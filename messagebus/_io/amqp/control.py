@@ -91,7 +91,7 @@ class Control:
             )
 
     async def mismatch(self, wanted: Declarations) -> str:
-        """What exists otherwise than wanted, in words, "" for nothing. Makes nothing."""
+        """Tell what exists otherwise than wanted, in words, "" for nothing. Makes nothing."""
         return await mismatch(self._try, wanted)
 
     async def counts(self, queue: str) -> tuple[int, int] | None:
@@ -154,7 +154,7 @@ class Control:
         await self._declare_queue(SETTLE_QUEUE)
 
     async def gate_is_open(self) -> bool:
-        """Whether the mark is there."""
+        """Tell whether the mark is there."""
         found = await self.counts(GATE)
         return found is not None and found[0] > 0
 
@@ -238,7 +238,7 @@ class Control:
 
 
 async def mismatch(try_call: Callable[..., Awaitable[Any]], wanted: Declarations) -> str:
-    """What exists otherwise than wanted, as the broker tells it; declares only what is there.
+    """Tell what exists otherwise than wanted, as the broker tells it; declares only what is there.
 
     try_call: a request on a channel of its own, as `Link.try_call`.
     """
@@ -341,7 +341,7 @@ async def _has_right(link: Link, right: Right) -> bool:
 
 
 async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
-    """Whether the AMQP port refuses connections. No answer in time is not a refusal."""
+    """Tell whether the AMQP port refuses connections. No answer in time is not a refusal."""
     try:
         async with asyncio.timeout(timeout_s):
             _reader, writer = await asyncio.open_connection(address.host.strip("[]"), address.port)
@@ -354,7 +354,7 @@ async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
 
 
 async def node_is_gone(host: str, node_name: str, epmd_port: int, *, timeout_s: float) -> bool:
-    """Whether Erlang's port mapper on the host says that this node does not live.
+    """Tell whether Erlang's port mapper on the host says that this node does not live.
 
     A node is registered there from before it opens any port until its process has ended. Anything
     but that word proves nothing: a port that refuses may be suspended, or behind a firewall.

@@ -43,7 +43,7 @@ def expires_after_ms(raw: bytes) -> int | None:
 
 
 def counted(raw: bytes, deliveries: int) -> bytes:
-    """As a quorum queue delivers again: it says how often it has done so before."""
+    """Change it as a quorum queue does that delivers again: it says how often it has done so before."""
     properties = _properties(raw)
     if properties is None:
         return raw
@@ -54,7 +54,7 @@ def counted(raw: bytes, deliveries: int) -> bytes:
 def dead_lettered(
     raw: bytes, *, reason: str, queue: str, exchange: str, key: str, count: int = 1
 ) -> bytes:
-    """As it comes out of a queue by its dead-letter exchange.
+    """Change it as a queue does whose dead-letter exchange it leaves by.
 
     reason: rejected, expired or delivery_limit. A time to live that the publisher asked for is over.
     """

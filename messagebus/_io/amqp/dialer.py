@@ -41,7 +41,7 @@ class Dialed:
 
 
 async def _dial_target(target: Target, credentials: Credentials, *, timeout_ms: int) -> Link:
-    """As `link.dial`. Raises LinkLost also when another broker answers."""
+    """Dial as `link.dial` does. Raises LinkLost also when another broker answers."""
     link = await dial(target.address, credentials, timeout_ms=timeout_ms)
     if link.broker and link.broker != target.name:
         await link.hang_up()

@@ -87,7 +87,7 @@ class PublishFrames:
         return AlikeFrames(self, shape)
 
     def pieces(self, shape: tuple[bytes, bytes], id_size: int, size: int) -> tuple[bytes, bytes]:
-        """What stands before the id and between id and body, for one size of body."""
+        """Return what stands before the id and between id and body, for one size of body."""
         before, after = shape
         header = self._header(len(before) + id_size + len(after), size)
         tail = after + END
@@ -165,7 +165,7 @@ class Contents(NamedTuple):
 
 
 class _Usual(NamedTuple):
-    """How a delivery to one consumer begins.
+    """The beginning of each delivery to one consumer.
 
     start: its method frame up to the delivery tag. rest: from there up to the end of the header frame's
     fixed part; tag, redelivered, the frame's end; kind, channel, size, class and weight, body size.
@@ -223,7 +223,7 @@ class FrameParser:
         """What was wrong with the stream; the connection must end."""
 
     def feed(self, data: bytes) -> list[Item]:
-        """What is complete now, in the order of the stream; bytes are whole frames for pika."""
+        """Return what is complete now, in the order of the stream; bytes are whole frames for pika."""
         if self.fault:
             return []
         if self._pieces:  # joined once, when the frame is whole: linear in its size

@@ -144,7 +144,7 @@ def _sized(letter: str, raw: bytes, at: int, stop: int, depth: int) -> Any:
 
 
 def _text(raw: bytes) -> str | bytes:
-    """As pika reads it: what is no text stays bytes."""
+    """Read it as pika does: what is no text stays bytes."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -49,7 +49,7 @@ BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who logs in where. heartbeat_s: 0 turns heartbeats off. client_id: shown by the broker.
+    """Login data of a link. heartbeat_s: 0 turns heartbeats off. client_id: shown by the broker.
 
     tls: None for plain TCP. tls_names: what the certificate at an address is for, where that is not
     its host; sent as SNI.
@@ -383,7 +383,7 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
 
 
 def _root(why: BaseException) -> BaseException:
-    """What pika's connection workflow wrapped, several layers deep."""
+    """Return what pika's connection workflow wrapped, several layers deep."""
     while True:
         layers = [*getattr(why, "exceptions", ()), getattr(why, "exception", None), *why.args[:1]]
         inner = [layer for layer in layers if isinstance(layer, BaseException)]

@@ -94,7 +94,7 @@ class Pipe(Protocol):
 
     @property
     def backed_up(self) -> bool:
-        """Whether the socket takes less than we write."""
+        """Tell whether the socket takes less than we write."""
 
     def pika_confirm(self, method: Any) -> None:
         """For `confirm_delivery`: a confirm that pika read."""
@@ -106,7 +106,7 @@ class Pipe(Protocol):
 
 
 def connection_class() -> Any:
-    """What to dial with."""
+    """Return the class to dial with."""
     if os.environ.get(HOT_PATH) == "0" or not _seam_holds():
         # Guarded against what other clients write, where pika lets us.
         return AsyncioConnection if guard_problem() else GuardedConnection

@@ -137,7 +137,7 @@ def _encode(
 
 
 def bare_shape(content_type: str, stamp_s: int, *, persistent: bool = True) -> tuple[bytes, bytes]:
-    """What `encode` gives for nothing but a body, before and behind the text of a made id."""
+    """Encode for nothing but a body: what stands before and behind the text of a made id."""
     message = Message(body=b"", content_type=content_type)
     return _around_id(encode(message, A_MADE_ID, stamp_s, persistent=persistent))
 
@@ -154,7 +154,7 @@ def _around_id(properties: bytes) -> tuple[bytes, bytes]:
 
 
 def is_bare(message: Message) -> bool:
-    """Whether it is nothing but a body of some content type, and its id is left to us."""
+    """Tell whether it is nothing but a body of some content type, and its id is left to us."""
     return not (
         message.headers
         or message.message_id
@@ -171,7 +171,7 @@ def _short(text: str) -> bytes:
 
 
 def decode(raw: bytes, body: bytes) -> Message:
-    """What arrived, as far as it makes sense: other clients may set properties wrongly.
+    """Read what arrived, as far as it makes sense: other clients may set properties wrongly.
 
     Texts that are not UTF-8 are read with replacement characters, numbers out of range as absent.
     Never raises.
@@ -249,7 +249,7 @@ def read_headers(raw: bytes) -> Mapping[str, Any]:
 
 
 def read_stamp_ms(raw: bytes) -> int | None:
-    """When it was sent, in ms since 1970; None when it does not say."""
+    """Tell when it was sent, in ms since 1970; None when it does not say."""
     try:
         for name, value in _properties(raw) if raw[1] & TIMESTAMP else ():
             if name == "timestamp" and len(value) == _STAMP.size:
@@ -261,7 +261,7 @@ def read_stamp_ms(raw: bytes) -> int | None:
 
 
 class Reading:
-    """How deliveries read what came alone, and (entry) what came in a batch.
+    """The readers by which deliveries read what came alone, and (entry) what came in a batch.
 
     around: the properties of the whole batch, which say when it was sent.
     """
@@ -295,12 +295,12 @@ ALONE, IN_BATCH = Reading(entry=False), Reading(entry=True)
 
 
 def in_batch(around: bytes) -> Reading:
-    """How the entries of a batch with these properties are read."""
+    """Return the readers for the entries of a batch with these properties."""
     return Reading(entry=True, around=around)
 
 
 def is_batch(raw: bytes) -> bool:
-    """Whether the content type says so."""
+    """Tell whether the content type says so."""
     return raw.startswith(BATCH_START, 2) and raw[0] & 0x80 != 0
 
 
@@ -339,7 +339,7 @@ _ORDER = (
 
 
 def _arrived(**fields: Any) -> Message:
-    """What arrived is not judged by the rules for what is sent."""
+    """Make a message of what arrived: it is not judged by the rules for what is sent."""
     message = object.__new__(Message)
     for name, value in fields.items():
         object.__setattr__(message, name, value)

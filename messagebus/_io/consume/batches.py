@@ -65,7 +65,7 @@ class Gathering:
                 return self._made()
 
     def withdraw(self) -> Batch:
-        """What waits for its batch, and now will not be in one."""
+        """Return what waits for its batch, and now will not be in one."""
         held, self._held = self._held, Batch()
         return held
 

@@ -42,7 +42,7 @@ STOP_TIMEOUT_S = 2.0
 
 
 class Stored(enum.Enum):
-    """What became of a copy. CANNOT: it never will be stored. UNWANTED: nobody wants it any more."""
+    """The fate of a copy. CANNOT: it never will be stored. UNWANTED: nobody wants it any more."""
 
     STORED = "stored"
     CANNOT = "cannot"
@@ -51,7 +51,7 @@ class Stored(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """What is copied. properties: as they arrived. entry: in a batch. stamp_ms: when it was published."""
+    """A delivery to copy. properties: as they arrived. entry: in a batch. stamp_ms: when it was published."""
 
     properties: bytes
     body: bytes

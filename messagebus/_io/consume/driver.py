@@ -164,7 +164,7 @@ class ConsumeDriver:
             self._tell_changed()
 
     def _login_refused(self, fault: LoginRefused) -> None:
-        """Who waits in start() is told. A client that runs tries again, slowly: the password may rotate,
+        """Tell whoever waits in start(). A client that runs tries again, slowly: the password may rotate,
         and one broker's refusal is no reason to leave the others.
         """
         log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
@@ -201,7 +201,7 @@ class ConsumeDriver:
         return left
 
     async def _delete(self, source: Subscription) -> None:
-        """Where no agent does it in time, the brokers do when it expires."""
+        """Delete it by an agent; where none does it in time, the brokers do when it expires."""
         try:
             async with asyncio.timeout(DELETE_TIMEOUT_MS / 1000):
                 await self._topology.delete(source, timeout_ms=DELETE_TIMEOUT_MS)
@@ -257,7 +257,7 @@ class ConsumeDriver:
             self.resting.asked()
 
     def put_back(self, deliveries: list[Delivery]) -> None:
-        """What was taken last and the application never saw is handed out next."""
+        """Hand out next what was taken last and the application never saw."""
         self._inbox.put_back(deliveries)
         self._wake()
 
@@ -351,7 +351,7 @@ class ConsumeDriver:
                     self._let_go(broker)
 
     def _is_open_to(self, broker: str) -> bool:
-        """Whether a draining broker still waits for something of ours."""
+        """Tell whether a draining broker still waits for something of ours."""
         if self._inbox.in_order:
             return self._inbox.holds(broker)
         return self._inbox.owed(broker) > 0
@@ -501,7 +501,7 @@ class ConsumeDriver:
             self._members.lost(broker, now_ms(), random.random(), refused=refused)
 
     def _drain(self, broker: str) -> None:
-        """What is buffered is handed out still; what is owed is waited for, then we hang up."""
+        """Hand out what is buffered still, wait for what is owed, then hang up."""
         log.info("draining broker=%s owed=%d", broker, self._inbox.owed(broker))
         if self._inbox.in_order:
             self._inbox.shut(broker)
@@ -549,7 +549,7 @@ class ConsumeDriver:
 
     # ------------------------------------------------------------------ numbers
     def keep_alive(self) -> bool:
-        """Whether every listed broker's link is open."""
+        """Tell whether every listed broker's link is open."""
         states = self._members.states
         return bool(states) and all(state is State.OPEN for state in states.values())
 

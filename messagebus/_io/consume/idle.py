@@ -56,7 +56,7 @@ class Resting:
         """
 
     def __bool__(self) -> bool:
-        """Whether some link rests. From any thread."""
+        """Tell whether some link rests. From any thread."""
         return bool(self._brokers)
 
     def tick(self, now_ns: int) -> None:
@@ -98,7 +98,7 @@ class Resting:
             )
 
     def rests(self, broker: str) -> bool:
-        """Whether nothing is to be consumed from this broker until the application asks."""
+        """Tell whether nothing is to be consumed from this broker until the application asks."""
         return broker in self._brokers
 
     def goes_on(self, broker: str) -> None:

@@ -101,7 +101,7 @@ class Inbox:
         """Whether what is given back must come again in its order: see docs/ARCHITECTURE.md."""
 
     def exists_as(self, options: Options) -> None:
-        """What the subscription or queue is, where its consumer asked for less and takes it as it is."""
+        """Take over what the source is, where its consumer asked for less and takes it as it is."""
         limit = options.get("delivery_limit")
         self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
         self.in_order = self.in_order or options.get("single_active") is True
@@ -140,7 +140,7 @@ class Inbox:
             desk.shut = True
 
     def holds(self, broker: str) -> bool:
-        """Whether the application holds, or is still to get, anything of this broker, or a copy of it is
+        """Tell whether the application holds, or is still to get, anything of this broker, or a copy of it is
         under way.
         """
         desk = self._desks.get(broker)
@@ -153,7 +153,7 @@ class Inbox:
 
     # ------------------------------------------------------------------ arriving
     def _arrived(self, ledger: Ledger, arrived: list[Arrived]) -> None:
-        """What one read brought."""
+        """Take what one read brought."""
         received_ns = time.monotonic_ns()
         alone: list[Arrived] = []
         for each in arrived:
@@ -166,7 +166,7 @@ class Inbox:
         self._arrived_alone(ledger, received_ns, alone)
 
     def _is_untimely(self, ledger: Ledger, arrived: Arrived) -> bool:
-        """Whether it came out of a delay step and is not for now: it waits on, or is parked."""
+        """Tell whether it came out of a delay step and is not for now: it waits on, or is parked."""
         tag, _redelivered, raw, body = arrived
         if STEP_MARK not in raw:
             return False
@@ -338,7 +338,7 @@ class Inbox:
         part: int,
         counted: Literal["retried", "parked", ""] = "",
     ) -> bool:
-        """When a copy of what is claimed is stored, the original has its answer.
+        """Answer the original of a claimed delivery when its copy is stored.
 
         counted: what the application holds until then, as what it counts.
         """
@@ -377,11 +377,11 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether the application holds as much as it may."""
+        """Tell whether the application holds as much as it may."""
         return self._fanin.is_full
 
     def oldest(self, broker: str) -> Delivery | None:
-        """What is handed out next of this broker."""
+        """Tell what is handed out next of this broker."""
         return self._fanin.oldest(broker)
 
     def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
@@ -428,7 +428,7 @@ class Inbox:
             self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
 
     def _is_worn(self, raw: bytes) -> bool:
-        """Whether its broker may soon park it for having come back, although nobody has seen it.
+        """Tell whether its broker may soon park it for having come back, although nobody has seen it.
 
         RabbitMQ counts whatever comes back: by a nack, a closed channel, a lost link. A copy begins anew,
         at the end of the queue: so not before half of the limit is used up; where order is all, at its end.
@@ -453,7 +453,7 @@ class Inbox:
                 self._copying.spawn(self._answer_by(copying, ledger, tag, part))
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        """What was taken last and nobody has seen is handed out next, in this order."""
+        """Hand out next, in this order, what was taken last and nobody has seen."""
         for broker, desk in self._desks.items():
             self._fanin.put_back(
                 broker, [each for each in deliveries if each.ledger is desk.ledger]
@@ -542,7 +542,7 @@ class Inbox:
 
 
 def _batch_key(raw: bytes, body: bytes) -> tuple[str, int]:
-    """What a batch is known by when it comes again."""
+    """Return the key by which a batch is known when it comes again."""
     return read_message_id(raw), hash(body)
 
 
@@ -555,7 +555,7 @@ def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
 
 
 def _is_live(ledger: Ledger) -> Callable[[], bool]:
-    """Whether an answer can still go where the delivery came from."""
+    """Tell whether an answer can still go where the delivery came from."""
     return lambda: ledger.is_live
 
 

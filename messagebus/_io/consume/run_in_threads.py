@@ -39,7 +39,7 @@ AHEAD = 32
 
 
 def not_awaited(result: Awaitable[object]) -> Future[object]:
-    """What becomes of an awaitable where no loop is the application's."""
+    """Refuse an awaitable, where no loop is the application's."""
     if inspect.iscoroutine(result):
         result.close()
     raise TypeError("the handler gave something to await: AsyncConsumer.run awaits it")
@@ -212,7 +212,7 @@ class Bridge:
 
     # ------------------------------------------------------------------ on the loop
     async def feed(self) -> None:
-        """Until there are no more deliveries; then the threads end after what they run."""
+        """Feed until there are no more deliveries; then the threads end after what they run."""
         try:
             while (job := self._take() or await self._receive_next()) is not None:
                 self._held += len(deliveries_of(job))
@@ -232,7 +232,7 @@ class Bridge:
         self._tokens.put(None)
 
     def withdraw(self, before_ns: int | None, *, all_if_any: bool = False) -> list[Delivery]:
-        """What no thread has begun, and now none will, in order.
+        """Return what no thread has begun, and now none will, in order.
 
         before_ns: only what arrived before that time; all_if_any: or, if there is some, all of it.
         """

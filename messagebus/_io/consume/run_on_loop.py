@@ -141,7 +141,7 @@ class HandlerTasks:
             self._ended.set_result(None)
 
     async def wait(self) -> None:
-        """Until there are no more deliveries and all runs have ended; raises what keeps it from going on."""
+        """Wait until there are no more deliveries and all runs have ended; raises what keeps it from that."""
         await asyncio.shield(self._ended)
 
     async def end(self, grace_s: float) -> int:
@@ -168,7 +168,7 @@ class HandlerTasks:
         return tasks if self._feeding is None else [*tasks, self._feeding]
 
     def describe(self, task: asyncio.Task[object]) -> str:
-        """What this task does, if it is one of ours; from any thread."""
+        """Tell what this task does, if it is one of ours; from any thread."""
         for place in list(self._places.values()):
             if place.task is task:
                 return f"handler={self._handling.name} message={place.run.item.message_id}"
@@ -249,7 +249,7 @@ class HandlerTasks:
             self._handling.failed(place.run.item, error)
 
     def _done(self, place: _Place, task: asyncio.Task[None]) -> None:
-        """What the run could not do by itself: it never began, or was interrupted."""
+        """Do what the run could not do by itself: it never began, or was interrupted."""
         self._late.discard(place)
         del self._places[place.run]
         fault = asyncio.CancelledError() if task.cancelled() else task.exception()

@@ -70,7 +70,7 @@ _handled_by: ContextVar[object] = ContextVar("messagebus_handled_by", default=No
 
 
 def run_context(consumer: object) -> Context:
-    """What the runs of this consumer's handlers get a copy of: empty but for a mark of whose they are.
+    """Make what the runs of this consumer's handlers get a copy of: empty but for a mark of whose they are.
 
     Not what `run` was called in: a span around it would be the parent of every message's.
     """
@@ -122,7 +122,7 @@ def deliveries_of(job: Job) -> list[Delivery]:
 
 
 class Answering(Protocol):
-    """How the deliveries of a consumer are answered; none of these waits. False: it is stale."""
+    """The answers to a consumer's deliveries; none of these waits. False: it is stale."""
 
     def ack(self, delivery: Delivery) -> bool: ...
 
@@ -143,7 +143,7 @@ def words_of(bus: BusConfig) -> Words:
 
 
 def is_coroutine_handler(handler: Callable[..., object]) -> bool:
-    """Whether a call of it gives something to await; also of an object with such a ``__call__``."""
+    """Tell whether a call of it gives something to await; also of an object with such a ``__call__``."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked for, not whether it is there
     )
@@ -316,7 +316,7 @@ class Handling:
     def _why(
         self, delivery: Delivery, end: End, text: str, words: Words, error: BaseException
     ) -> str:
-        """Why there is no further run."""
+        """Tell why there is no further run."""
         match end:
             case End.PARK | End.REJECT:
                 return words.text(error)
@@ -381,14 +381,14 @@ class Handling:
 
     @property
     def tick_s(self) -> float:
-        """How often to call `tick`."""
+        """Return the seconds between calls of `tick`."""
         if self._limit_s is None:
             return TICK_S
         return min(TICK_S, max(TICK_MIN_S, self._limit_s / 10))
 
     @property
     def may_replace(self) -> bool:
-        """Whether another thread or task may go on for one that overran."""
+        """Tell whether another thread or task may go on for one that overran."""
         return self.runs.overran <= OVERRUNNING_MAX
 
     def left(self, what: str) -> int:
@@ -456,7 +456,7 @@ def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
 def batch_faults(
     batch: object, linger_s: object, config: ConsumerConfig | None = None
 ) -> list[str]:
-    """What is wrong with a batch's size and its time. config: of its consumer."""
+    """Tell what is wrong with a batch's size and its time. config: of its consumer."""
     if batch is None:
         return [] if linger_s is None else [f"linger_s {linger_s!r}: of what? batch wanted"]
     faults = []
@@ -480,7 +480,7 @@ LINGER_S, LINGER_S_MAX = 0.2, 60.0
 
 
 def _seconds(delay_ms: int) -> str:
-    """As it will be: rounded up to a step."""
+    """Return it as it will be: rounded up to a step."""
     return f"{delay_step(delay_ms).ms // 1000 if delay_ms > 0 else 0}"
 
 

@@ -95,7 +95,7 @@ class Lanes:
 
     @property
     def opening(self) -> int:
-        """How many are registered and settled just now."""
+        """Return how many are registered and settled just now."""
         return sum(not self._outbox.lane_is_open(lane) for lane in self.known)
 
     async def verify(self, link: Link) -> None:
@@ -129,7 +129,7 @@ class Lanes:
                 self.use(address)
 
     def link_lost(self, why: LinkError) -> None:
-        """If the broker closed it for a forbidden exchange, refuse what waits for that one."""
+        """Refuse what waits for an exchange, if the broker closed the link because that is forbidden."""
         self.open_held()
         if not isinstance(why, ChannelRefused) or why.code != ACCESS_REFUSED:
             return

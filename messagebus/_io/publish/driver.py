@@ -220,7 +220,7 @@ class PublishDriver:
         timeout_ms: int,
         waiter: Waiter,
     ) -> None:
-        """As `submit`, for one whose properties are encoded and bear this id; it travels alone."""
+        """Do as `submit`, for one whose properties are encoded and bear this id; it travels alone."""
         if shape.lane not in self._known_lanes:
             self._open_lane(shape)
         deadline_ms = now_ms() + timeout_ms
@@ -242,7 +242,7 @@ class PublishDriver:
         return bundle
 
     def packing_of(self, shape: Shape) -> Packing | None:
-        """How plain bodies given together go together; None where each is its own, or waits for more."""
+        """Tell how plain bodies given together go together; None where each is its own, or waits for more."""
         packing = self._packing(shape)
         if packing is None or packing.linger_ms:
             return None
@@ -264,7 +264,7 @@ class PublishDriver:
         return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
 
     def _goes_alone(self, shape: Shape, message: Message) -> bool:
-        """What the broker must see, or what is too large, is not put into a batch."""
+        """Tell whether it is not put into a batch: the broker must see it, or it is too large."""
         packing = self._packing(shape)
         return (
             packing is None
@@ -325,7 +325,7 @@ class PublishDriver:
         self.connected.set()
 
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
-        """What this settles makes room; the pipe calls `_pump` after it."""
+        """Settle publishes, which makes room; the pipe calls `_pump` after it."""
         self.counters.last_confirm_ms = now_ms()
         if self._slow_until_ms and link == self.route.current:
             self._slow_until_ms = 0  # this one answers: not all brokers are slow

@@ -46,13 +46,13 @@ class Waiter(Protocol):
 
 
 def lane_name(exchange: str, routing_key: str) -> str:
-    """How the outbox calls a place to publish to; a return of the broker names both parts."""
+    """Return the outbox's name of a place to publish to; a return of the broker names both parts."""
     return f"{exchange} {routing_key}" if routing_key else exchange
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where publishes go. name: for people. wanted: what must exist before."""
+    """A place that publishes go to. name: for people. wanted: what must exist before."""
 
     name: str
     exchange: str
@@ -79,7 +79,7 @@ class Address:
 
 
 class Shape:
-    """What publishes of one address and content type have in common; compared by identity."""
+    """The common part of publishes of one address and content type; compared by identity."""
 
     __slots__ = ("address", "confirms", "content_type", "durability", "lane")
 
@@ -90,7 +90,7 @@ class Shape:
 
 
 class Shapes:
-    """What was asked for, as shapes. Any thread may ask."""
+    """The shapes of what was asked for. Any thread may ask."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Durability, bool, Delay | None, str], Shape] = {}

@@ -83,7 +83,7 @@ class Answering:
         return 0.0 if await self._port_refuses() else LINK_WAIT_S
 
     async def _is_shut(self) -> bool:
-        """Whether the broker can take no publish before this agent lets it."""
+        """Tell whether the broker can take no publish before this agent lets it."""
         try:
             async with asyncio.timeout(LINK_WAIT_S):
                 if await self._upkeep.gate_is_shut():

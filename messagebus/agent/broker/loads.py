@@ -35,7 +35,7 @@ SAMPLES_MAX = 500
 
 
 class Loads:
-    """What the broker said last; nothing while it says nothing."""
+    """The broker's last word on its queues; nothing while it says nothing."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -91,7 +91,7 @@ class Ages:
         self._departed: dict[str, int] = {}
 
     def sample(self, queue: str, now_ms: int, *, waiting: int, departed: int) -> int:
-        """How old the oldest message is at least, in milliseconds; 0 for an empty queue.
+        """Return how old the oldest message is at least, in milliseconds; 0 for an empty queue.
 
         waiting: ready or unacknowledged. departed: acknowledged since the broker's start; what was there
         before the first sample counts from that.
@@ -167,7 +167,7 @@ class Counting:
 
 
 def sources_of(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """What of the map lives and can be consumed from -> its queue inside a broker."""
+    """Map what of the map lives and can be consumed from to its queue inside a broker."""
     queues = dict[str, str]()
     for name, entry in entries.items():
         wanted = with_options(name, dict(entry.options))

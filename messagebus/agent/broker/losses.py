@@ -64,7 +64,7 @@ class Losses:
 
     @property
     def missing(self) -> int:
-        """How many are not there again."""
+        """Return how many are not there again."""
         return sum(not loss.repaired_at_ms for loss in self.kept)
 
     @property
@@ -165,7 +165,7 @@ def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarati
 
 
 class AuditRounds:
-    """What is looked for next: all names, or while events are proven some of them in turn."""
+    """The names to look for next: all, or while events are proven some of them in turn."""
 
     def __init__(self) -> None:
         self._left: deque[str] = deque()

@@ -105,7 +105,7 @@ class Management:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
 
     async def room(self) -> Room:
-        """What the broker has left of its disk and its memory, by its own limits."""
+        """Tell what the broker has left of its disk and its memory, by its own limits."""
         columns = "disk_free,disk_free_limit,mem_used,mem_limit"
         answer = await self._get(f"/api/nodes?columns={columns}")
         try:

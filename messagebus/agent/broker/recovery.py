@@ -53,7 +53,7 @@ class Recovery:
             log.warning("dead-lettering revived broker=%s queues=%d", self._broker, workers)
 
     async def has_leaders(self) -> bool:
-        """Whether the queues can confirm; after LEADERS_WAIT_S, and where nobody knows, in any case."""
+        """Tell whether the queues can confirm; after LEADERS_WAIT_S, and where nobody knows, in any case."""
         leaderless = await self._settler.queues_without_leader()
         if not leaderless:
             return True

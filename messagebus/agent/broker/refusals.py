@@ -56,7 +56,7 @@ class Refusals:
 
     @property
     def is_due(self) -> bool:
-        """Whether one of them is to be tried again."""
+        """Tell whether one of them is to be tried again."""
         return any(not self.rests(refused.entry) for refused in self._refused.values())
 
     def is_about_a_queue(self, name: str) -> bool:
@@ -64,7 +64,7 @@ class Refusals:
         return name in self and self._refused[name].reason.startswith("queue ")
 
     def rests(self, entry: Entry) -> bool:
-        """Whether exactly this was refused, not long ago."""
+        """Tell whether exactly this was refused, not long ago."""
         refused = self._refused.get(entry.wanted)
         if refused is None or refused.entry != entry:
             return False
@@ -75,7 +75,7 @@ class Refusals:
 
 
 async def mismatch_on(control: Control, management: Management, wanted: Declarations) -> str:
-    """What of it exists otherwise, "" for nothing. Raises LinkError.
+    """Tell what of it exists otherwise, "" for nothing. Raises LinkError.
 
     The broker itself names one argument that differs, perhaps not the one that tells most.
     """
@@ -91,7 +91,7 @@ async def mismatch_on(control: Control, management: Management, wanted: Declarat
 
 
 def differences(queue: QueueSpec, exists: Mapping[str, Any]) -> str:
-    """What is wanted and what exists, argument by argument; the broker does not compare `mb-born`."""
+    """Tell what is wanted and what exists, argument by argument; the broker does not compare `mb-born`."""
     wanted = {"durable": True, **queue.arguments}
     keys = [key for key in dict.fromkeys([*wanted, *exists]) if key != BORN]
     # A queue that was declared without a type is a classic one.

@@ -131,7 +131,7 @@ class Upkeep:
 
     @property
     def condition(self) -> Condition:
-        """What is known about the broker now; alarm, joining and draining are not ours."""
+        """Tell what is known about the broker now; alarm, joining and draining are not ours."""
         return Condition(
             linked=self._linked.is_set(),
             gate_open=bool(self._gate_open),
@@ -169,7 +169,7 @@ class Upkeep:
         self._wake.set()
 
     async def wait_linked(self) -> None:
-        """Until there is a link to the broker."""
+        """Wait until there is a link to the broker."""
         await self._linked.wait()
 
     async def gate_is_shut(self) -> bool:
@@ -178,14 +178,14 @@ class Upkeep:
             return self._gate_open is False
 
     async def node_is_gone(self) -> bool:
-        """Whether the broker's process certainly does not live. Then it has no gate, nor when it boots."""
+        """Tell whether the broker's process is certainly dead. Then it has no gate, nor when it boots."""
         name = self._config.node_name
         host = name.partition("@")[2] or self._config.address.host
         port = self._config.epmd_port
         return bool(name) and await node_is_gone(host, name, port, timeout_s=EPMD_TIMEOUT_S)
 
     def has(self, names: Iterable[str]) -> bool:
-        """Whether the broker has all of these as the map wants them."""
+        """Tell whether the broker has all of these as the map wants them."""
         entries = self._register.entries
         return all(self._brought.get(name) == entries.get(name) for name in names)
 
@@ -198,7 +198,7 @@ class Upkeep:
         }
 
     async def use_of(self, name: str) -> int | None:
-        """How many consumers an expiring subscription has here; None when its queue is not there.
+        """Return how many consumers an expiring subscription has here; None when its queue is not there.
 
         Raises LinkError.
         """
@@ -227,7 +227,7 @@ class Upkeep:
     # What is on the broker.
 
     async def mismatch(self, wanted: Iterable[Wanted]) -> str:
-        """What of these exists otherwise on the broker, by hand of somebody; "" for nothing.
+        """Tell what of these exists otherwise on the broker, by hand of somebody; "" for nothing.
 
         Also "" when it cannot be said now: then the answer to the registration says it.
         """
@@ -330,7 +330,7 @@ class Upkeep:
         return await Control.dial(self._config.address, credentials, timeout_ms=DIAL_TIMEOUT_MS)
 
     async def _list_queues(self) -> dict[str, int | None] | None:
-        """What is on the broker; None when that cannot be known now, {} when never."""
+        """Tell what is on the broker; None when that cannot be known now, {} when never."""
         if not self._management.is_there:
             return {}
         try:
@@ -481,7 +481,7 @@ class Upkeep:
         self._note_held(entries)
 
     async def _find_births(self, control: Control, unsure: Iterable[Entry]) -> None:
-        """What `plan` must know of these, when the management API did not answer at first.
+        """Find what `plan` must know of these, when the management API did not answer at first.
 
         What is not there is of no earlier life, whoever says so. Raises ManagementUnavailable when one
         is there: nobody can say then whether it has to be deleted first.
@@ -497,7 +497,7 @@ class Upkeep:
                         ) from fault
 
     async def _takes_messages(self, control: Control, entry: Entry) -> bool:
-        """Whether a queue that is there otherwise than wanted is bound as wanted all the same.
+        """Tell whether a queue that is there otherwise than wanted is bound as wanted all the same.
 
         Then no message misses it, and one name that two wanted otherwise keeps no gate shut and
         drains nobody; it stays refused, and told.
@@ -621,7 +621,7 @@ class Upkeep:
                 self._note_loss(entry, what, name, "event")
 
     def _note_losses_at_start(self) -> None:
-        """What was held before, as far as the broker can say what it has, and is not there."""
+        """Note what was held before and is not there, as far as the broker can say what it has."""
         if self._births is None or not self._management.is_there:
             return
         for name, number in list(self.held.items()):
@@ -650,7 +650,7 @@ class Upkeep:
 
 
 def monotonic_ms() -> int:
-    """What `Condition.behind_since_ms` and verdicts go by: no clock that is set decides them."""
+    """Read the clock of `Condition.behind_since_ms` and verdicts: no clock that is set decides them."""
     return time.monotonic_ns() // 1_000_000
 
 
