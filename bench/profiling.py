@@ -157,7 +157,7 @@ def _waits(name: tuple[str, int, str]) -> bool:
 
 
 def _named(file: str, line: int, function: str) -> str:
-    """``messagebus/_io/link.py:120 on_data``; what is written in C has no file."""
+    """``messagebus/_io/amqp/link.py:120 on_data``; what is written in C has no file."""
     if file == "~":
         return function.strip("<>")
     path = Path(file)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, cast, get_args, get_origin
 
-from messagebus._io.handlers import Batch, BatchHandler
+from messagebus._io.consume.runs import Batch, BatchHandler
 from messagebus.errors import BindingError, WrongPayload
 from messagebus.handling import Park
 from messagebus.message import Delivery

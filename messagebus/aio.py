@@ -11,12 +11,11 @@ from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from messagebus._io.bridge import Bridge
-from messagebus._io.clock import now_ms
-from messagebus._io.consuming import ConsumeDriver
-from messagebus._io.coroutines import HandlerTasks
-from messagebus._io.gathering import Gathering
-from messagebus._io.handlers import (
+from messagebus._io.consume.batches import Gathering
+from messagebus._io.consume.driver import ConsumeDriver
+from messagebus._io.consume.run_in_threads import Bridge, HandlerThreads
+from messagebus._io.consume.run_on_loop import HandlerTasks, watched
+from messagebus._io.consume.runs import (
     LINGER_S,
     BatchHandler,
     Handling,
@@ -28,12 +27,10 @@ from messagebus._io.handlers import (
     run_context,
     words_of,
 )
-from messagebus._io.hooked import HookChain, Watched, hook_chain
-from messagebus._io.loopwatch import watched
-from messagebus._io.publishing import PublishDriver
-from messagebus._io.tasks import Tasks
-from messagebus._io.threads import HandlerThreads
-from messagebus._io.tickets import Many, Shape, Waiter
+from messagebus._io.hooks import HookChain, Watched, hook_chain
+from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.publish.driver import PublishDriver
+from messagebus._io.publish.publishes import Many, Shape, Waiter
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import (
@@ -43,7 +40,7 @@ from messagebus.consumer import (
     not_ready,
     with_handling,
 )
-from messagebus.core.packing import bundled
+from messagebus.core.confirms import bundled
 from messagebus.destination import Destination, Source
 from messagebus.errors import BacklogFull, ConfigError, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers

@@ -21,7 +21,13 @@ from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from messagebus import directory
 from messagebus._binding import Bound, bind, bind_batch, name_of
-from messagebus._io.handlers import BATCH_MAX, BatchHandler, batch_faults, handled_by, retry_faults
+from messagebus._io.consume.runs import (
+    BATCH_MAX,
+    BatchHandler,
+    batch_faults,
+    handled_by,
+    retry_faults,
+)
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import as_source
@@ -591,7 +597,7 @@ class _Signals:
         for loop, ask in self._asks:
             loop.call_soon_threadsafe(ask)
 
-    # Until it is put back: a KeyboardInterrupt of a handler is the handler's own (`_io.coroutines`).
+    # Until it is put back: a KeyboardInterrupt of a handler is the handler's own (`_io.consume.run_on_loop`).
     _hear.raises_nothing = True  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,7 @@
 """Brokers, and the consumer list that says which of them to consume from.
 
-Pure values: parsing and writing the text of a list. Fetching it is `_io.fetch`, serving it
-`agent.service`, editing it the kit `consumer_lists`.
+Pure values: parsing and writing the text of a list. Fetching it is `_io.agents.consumer_list`, serving it
+`agent.consumer_list`, editing it the kit `consumer_lists`.
 """
 
 from __future__ import annotations

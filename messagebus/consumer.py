@@ -12,9 +12,9 @@ from contextvars import Context
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from messagebus._io.clock import now_ms
-from messagebus._io.consuming import ConsumeDriver
-from messagebus._io.handlers import (
+from messagebus._io.consume.driver import ConsumeDriver
+from messagebus._io.consume.run_in_threads import HandlerThreads
+from messagebus._io.consume.runs import (
     Handling,
     Ticking,
     checked_count,
@@ -23,10 +23,8 @@ from messagebus._io.handlers import (
     run_context,
     words_of,
 )
-from messagebus._io.hooked import hook_chain
-from messagebus._io.loopthread import LoopThread
-from messagebus._io.tasks import Tasks
-from messagebus._io.threads import HandlerThreads
+from messagebus._io.hooks import hook_chain
+from messagebus._io.loop import LoopThread, Tasks, now_ms
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination

@@ -8,12 +8,16 @@ import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from messagebus._io import subscriptions
-from messagebus._io.blocking import run_blocking
-from messagebus._io.following import fetch_list
-from messagebus._io.https import http_client
-from messagebus._io.registering import topology_for
-from messagebus._io.subscriptions import PurgedMessages, SubscriptionCount, SubscriptionCounts
+from messagebus._io.agents import subscriptions
+from messagebus._io.agents.consumer_list import fetch_list
+from messagebus._io.agents.http import http_client
+from messagebus._io.agents.registration import topology_for
+from messagebus._io.agents.subscriptions import (
+    PurgedMessages,
+    SubscriptionCount,
+    SubscriptionCounts,
+)
+from messagebus._io.loop import run_blocking
 from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig

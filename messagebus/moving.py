@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from messagebus._io.moving import WINDOW, Mover
+from messagebus._io.admin.moving import WINDOW, Mover
 from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, LinkError, TopologyError
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict
 
-from messagebus._io.properties import is_bare
-from messagebus._io.tickets import Shape, Shapes
+from messagebus._io.amqp.properties import is_bare
+from messagebus._io.publish.publishes import Shape, Shapes
 from messagebus.destination import Destination, delay_step, parse_destination
 from messagebus.errors import ConfigError, MessageInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Header, Message

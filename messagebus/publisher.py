@@ -14,11 +14,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, Unpack
 
-from messagebus._io.clock import now_ms
-from messagebus._io.hooked import HookChain, Watched, hook_chain
-from messagebus._io.loopthread import LoopThread
-from messagebus._io.publishing import PublishDriver
-from messagebus._io.tickets import Many, Shape, Waiter
+from messagebus._io.hooks import HookChain, Watched, hook_chain
+from messagebus._io.loop import LoopThread, now_ms
+from messagebus._io.publish.driver import PublishDriver
+from messagebus._io.publish.publishes import Many, Shape, Waiter
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import CONFIRMED, REFUSED, UNKNOWN, UNROUTABLE

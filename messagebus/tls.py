@@ -1,7 +1,10 @@
-"""Certificates: whom we trust and who we are, as files that are read again when they change.
+"""Certificates of our own and of those we trust, as files that are read again when they change.
 
 For clients, agents and the operators' kits. Both ends verify each other: a client looks at the
 server's name, a server at the authority of the client's certificate. At least TLS 1.2.
+
+The end of a certificate is read here from its PEM file (RFC 5280, section 4.1): Python's ssl tells it of
+authorities, and of the other end of a connection that it trusts; never of our own certificate.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from messagebus._validity import good_until_s
 from messagebus.errors import ConfigError
 
-__all__ = ["TlsFiles", "certificate_fault", "speaks_no_tls", "trusting_nobody"]
+__all__ = ["TlsFiles", "certificate_fault", "speaks_no_tls", "trusting_nobody", "good_until_s"]
 
 # Contexts of so many different sets of files are kept; making one from the system's authorities takes
 # some 20 ms, which is too long for a dial.
@@ -29,6 +32,8 @@ LAYERS_MAX = 50
 _REFUSED = re.compile(
     r"\[SSL: \w*ALERT_(\w*(?:CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED)\w*)\]"
 )
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_VERSION, _UTC_TIME, _LONG_FORM = 0xA0, 0x17, 0x80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class TlsFiles:
                 raise ConfigError("; ".join(faults))
 
     def faults(self) -> list[str]:
-        """What is wrong with the files, one sentence each; empty when all is well."""
+        """Tell what is wrong with the files, one sentence each; empty when all is well."""
         try:
             self.client_context()
         except ConfigError as fault:
@@ -76,7 +81,7 @@ class TlsFiles:
         return []
 
     def good_until_s(self) -> float | None:
-        """When our certificate ends, or the last of the authorities in ca_file if that is earlier.
+        """Tell when our certificate ends, or the last of the authorities in ca_file if that is earlier.
 
         Seconds since 1970. None where neither is given, or a file cannot be read: `faults` says why.
         """
@@ -172,7 +177,7 @@ def trusting_nobody() -> ssl.SSLContext:
 
 
 def certificate_fault(fault: BaseException) -> str:
-    """Why one end did not trust the other's certificate; "" when an error is about something else."""
+    """Tell why one end did not trust the other's certificate; "" when an error is about something else."""
     for each in _layers(fault):
         if isinstance(each, ssl.SSLCertVerificationError):
             return f"its certificate is not good: {each.verify_message}"
@@ -200,3 +205,43 @@ def _layers(fault: BaseException) -> Iterator[BaseException]:
         inner = [*each.args, *getattr(each, "exceptions", ()), getattr(each, "exception", None)]
         inner += [each.__cause__, each.__context__]
         waiting += [layer for layer in inner if isinstance(layer, BaseException)]
+
+
+def good_until_s(pem: str) -> float:
+    """The end of the first certificate in a PEM text, in seconds since 1970.
+
+    Raises ValueError for a text without one, or with one that cannot be read.
+    """
+    found = _CERTIFICATE.search(pem)
+    if not found:
+        raise ValueError("no PEM certificate in it")
+    try:
+        (certificate,) = _parts(ssl.PEM_cert_to_DER_cert(found[0]))
+        signed, *_ = _parts(certificate[1])
+        fields = [part for part in _parts(signed[1]) if part[0] != _VERSION]
+        _serial, _algorithm, _issuer, validity, *_ = fields
+        _begin, (kind, end) = _parts(validity[1])
+        return _time(kind, end.decode("ascii")).timestamp()
+    except (ValueError, IndexError) as fault:
+        raise ValueError("a certificate that cannot be read") from fault
+
+
+def _parts(encoded: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each element, in DER."""
+    at = 0
+    while at < len(encoded):
+        tag, size = encoded[at], encoded[at + 1]
+        at += 2
+        if size & _LONG_FORM:
+            more = size & ~_LONG_FORM
+            size = int.from_bytes(encoded[at : at + more])
+            at += more
+        yield tag, encoded[at : at + size]
+        at += size
+
+
+def _time(kind: int, text: str) -> datetime:
+    """``YYMMDDHHMMSSZ`` is of 1950 to 2049; later years have four digits."""
+    if kind == _UTC_TIME:
+        text = ("19" if text >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

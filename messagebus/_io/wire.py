@@ -1,6 +1,6 @@
-"""How drivers reach brokers: the seam below which AMQP begins.
+"""The way from drivers to brokers: the seam below which AMQP begins.
 
-`AmqpWire` (module `amqp`) is the real one; `messagebus.testing` has one that leads to brokers in
+`AmqpWire` (`_io.amqp_wire`) is the real one; `messagebus.testing` has one that leads to brokers in
 memory. The drivers above it are the same, so what one bus does the other does.
 """
 
@@ -18,14 +18,14 @@ from messagebus.errors import MessageBusError
 from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
-    from messagebus._io.link import Link
+    from messagebus._io.amqp.link import Link
 
 __all__ = ["Follower", "Registration", "Topology", "Wire", "amqp_wire"]
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a registration came to, by broker name.
+    """The result of a registration, by broker name.
 
     complete: every broker has it, or takes no publishes before it has. held: has it, settled. later:
     takes no publishes before it has it. missing: may take publishes without it, and why. options: what
@@ -40,7 +40,7 @@ class Registration:
 
 
 class Topology(Protocol):
-    """Who brings topics, queues and subscriptions about."""
+    """The maker of topics, queues and subscriptions."""
 
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
@@ -52,7 +52,7 @@ class Topology(Protocol):
         """
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
-        """Whether somebody has made it exist. Raises RegistrationIncomplete, LoginRefused or LinkError."""
+        """Tell whether it was made to exist. Raises RegistrationIncomplete, LoginRefused or LinkError."""
 
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
@@ -105,6 +105,6 @@ class Wire(Protocol):
 
 def amqp_wire(bus: BusConfig) -> Wire:
     """The wire to real brokers. Imported when it is first asked for: a test in memory needs no HTTP."""
-    from messagebus._io.amqp import AmqpWire
+    from messagebus._io.amqp_wire import AmqpWire
 
     return AmqpWire(bus)

@@ -20,10 +20,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from messagebus.agent.listfile import ListFile
+from messagebus.agent.broker.upkeep import Upkeep
+from messagebus.agent.consumer_list import ListFile
 from messagebus.agent.peers import Peers
 from messagebus.agent.topology import Topology
-from messagebus.agent.upkeep import Upkeep
 from messagebus.core.register import majority
 from messagebus.errors import LinkError, TopologyError
 

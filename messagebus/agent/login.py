@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass, field
 from enum import Enum
 
-from messagebus._io.control import Right
+from messagebus._io.amqp.control import Right
 from messagebus.destination import Delay, Queue, Subscription, Topic
 from messagebus.errors import ConfigError, LinkLost
 from messagebus.secret import Secret
@@ -104,7 +104,7 @@ class Login:
         self._made: dict[str, set[str]] = {}
 
     def is_operator(self, header: str) -> bool:
-        """Whether the header carries the operators' token."""
+        """Tell whether the header carries the operators' token."""
         scheme, _, text = header.partition(" ")
         if scheme.lower() != "bearer":
             return False

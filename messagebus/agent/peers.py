@@ -151,7 +151,7 @@ class Peers:
     async def mismatch(
         self, peers: Iterable[ListedBroker], items: Sequence[object]
     ) -> dict[str, str]:
-        """What of these items exists otherwise on whose broker, in words, "" for nothing.
+        """Tell what of these items exists otherwise on whose broker, in words, "" for nothing.
 
         Who does not answer in time is left out.
         """

@@ -16,26 +16,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from messagebus._io.control import Right, rights_of
-from messagebus._io.link import Credentials
-from messagebus._io.settle import Settler
-from messagebus.agent.answering import Answering
-from messagebus.agent.clients import Clients
+from messagebus._io.admin.settle import Settler
+from messagebus._io.amqp.control import Right, rights_of
+from messagebus._io.amqp.link import Credentials
+from messagebus.agent.broker.answering import Answering
+from messagebus.agent.broker.loads import Counting, Loads
+from messagebus.agent.broker.losses import Loss
+from messagebus.agent.broker.management import Management, ManagementUnavailable
+from messagebus.agent.broker.upkeep import Upkeep, monotonic_ms
 from messagebus.agent.config import AgentConfig, read_secret
-from messagebus.agent.counting import Counting
+from messagebus.agent.consumer_list import Clients, ListFile
 from messagebus.agent.expiry import Expiry
-from messagebus.agent.listfile import ListFile
-from messagebus.agent.loads import Loads
 from messagebus.agent.login import Login
-from messagebus.agent.losses import Loss
-from messagebus.agent.management import Management, ManagementUnavailable
-from messagebus.agent.metrics import Figure, Metrics
-from messagebus.agent.mirror import figures_of_mirror
+from messagebus.agent.metrics import Figure, Metrics, figures_of_mirror
 from messagebus.agent.peers import Node, Peers
-from messagebus.agent.serving import ACCEPTED_AT_ONCE, STOP_TIMEOUT_S, Server, listen
+from messagebus.agent.server import ACCEPTED_AT_ONCE, STOP_TIMEOUT_S, Server, listen
 from messagebus.agent.store import Store
 from messagebus.agent.topology import Topology
-from messagebus.agent.upkeep import Upkeep, monotonic_ms
 from messagebus.agent.web import Parts, application
 from messagebus.broker import Broker
 from messagebus.core.gate import Condition, Verdict, VerdictKind, verdict

@@ -1,4 +1,4 @@
-"""What an agent keeps over restarts: its map, the operators' drain, what it held.
+"""The files that an agent keeps over restarts: its map, the operators' drain, what it held.
 
 The map and the drain are on disk, fsynced with their folder, before anybody is told of them. What
 was held and what was lost is only a report: written, not synced.
@@ -87,7 +87,7 @@ class Store:
             _sync_folder(self._folder)
 
     def load_report(self) -> dict[str, Any]:
-        """What `save_report` was given; {} when there is nothing or it is unreadable."""
+        """Return what `save_report` was given; {} when there is nothing or it is unreadable."""
         try:
             report = json.loads((self._folder / REPORT_FILE).read_text())
         except (OSError, ValueError):

@@ -1,8 +1,12 @@
 """The agent's map in action: kept on disk, merged with the peers', changed for callers.
 
 Any agent coordinates a change: read a majority, decide, store, tell all, judge the answers
-(`core.registration`). A list that changed meanwhile makes it start over, since the new list's
+(`core.register`). A list that changed meanwhile makes it start over, since the new list's
 brokers were not asked.
+
+`resolve` judges what is asked for against the map. No subscription may be weaker than its topic, or a
+confirm would promise more than it keeps: a subscription that does not say how durable it is takes its
+topic's level.
 """
 
 from __future__ import annotations
@@ -14,20 +18,27 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
-from messagebus._io.control import node_is_gone, port_refuses
-from messagebus.agent.agreement import resolve
-from messagebus.agent.answering import Answering
-from messagebus.agent.listfile import ListFile
+from messagebus._io.amqp.control import node_is_gone, port_refuses
+from messagebus.agent.broker.answering import Answering
+from messagebus.agent.broker.upkeep import Upkeep
+from messagebus.agent.consumer_list import ListFile
 from messagebus.agent.peers import Peers, Told
 from messagebus.agent.store import Store
-from messagebus.agent.upkeep import Upkeep
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.core.register import Entry, Options, Register, Snapshot
-from messagebus.core.registration import Answer, Completion, Reply, completion
+from messagebus.core.register import (
+    Answer,
+    Completion,
+    Entry,
+    Register,
+    Reply,
+    Snapshot,
+    completion,
+)
+from messagebus.destination import Subscription, Topic
 from messagebus.errors import TopologyError, TopologyMismatch
-from messagebus.topology import Wanted, differences, options_of, to_item, with_options
+from messagebus.topology import Options, Wanted, differences, options_of, to_item, with_options
 
-__all__ = ["NoMajority", "Topology"]
+__all__ = ["NoMajority", "Topology", "resolve"]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -38,6 +49,7 @@ PULL_PEERS = 8
 CHANGE_ROUNDS = 5
 CHANGE_WAIT_S = 20.0
 PROBE_TIMEOUT_S = 1.0
+FSYNC = "fsync"
 
 
 class NoMajority(TopologyError):
@@ -155,7 +167,7 @@ class Topology:
         self._upkeep.wake()
 
     def entries_of(self, snapshot: Snapshot) -> list[Entry]:
-        """How the map has the names of these entries now."""
+        """Tell how the map has the names of these entries now."""
         names = (entry.wanted for entry in snapshot.entries)
         return [self.register.entries[name] for name in names if name in self.register.entries]
 
@@ -221,7 +233,7 @@ class Topology:
         return Completion(complete=False, held=(), later=(), missing={self._me: why})
 
     def _stands(self, asked: Mapping[str, Options], alive: bool) -> bool:
-        """Whether no concurrent change of another agent has won."""
+        """Tell whether no concurrent change of another agent has won."""
         entries = self.register.entries
         if not alive:
             return not any(name in entries and entries[name].alive for name in asked)
@@ -266,7 +278,7 @@ class Topology:
     async def _agreed(
         self, current: BrokerList, asked: Mapping[str, Options], answering: Collection[str]
     ) -> Mapping[str, Options]:
-        """What the names are to live with. Raises TopologyMismatch before anything is changed.
+        """Tell what the names are to live with. Raises TopologyMismatch before anything is changed.
 
         What is new to the map is looked for on the brokers: somebody may have declared it by hand.
         """
@@ -298,7 +310,7 @@ class Topology:
         return taken
 
     async def in_the_way(self, origin: str, wanted: Mapping[str, Wanted]) -> str:
-        """What of these exists otherwise here, in the map or on the broker, in words; "" for nothing.
+        """Tell what of these exists otherwise here, in the map or on the broker, in words; "" for nothing.
 
         Of two agents that are about to make one name with different options each asks the other, and
         the larger goes first, as with equal numbers. So one of them is told, and nothing is declared
@@ -366,3 +378,58 @@ def _reply(told: Told) -> Reply:
     kinds = {"held": Answer.HELD, "later": Answer.LATER}
     answer = kinds.get(told.answer, Answer.NO)
     return Reply(answer=answer, stored=told.stored, reason=told.reason)
+
+
+def resolve(
+    entries: Mapping[str, Entry], asked: Mapping[str, Options]
+) -> tuple[dict[str, Options], dict[str, str]]:
+    """Tell what each name is to live with, and for each that cannot why: with both values in the text.
+
+    asked: names with what is asked beside them. Raises NameInvalid.
+    """
+    standing: dict[str, Options] = {e.wanted: dict(e.options) for e in entries.values() if e.alive}
+    taken, against = dict[str, Options](), dict[str, str]()
+    # Topics before their subscriptions, which take their level.
+    for name in sorted(asked, key=lambda name: "/" in name):
+        wanted = with_options(name, asked[name])
+        options = standing.get(name)
+        told = "" if options is None else differences(wanted, options)
+        if options is None:
+            options = _as_new(wanted, standing)
+        told = told or _against_others(wanted, options, standing)
+        if told:
+            against[name] = told
+        else:
+            taken[name] = standing[name] = options
+    return taken, against
+
+
+def _as_new(wanted: Wanted, standing: Mapping[str, Options]) -> Options:
+    options = options_of(wanted)
+    if isinstance(wanted, Subscription) and "durability" not in options:
+        topic = _level(standing.get(str(wanted.topic), {}))
+        return options if topic == FSYNC else {**options, "durability": topic}
+    return options
+
+
+def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Options]) -> str:
+    level = _level(options)
+    if "delivery_limit" in options and level != FSYNC:
+        return f"{wanted}: delivery_limit needs durability {FSYNC} and its topic exists {level}"
+    match wanted:
+        case Subscription(topic=topic):
+            above = standing.get(str(topic))
+            if above is not None and _level(above) == FSYNC != level:
+                return f"{wanted}: durability is wanted {level} and its topic exists {FSYNC}"
+        case Topic() if level == FSYNC:
+            for name, below in standing.items():
+                if name.startswith(f"{wanted}/") and _level(below) != FSYNC:
+                    weaker = f"its subscription {name} exists {_level(below)}"
+                    return f"{wanted}: durability is wanted {FSYNC} and {weaker}"
+        case _:
+            pass
+    return ""
+
+
+def _level(options: Options) -> str:
+    return str(options.get("durability", FSYNC))

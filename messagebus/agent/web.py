@@ -20,15 +20,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from messagebus.agent.clients import TEXT_MAX, Clients
-from messagebus.agent.counting import Counting
-from messagebus.agent.listfile import ListFile
+from messagebus.agent.broker.loads import Counting
+from messagebus.agent.broker.plan import expires_s_of
+from messagebus.agent.broker.upkeep import Upkeep
+from messagebus.agent.consumer_list import TEXT_MAX, Clients, ListFile
 from messagebus.agent.login import NAMES_PER_USER_MAX, Admission, Judged, Login
 from messagebus.agent.metrics import Metrics
-from messagebus.agent.plan import expires_s_of
 from messagebus.agent.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority, Topology
-from messagebus.agent.upkeep import Upkeep
 from messagebus.core.gate import Verdict, VerdictKind
 from messagebus.errors import (
     ConfigError,
@@ -58,7 +57,7 @@ _HEALTH_CODES = {VerdictKind.READY: 200, VerdictKind.DRAIN: 404, VerdictKind.DOW
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the interface speaks for.
+    """The parts of the agent that the interface speaks for.
 
     verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
     unused_s: for how long nobody used each expiring subscription. started: marks this process in ETags.
@@ -273,7 +272,7 @@ class _Web:
         return entry is not None and entry.alive
 
     def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """What exists beside these names: who asks for less takes it as it is, and has to know it."""
+        """Tell what exists beside these names: who asks for less takes it as it is, and has to know it."""
         entries = self._parts.topology.register.entries
         return {name: dict(entries[name].options) for name in names if name in entries}
 
@@ -285,7 +284,7 @@ class _Web:
         return await self._operators_only(request)
 
     async def try_out(self, request: Request) -> Response:
-        """What of these exists otherwise on the broker; nothing is made."""
+        """Tell what of these exists otherwise on the broker; nothing is made."""
         if refusal := await self._operators_only(request):
             return refusal
         body = await _json(request)
@@ -536,7 +535,7 @@ async def _json(request: Request) -> dict[str, Any]:
 
 
 def _wanted(value: Any) -> dict[str, Wanted]:
-    """What is wanted by its name in the one spelling, without doubles, in the order given."""
+    """Tell what is wanted by its name in the one spelling, without doubles, in the order given."""
     if not isinstance(value, list) or not value:
         raise BadRequest('wanted: a list of names such as "orders", "orders/billing", "queue:jobs"')
     if len(value) > NAMES_MAX:
@@ -582,7 +581,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _first_of(*waits: Awaitable[object], timeout_s: float) -> int | None:
-    """Which of them ended first, by position; None when none did within timeout_s."""
+    """Tell which of them ended first, by position; None when none did within timeout_s."""
     tasks: Sequence[asyncio.Future[object]] = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -258,7 +258,6 @@ def _only(nodes: Sequence[Node], value: typing.Any) -> typing.Any:
     return found[0][1]
 
 
-# ---------------------------------------------------------------------- meeting
 def _go_first(kind: str, one: Node, other: Node) -> list[Node]:
     """Which must be asked before the other: none where it is all the same, both where nothing helps, because
     a value could be for both and would be read otherwise."""

@@ -1,23 +1,85 @@
-"""The publishes on one link that the broker has not answered yet.
+"""Publishes on one link: the messages that travel together, and those that the broker has not answered.
 
-Decides what an answer means; sends nothing. The broker counts publishes of a channel from 1 and
+`ConfirmWindow` decides what an answer means. The broker counts publishes of a channel from 1 and
 answers with tags: one, or all up to one (``multiple``), where 0 means all so far. A message that no
 queue took is returned first and acked after, so a return only marks it.
 
 Every item that `fill` takes comes back exactly once: from `answered` or from `abandon`.
+
+`Batch` is several messages of one destination as one AMQP message, bounded by messages and bytes. One that
+lingers waits for more outside the backlog until it is full or its time has come. Another stands in the
+backlog at once and takes what comes until it is sent, so what is waiting anyway travels together. How they
+are filled is a part of `core.outbox`. Nothing is encoded or sent here.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
-__all__ = ["ConfirmWindow", "Identified"]
+__all__ = ["ConfirmWindow", "Identified", "Batch", "Packed", "Packing", "bundled"]
+
+
+class Packing(NamedTuple):
+    """Bounds of one lane's batches; linger_ms: 0 packs only what is waiting."""
+
+    count_max: int
+    bytes_max: int
+    linger_ms: int
+
+
+class Packed(Protocol):
+    message_id: str
+    lane: str
+    size: int
+
+
+PackedT = TypeVar("PackedT", bound=Packed)
+
+
+class Batch(Generic[PackedT]):
+    """One publish of several items. message_id: its own on the wire, that of its first item."""
+
+    __slots__ = ("due_ms", "items", "lane", "message_id", "size")
+
+    def __init__(self, first: PackedT) -> None:
+        self.items = [first]
+        self.lane, self.message_id, self.size = first.lane, first.message_id, first.size
+        self.due_ms: int | None = None
+
+    def keep(self, items: list[PackedT]) -> None:
+        """Only these are left of it; at least one."""
+        self.items, self.message_id = items, items[0].message_id
+        self.size = sum(item.size for item in items)
+
+
+OtherT = TypeVar("OtherT")
+
+
+def bundled(
+    payloads: Iterable[bytes | OtherT], packing: Packing
+) -> Iterator[list[bytes] | bytes | OtherT]:
+    """Group what is given, in order: plain bodies in lists that fill a batch, all else as it is."""
+    bodies: list[bytes] = []
+    size, count_max, bytes_max = 0, packing.count_max, packing.bytes_max
+    for payload in payloads:
+        length = len(payload) if isinstance(payload, bytes) else bytes_max
+        fits = length < bytes_max
+        if bodies and (not fits or len(bodies) == count_max or size + length > bytes_max):
+            yield bodies
+            bodies, size = [], 0
+        if fits:
+            bodies.append(cast(bytes, payload))
+            size += length
+        else:
+            yield payload
+    if bodies:
+        yield bodies
 
 
 class Identified(Protocol):
-    """What a window holds: a publish with its destination's lane, an id and a size in bytes."""
+    """An item of a window: a publish with its destination's lane, an id and a size in bytes."""
 
     lane: str
     message_id: str
@@ -122,7 +184,7 @@ class ConfirmWindow(Generic[ItemT]):
             self._sent.popleft()
 
     def oldest_ms(self) -> int | None:
-        """When the publish was sent that has waited longest; None when nothing is open."""
+        """Tell when the publish was sent that has waited longest; None when nothing is open."""
         return self._sent[0][1] if self._sent else None
 
     def items(self) -> Iterable[ItemT]:

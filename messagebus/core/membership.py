@@ -1,4 +1,4 @@
-"""Which brokers a consumer is attached to, given a list that changes.
+"""The brokers that a consumer is attached to, given a list that changes, and its share of them.
 
 Decides; dials nothing. Times are whole milliseconds of a monotonic clock, passed in; `share` is a
 random number from 0 to 1 that spreads waits.
@@ -14,6 +14,8 @@ random number from 0 to 1 that spreads waits.
     * with back-off. A broker that is listed again while it drains is dialled anew afterwards.
 
 An empty list changes nothing: no list can be meant to disconnect everybody.
+
+`Subset` picks one consumer's own brokers, where a full mesh would be too many links.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
-from messagebus.core.subset import Subset
 
-__all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State"]
+__all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State", "Subset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,39 @@ class Membership:
         return [HangUp(broker)]
 
     def next_due_ms(self) -> int | None:
-        """When `tick` has something to do; None: not before another event."""
+        """Tell when `tick` has something to do; None: not before another event."""
         timed = (State.WAITING, State.DRAINING)
         return min((m.due_ms for m in self._members.values() if m.state in timed), default=None)
+
+
+class Subset:
+    """One consumer's place among those of its subscription.
+
+    Rendezvous hashing: each broker is drawn to every slot with a strength of its own and belongs to the
+    `cover` slots that draw it most. All consumers of a subscription compute the same without talking, and
+    one more broker or slot moves only its own share. Linear in the brokers, for a number of slots.
+
+    slot: 0 to slots - 1, another one for each consumer. cover: so many consumers take each broker.
+    """
+
+    def __init__(self, *, slot: int, slots: int, cover: int) -> None:
+        assert 0 <= slot < slots
+        assert cover > 0
+        self._slot, self._slots, self._cover = slot, slots, cover
+
+    def of(self, brokers: Iterable[str]) -> frozenset[str]:
+        """Those that are ours."""
+        return frozenset(broker for broker in brokers if self._is_ours(broker))
+
+    def _is_ours(self, broker: str) -> bool:
+        own = _draw(broker, self._slot)
+        stronger = 0
+        for slot in range(self._slots):
+            stronger += _draw(broker, slot) > own
+            if stronger >= self._cover:
+                return False
+        return True
+
+
+def _draw(broker: str, slot: int) -> tuple[bytes, int]:
+    return blake2b(f"{broker} {slot}".encode(), digest_size=8).digest(), slot

@@ -9,7 +9,7 @@ An item is *held* (its lane is not open yet: the destination is not registered),
                                      ▲                 │
                                      └───link_lost─────┘   (attempts and deadline permitting)
 
-Items of a lane that packs travel as batches (`core.packing`): one entry of backlog and window, one
+Items of a lane that packs travel as batches (`core.confirms`): one entry of backlog and window, one
 tag, and still one outcome, deadline and count of attempts for each item. Messages that were given
 together can be one item, a *bundle*: a batch of its own, with one end for all of them.
 
@@ -25,8 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from messagebus.core.confirms import ConfirmWindow
-from messagebus.core.packing import Batch, Packing
+from messagebus.core.confirms import Batch, ConfirmWindow, Packing
 
 __all__ = ["CONFIRMED", "REFUSED", "UNKNOWN", "UNROUTABLE", "End", "Entry", "Item", "Outbox"]
 

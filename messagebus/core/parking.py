@@ -1,19 +1,29 @@
-"""What a parked message tells of itself, whether somebody looks for it, and how it goes back.
+"""Parked, moved and delayed messages: what their headers tell, and what becomes of them by it.
 
 Pure, from the headers as they arrived. A message is parked by a client, which says why in ``mb-park-``
 headers, or by its broker, which says it in ``x-death``: rejected, or brought back unanswered more often
 than its queue's delivery limit, as a message does that kills its consumer.
+
+A message that is moved to another broker arrives there as it lay here: under its id, with its headers, its
+key and its time. Three things need care: of a parked message the broker alone may know why, in headers that
+another broker ignores; a delayed one has waited for a part of its time; and messages of one key must not
+overtake each other.
+
+RabbitMQ lets a message out of the delay ladder at the earlier of its step's time and its own expiration, and
+then forgets the expiration. So a delayed message bears its time to live in a header, which counts from when
+it is due; one of another client that bears an expiration comes too early, and waits for the rest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar
 
-from messagebus.destination import UNDELIVERED_QUEUE, Source
+from messagebus.destination import DELAY_STEPS_MS, UNDELIVERED_QUEUE, Delay, Source, delay_step
 
 __all__ = [
     "DELIVERY_LIMIT",
@@ -27,12 +37,39 @@ __all__ = [
     "is_dropped_by_redrive",
     "last_death",
     "read_facts",
+    "DELAYS",
+    "Spread",
+    "parked_marks",
+    "rest_of_delay",
+    "STEP_MARK",
+    "TTL_HEADER",
+    "Early",
+    "is_late",
+    "read_early",
+    "read_ttl_ms",
 ]
+
+DELAYS: Mapping[str, Delay] = {step.amqp_queue: step for step in map(Delay, DELAY_STEPS_MS)}
+"""The steps of the delay ladder, by their queues."""
+
+
+# AMQP's timestamps are whole seconds, cut off: a message is younger than its own by up to that much.
+STAMP_STEP_MS = 1_000
+# A message is in its step for no longer than the step, and as long as its broker was away. One that says
+# that it was, says it by a clock that differs from ours.
+OVERDUE_MS_MAX = 60_000
+TTL_HEADER = "mb-ttl-ms"
+"""Header of a delayed message: its time to live, from when it is due."""
+STEP_MARK = b"mb.delay/"
+"""In the properties of whatever came out of a step."""
+TTL_MS_MAX = (1 << 32) - 1
+# The broker says when it was due in whole seconds, cut off.
+DUE_STEP_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """What was delayed and found no queue when it was due, as one more thing that has a parking queue."""
+    """Messages that were delayed and found no queue when due, as one more thing with a parking queue."""
 
     parking_queue: ClassVar[str] = UNDELIVERED_QUEUE
     delivery_limit: ClassVar[int] = 0
@@ -76,7 +113,7 @@ MATCH_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of one parked message; None or "" for what is not.
+    """The known facts of one parked message; None or "" for what is not.
 
     attempts: runs of the handler, or deliveries that nobody answered. first_ms: when it was first
     published, parked_ms: when it was parked, ms since 1970. address: of what came out of the delay
@@ -130,12 +167,12 @@ def read_facts(
 
 
 def is_dropped_by_redrive(name: str) -> bool:
-    """Whether a header is left behind when its message goes back to its queue."""
+    """Tell whether a header is left behind when its message goes back to its queue."""
     return name.startswith(PARKED_PREFIX) or name in NOT_REDRIVEN
 
 
 def last_death(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What its broker notes of the last queue that let it go; empty for none."""
+    """Tell what its broker notes of the last queue that let it go; empty for none."""
     deaths = headers.get("x-death")
     newest = deaths[0] if isinstance(deaths, list) and deaths else {}
     return newest if isinstance(newest, dict) else {}
@@ -191,10 +228,9 @@ def _epoch_ms(value: object) -> int | None:
     return int(value.timestamp() * MS_PER_S) if isinstance(value, datetime) else None
 
 
-# ---------------------------------------------------------------------- looking for some of them
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which parked messages; what is None takes all.
+    """A choice of parked messages; what is None takes all.
 
     since_ms, until_ms: parked then, ms since 1970. reason: is in theirs, whatever the case. key: is
     theirs. pattern: is found in id, key, reason, exception, headers or body.
@@ -221,7 +257,7 @@ class Choice:
         return pattern is None or any(pattern.search(text) for text in _texts(facts, body))
 
     def _takes_time(self, parked_ms: int | None) -> bool:
-        """One that does not tell when it was parked is neither older nor newer."""
+        """Tell whether its time fits; one that does not tell its time is neither older nor newer."""
         if self.since_ms is None and self.until_ms is None:
             return True
         if parked_ms is None or (self.since_ms is not None and parked_ms < self.since_ms):
@@ -234,3 +270,91 @@ def _texts(facts: Facts, body: bytes) -> Iterator[str]:
     for name, value in facts.headers.items():
         yield f"{name}: {value}"
     yield body[:MATCH_BYTES_MAX].decode("utf-8", "replace")
+
+
+class Spread:
+    """The choice of targets for messages: those of one key always the same, the others in turn."""
+
+    def __init__(self, targets: int) -> None:
+        """targets: how many there are, 1 or more."""
+        self._targets, self._next = targets, -1
+
+    def place(self, key: str) -> int:
+        """From 0."""
+        if key:
+            digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+            return int.from_bytes(digest) % self._targets
+        self._next = (self._next + 1) % self._targets
+        return self._next
+
+
+def parked_marks(facts: Facts) -> dict[str, Any]:
+    """Headers that keep what is known of a parked message, where its broker knew it by itself.
+
+    RabbitMQ 4 ignores the ``x-death`` that a publisher sends.
+    """
+    marks: dict[str, Any] = {
+        "mb-park-attempts": facts.attempts,
+        "mb-park-first-ms": facts.first_ms,
+        "mb-park-ms": facts.parked_ms,
+        "mb-park-address": facts.address or None,
+    }
+    if facts.reason != UNKNOWN_REASON:
+        marks["mb-park-reason"] = facts.reason
+    return {name: value for name, value in marks.items() if value is not None}
+
+
+def rest_of_delay(
+    step: Delay,
+    headers: Mapping[str, Any],
+    stamp_ms: int | None,
+    now_ms: int,
+    there: Collection[Delay] = tuple(DELAYS.values()),
+) -> Delay:
+    """The step for what is left of a delay, rounded up.
+
+    headers, stamp_ms: of the message. there: steps that the other broker has; they come into being when
+    somebody first asks for them. Only of one that was delayed when it was first published is it
+    known since when it waits; another (a retry) waits for its whole step again, and so does one whose
+    publisher's clock cannot be right.
+    """
+    if stamp_ms is None or "mb-first-ms" in headers or "mb-attempt" in headers:
+        return step
+    waited_ms = max(0, now_ms - stamp_ms - STAMP_STEP_MS)
+    if waited_ms > step.ms + OVERDUE_MS_MAX:
+        return step
+    rest = delay_step(max(1, step.ms - waited_ms))
+    return min((each for each in there if rest.ms <= each.ms <= step.ms), default=step)
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """rest_ms: how much longer it was to wait. ttl_ms: how long it lives after that."""
+
+    rest_ms: int
+    ttl_ms: int
+
+
+def read_early(headers: Mapping[str, Any]) -> Early | None:
+    """Tell what is left of its delay, when its own expiration let it go before."""
+    death = last_death(headers)
+    step = DELAYS.get(str(death.get("queue")))
+    text = str(death.get("original-expiration", ""))
+    if step is None or not (text.isascii() and text.isdigit() and len(text) <= 10):
+        return None
+    rest_ms = step.ms - int(text)
+    return Early(rest_ms, min(int(text), TTL_MS_MAX)) if rest_ms > 0 else None
+
+
+def is_late(headers: Mapping[str, Any], now_ms: int) -> bool:
+    """Tell whether its time to live is over. now_ms: wall clock; when it was due is its broker's."""
+    ttl_ms, death = read_ttl_ms(headers), last_death(headers)
+    due = death.get("time")
+    if ttl_ms is None or str(death.get("queue")) not in DELAYS or not isinstance(due, datetime):
+        return False
+    return now_ms > due.timestamp() * 1000 + DUE_STEP_MS + ttl_ms
+
+
+def read_ttl_ms(headers: Mapping[str, Any]) -> int | None:
+    ttl_ms = headers.get(TTL_HEADER)
+    return ttl_ms if type(ttl_ms) is int and 0 <= ttl_ms <= TTL_MS_MAX else None

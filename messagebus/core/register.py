@@ -1,4 +1,4 @@
-"""The map of wanted topics, queues and subscriptions, as one agent keeps it.
+"""The map of wanted topics, queues and subscriptions, as one agent keeps it, and the end of a change.
 
 Decides; stores and sends nothing, and knows no time. One entry per name is a quorum register: a
 change is written to, and an agent after its start reads from, a majority of the agents on the list.
@@ -25,14 +25,33 @@ ages, ages by `round_ended`, which the agent calls after each round of questions
 
 Sources: reference/topology.md, rules 1 and 6 to 8; the floor is the causal context of an observed-
 remove set (Bieniusa et al., An optimized conflict-free replicated set, 2012), cut down to one number.
+
+The end of a change (`completion`): *complete* means that no broker can take a publish without having the
+wanted queue. A broker is safe when its agent holds the change (`HELD`), when its agent has stored it and
+the broker's gate is shut (`LATER`), or when nobody answers and its node is proved dead (`DEAD`: a
+broker that boots has no gate until its agent has read a majority). A port that does not answer, or
+refuses, proves nothing. And a majority of agents must have stored the change, or it could be lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
-__all__ = ["EXPIRED_KEPT", "SWEEP_ROUNDS", "Entry", "Options", "Register", "Snapshot", "majority"]
+__all__ = [
+    "EXPIRED_KEPT",
+    "SWEEP_ROUNDS",
+    "Entry",
+    "Options",
+    "Register",
+    "Snapshot",
+    "majority",
+    "Answer",
+    "Completion",
+    "Reply",
+    "completion",
+]
 
 # Rounds take a second or less each, so a tombstone lives for one to two minutes. More would cost every
 # change: the map is written, and read by every peer, as a whole. It is a size; nothing is unsafe
@@ -353,12 +372,12 @@ class Register:
 
 
 def majority(voters: int) -> int:
-    """How many of so many agents are more than half."""
+    """Return how many of so many agents are more than half."""
     return voters // 2 + 1
 
 
 def _knows(tomb: Entry, floor: int, theirs: Mapping[str, Entry]) -> bool:
-    """Whether an agent with this map has the tombstone, or something newer, or has dropped it."""
+    """Tell whether an agent with this map has the tombstone, or something newer, or has dropped it."""
     entry = theirs.get(tomb.wanted)
     return entry.rank >= tomb.rank if entry else floor >= tomb.number
 
@@ -371,3 +390,57 @@ def _older(tomb: Entry, theirs: Mapping[str, Entry]) -> bool:
 def _larger(ours: Entry, theirs: Entry) -> Entry:
     entry = theirs if theirs.rank > ours.rank else ours
     return replace(entry, tomb=max(ours.tomb, theirs.tomb))
+
+
+class Answer(Enum):
+    """The knowledge of one broker after a change was sent to its agent."""
+
+    HELD = "held"
+    LATER = "later"
+    DEAD = "dead"
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One broker's answer. stored: its agent has it on disk, in a map that counts.
+
+    above: it was not taken, and would be with a number above this; 0 for any other answer.
+    """
+
+    answer: Answer
+    stored: bool = False
+    reason: str = ""
+    above: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The end of a change, over all its names. missing: broker -> why it stands in the way."""
+
+    complete: bool
+    held: tuple[str, ...]
+    later: tuple[str, ...]
+    missing: Mapping[str, str]
+
+
+def completion(listed: Iterable[str], replies: Mapping[str, Reply]) -> Completion:
+    """Judge the replies of the listed brokers; one without a reply stands in the way."""
+    names = sorted(set(listed))
+    silent = Reply(answer=Answer.NO, reason="no answer")
+    by_name = {name: replies.get(name, silent) for name in names}
+    held = tuple(name for name in names if by_name[name].answer is Answer.HELD)
+    later = tuple(name for name in names if by_name[name].answer in (Answer.LATER, Answer.DEAD))
+    missing = {
+        name: by_name[name].reason or "refused it"
+        for name in names
+        if by_name[name].answer is Answer.NO
+    }
+    stored = sum(reply.stored for reply in by_name.values())
+    if stored < majority(len(names)):
+        missing |= {
+            name: f"not stored by its agent, and only {stored} of {len(names)} agents stored it"
+            for name in names
+            if not by_name[name].stored and name not in missing
+        }
+    return Completion(complete=not missing and bool(names), held=held, later=later, missing=missing)

@@ -4,7 +4,7 @@
 
 The library's own lines are a constant text and ``key=value`` pairs; as JSON the pairs are fields of
 their own. Exceptions and texts are cut, line ends escaped, and passwords hidden as far as they can be
-told (`messagebus.telemetry.plain`).
+told (`messagebus.telemetry.redaction`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
 from messagebus.errors import ConfigError
-from messagebus.telemetry.plain import plain_error, plain_text, plain_trace
+from messagebus.telemetry.redaction import plain_error, plain_text, plain_trace
 
 __all__ = ["FORMS", "JsonFormatter", "TextFormatter", "configure_logging"]
 

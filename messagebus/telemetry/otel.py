@@ -54,14 +54,14 @@ from opentelemetry.trace import (
     TraceState,
 )
 
-from messagebus._io.glance import NOTHING, glance
-from messagebus._io.hooked import add_headers
+from messagebus._io.amqp.properties import NOTHING, glance
+from messagebus._io.hooks import add_headers
 from messagebus.destination import Source, parse_destination
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 from messagebus.outcome import Outcome, Published
 from messagebus.telemetry import semconv
-from messagebus.telemetry.plain import plain_error, plain_text, plain_trace
+from messagebus.telemetry.redaction import plain_error, plain_text, plain_trace
 from messagebus.telemetry.tracecontext import (
     TRACEPARENT,
     TRACESTATE,

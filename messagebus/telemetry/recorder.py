@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from messagebus._io.hooked import add_headers
+from messagebus._io.hooks import add_headers
 from messagebus.destination import Queue, Source, parse_destination
 from messagebus.errors import ConfigError, RecordingFailed, Stopped
 from messagebus.events import body_hash

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 
-from messagebus._io.hooked import add_headers
+from messagebus._io.hooks import add_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from messagebus._io.properties import read_headers, read_message_id
-from messagebus._io.rewriting import dead_lettered
-from messagebus.core.delays import read_ttl_ms
+from messagebus._io.amqp.dead_letters import dead_lettered
+from messagebus._io.amqp.properties import read_headers, read_message_id
+from messagebus.core.parking import read_ttl_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message

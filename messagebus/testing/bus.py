@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from messagebus._io.publishing import PublishDriver
+from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.wire import Wire
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from messagebus._io.batch import BatchDamaged, decode_batch
-from messagebus._io.properties import ALONE, IN_BATCH, is_batch, read_message_id
+from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.properties import ALONE, IN_BATCH, is_batch, read_message_id
 from messagebus.destination import Destination, Source
 from messagebus.message import Message
 from messagebus.testing.queues import Address, Stored

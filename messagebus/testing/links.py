@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from messagebus._io.codec import Bare
-from messagebus._io.link import Link
+from messagebus._io.amqp.frames import Bare
+from messagebus._io.amqp.link import Link
 from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.listkeeper import ListKeeper
@@ -110,7 +110,7 @@ class _MemoryFollower:
 
 
 class MemoryLink:
-    """What the drivers use of `_io.link.Link`."""
+    """What the drivers use of `_io.amqp.link.Link`."""
 
     has_heartbeats = True
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from messagebus._io.rewriting import counted, expires_after_ms
+from messagebus._io.amqp.dead_letters import counted, expires_after_ms
 
 __all__ = ["Address", "Arrived", "MemoryQueue", "Stored", "Taker"]
 

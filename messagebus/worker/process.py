@@ -1,10 +1,14 @@
-"""One worker: an app on the main thread's loop until a signal, its health, its end in one line."""
+"""One worker: an app, imported by name, on the main thread's loop until a signal, and its end in one line.
+
+What goes wrong at its import is one clear line, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -12,14 +16,19 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 
 from messagebus.app import GRACE_S, App
+from messagebus.errors import ConfigError
+from messagebus.handling import Words
 from messagebus.worker.health import HealthServer, answer_of
 from messagebus.worker.metrics import metrics_of
-from messagebus.worker.pulse import Look, Pulse, Watchdog, beat, look
+from messagebus.worker.pulse import Look, Pulse, Watchdog, beat, look, of_application
 
-__all__ = ["EXIT_STOPPED", "EXIT_UNFINISHED", "STOP", "Parent", "say", "work"]
+__all__ = ["EXIT_STOPPED", "EXIT_UNFINISHED", "STOP", "Parent", "say", "work", "load"]
 
 log = logging.getLogger("messagebus.worker")
 
@@ -30,6 +39,7 @@ STOP = b"stop\n"
 LEAVE_AFTER_S = 20.0
 # For what the application wants done at its end: exporters of spans, recorders.
 ATEXIT_S = 5.0
+DEFAULT_NAME = "app"
 
 
 def say(text: str) -> None:
@@ -192,3 +202,55 @@ def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def load(target: str) -> App:
+    """The app of ``package.module:name``; ``:app`` may be left out.
+
+    The working directory is looked in first. Raises ConfigError: it does not import, there is no such
+    name, or it is no `App`.
+    """
+    module_name, _, path = target.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise ConfigError(f"{target!r}: module:app wanted, as in shop.orders:app")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    found: object = _import(module_name)
+    for name in (path or DEFAULT_NAME).split("."):
+        if not hasattr(found, name):
+            raise ConfigError(f"{module_name} has no {path or DEFAULT_NAME!r}: {_apps(found)}")
+        found = getattr(found, name)
+    if not isinstance(found, App):
+        raise ConfigError(f"{target} is {type(found).__name__}, not a messagebus.App")
+    return found
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as fault:
+        if fault.name is not None and (name == fault.name or name.startswith(f"{fault.name}.")):
+            raise ConfigError(f"no module {name!r} in {Path.cwd()} or sys.path") from None
+        raise ConfigError(_told(name, fault)) from fault
+    except BaseException as fault:  # SystemExit too: a script without `if __name__ ...`
+        raise ConfigError(_told(name, fault)) from fault
+
+
+def _told(name: str, fault: BaseException) -> str:
+    return f"{name} does not import: {Words().of(fault)} ({where(fault)})"
+
+
+def where(fault: BaseException) -> str:
+    """``file:line`` of the application's innermost line on the way to it."""
+    if isinstance(fault, SyntaxError) and fault.filename:
+        return f"{fault.filename}:{fault.lineno}"
+    frames = of_application(traceback.extract_tb(fault.__traceback__))
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "not in any file"
+
+
+def _apps(module: object) -> str:
+    """What is there instead."""
+    names = [name for name, value in vars(module).items() if isinstance(value, App)]
+    return f"its apps are {', '.join(sorted(names))}" if names else "there is no App in it"

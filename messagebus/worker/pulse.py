@@ -1,4 +1,4 @@
-"""What an app's loop says of itself from time to time, for other threads: is it ready, does it turn?
+"""Signs of life of an app's loop, for other threads: is it ready, does it turn, where is it stuck?
 
 The loop tells a `Pulse`; a health server reads it; a watchdog thread says where the loop is stuck, which
 the loop itself cannot.
@@ -12,15 +12,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from messagebus.app import App
 from messagebus.stats import ConsumerStats, Status
-from messagebus.worker.places import of_application
 
-__all__ = ["LIVE_S", "Pulse", "Watchdog", "beat", "look"]
+__all__ = ["LIVE_S", "Pulse", "Watchdog", "beat", "look", "of_application"]
 
 log = logging.getLogger("messagebus.worker")
 
@@ -33,6 +32,10 @@ FRAMES_TOLD = 3
 
 Look = Mapping[str, Any]
 """What is told of an app: JSON."""
+
+_LIBRARY = f"{Path(__file__).resolve().parents[1]}/"
+_STANDARD = f"{Path(asyncio.__file__).resolve().parents[1]}/"
+_INSTALLED = f"{_STANDARD}site-packages/"
 
 
 class Pulse:
@@ -127,3 +130,14 @@ def standing_at(thread_id: int) -> str:
     return " > ".join(
         f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in lines[-FRAMES_TOLD:]
     )
+
+
+def of_application(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Keep the lines that are the application's own: neither ours nor the standard library's; in order."""
+    return [frame for frame in stack if _is_of_application(frame.filename)]
+
+
+def _is_of_application(file: str) -> bool:
+    if file.startswith(("<frozen", _LIBRARY)):
+        return False
+    return file.startswith(_INSTALLED) or not file.startswith(_STANDARD)

@@ -31,9 +31,9 @@ from messagebus import (
     count_parked,
 )
 from messagebus import brokers as list_of_brokers
-from messagebus._io.link import Link, dial
-from messagebus._io.properties import read_marks
-from messagebus._io.registering import credentials
+from messagebus._io.agents.registration import credentials
+from messagebus._io.amqp.link import Link, dial
+from messagebus._io.amqp.properties import read_marks
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus

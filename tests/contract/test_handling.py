@@ -504,7 +504,7 @@ async def test_a_run_that_is_cancelled_gives_back_what_it_had_not_finished(bus: 
 async def test_a_coroutine_that_does_not_end_when_cancelled_is_replaced(
     bus: Bus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messagebus._io.coroutines.CANCELLED_NS", 200_000_000)
+    monkeypatch.setattr("messagebus._io.consume.run_on_loop.CANCELLED_NS", 200_000_000)
     consumer, left = await bus.consumer(), asyncio.Event()
     if consumer.blocks:
         return

@@ -24,7 +24,7 @@ from messagebus import (
     Publisher,
     PublisherConfig,
 )
-from messagebus._io import publishing as publishing_driver
+from messagebus._io.publish import driver as publishing_driver
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit
 from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, taken

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from messagebus import BusConfig, LinkLost, Outcome, Publisher, PublisherConfig, Queue
-from messagebus._io.dialer import Target, dial_distinct
-from messagebus._io.link import Credentials
+from messagebus._io.amqp.dialer import Target, dial_distinct
+from messagebus._io.amqp.link import Credentials
 from messagebus.broker import Broker
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually

@@ -31,7 +31,7 @@ from messagebus import (
     RetryLater,
     declare,
 )
-from messagebus._io.batch import BATCH_TYPE, encode_entry
+from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
 from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually

@@ -30,8 +30,8 @@ from messagebus import (
     Queue,
     Secret,
 )
-from messagebus._io.link import Credentials, Link, dial
-from messagebus._io.properties import read_message_id
+from messagebus._io.amqp.link import Credentials, Link, dial
+from messagebus._io.amqp.properties import read_message_id
 from messagebus.broker import Broker
 from ops.local.certificates import issue_missing
 from tests.support.eventually import FACTOR, eventually

@@ -18,8 +18,8 @@ from messagebus import (
     Payload,
     PublisherConfig,
 )
-from messagebus._io.batch import BATCH_TYPE
-from messagebus._io.copies import PARK_REASON
+from messagebus._io.amqp.batch import BATCH_TYPE
+from messagebus._io.consume.copies import PARK_REASON
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually_async
 from tests.support.faults import direct

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from messagebus._io.https import http_client
+from messagebus._io.agents.http import http_client
 from messagebus.config import BusConfig
 
 GONE_WITHIN_S = 10.0

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from messagebus import BusConfig, Consumer, Message, Publisher
-from messagebus.agent.mirror import figures_of_mirror
+from messagebus.agent.metrics import figures_of_mirror
 from messagebus.telemetry.prometheus import ClientMetrics
 from ops.local.cluster import LocalCluster
 from tests.support.debian import program

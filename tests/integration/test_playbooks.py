@@ -24,7 +24,7 @@ from messagebus import (
     count_parked,
     declare,
 )
-from messagebus._io.link import Credentials, Link, dial
+from messagebus._io.amqp.link import Credentials, Link, dial
 from ops.carrying import JOURNALS, journal_of
 from ops.errors import LocalFault
 from ops.journal import open_runs

@@ -19,7 +19,7 @@ from messagebus import (
     TopologyMismatch,
     declare,
 )
-from messagebus._io import registering
+from messagebus._io.agents import registration as module
 from messagebus.destination import delay_step
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
@@ -58,7 +58,7 @@ def test_each_level_passes_messages_and_only_fsync_waits_to_be_settled(
     began_s = time.monotonic()
     assert declare(alone, [Subscription(destination, "all"), destination]).complete
     took_s = time.monotonic() - began_s
-    assert (took_s >= registering.SETTLE_MS / 1000) is (durability is Durability.FSYNC)
+    assert (took_s >= module.SETTLE_MS / 1000) is (durability is Durability.FSYNC)
     with (
         Publisher(alone) as publisher,
         Consumer(alone, destination, subscription="all") as consumer,

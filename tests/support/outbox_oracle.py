@@ -14,8 +14,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from messagebus.core.confirms import Batch, Packing
 from messagebus.core.outbox import Entry, Item, Outbox
-from messagebus.core.packing import Batch, Packing
 
 __all__ = ["AgainstAnOracle"]
 

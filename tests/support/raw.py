@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pika
 
-from messagebus._io.codec import Arrived
-from messagebus._io.link import Credentials, Link, dial
+from messagebus._io.amqp.frames import Arrived
+from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus.broker import Broker
 from messagebus.errors import MessageBusError
 from messagebus.secret import Secret

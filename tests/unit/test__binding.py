@@ -13,7 +13,7 @@ import pytest
 
 from messagebus import BindingError, Delivery, Message, Queue, Receipt
 from messagebus._binding import bind, bind_batch, name_of
-from messagebus._io.handlers import Batch
+from messagebus._io.consume.runs import Batch
 from messagebus.handling import Park
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus._io.properties import ALONE
+from messagebus._io.amqp.properties import ALONE
 from messagebus.core.receipts import Ledger, Receipt
 from messagebus.destination import Queue
 from messagebus.errors import MessageInvalid, WrongPayload

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from messagebus.agent.agreement import resolve
+from messagebus.agent.topology import resolve
 from messagebus.core.register import Entry
 from messagebus.errors import NameInvalid
 from messagebus.topology import Options

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from messagebus.agent import expiry as module
+from messagebus.agent.consumer_list import ListFile
 from messagebus.agent.expiry import Expiry
-from messagebus.agent.listfile import ListFile
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition
-from messagebus.core.registration import Completion
+from messagebus.core.register import Completion
 from messagebus.errors import LinkLost
 from tests.support.eventually import eventually_async
 

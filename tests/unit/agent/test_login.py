@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import pytest
 
-from messagebus._io.control import Right
+from messagebus._io.amqp.control import Right
 from messagebus.agent import login as module
 from messagebus.agent.login import Admission, Login
 from messagebus.errors import ConfigError, LinkLost

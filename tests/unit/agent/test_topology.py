@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from messagebus.agent import topology as module
-from messagebus.agent.listfile import ListFile
+from messagebus.agent.consumer_list import ListFile
 from messagebus.agent.peers import Node, Told
 from messagebus.agent.store import Store
 from messagebus.agent.topology import NoMajority, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.core.register import SWEEP_ROUNDS, Entry, Register, Snapshot
-from messagebus.core.registration import Answer, Reply
+from messagebus.core.register import SWEEP_ROUNDS, Answer, Entry, Register, Reply, Snapshot
 from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.topology import read_item
 from tests.support.eventually import eventually_async

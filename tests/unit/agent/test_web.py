@@ -11,21 +11,19 @@ from typing import Any
 import httpx
 import pytest
 
-from messagebus._io.control import Right
+from messagebus._io.amqp.control import Right
 from messagebus.agent import login, web
-from messagebus.agent.clients import EXPIRY_MS, LEFT_MS, Clients
-from messagebus.agent.counting import Count
-from messagebus.agent.listfile import ListFile
+from messagebus.agent.broker.loads import Count
+from messagebus.agent.broker.losses import Losses
+from messagebus.agent.consumer_list import EXPIRY_MS, LEFT_MS, Clients, ListFile
 from messagebus.agent.login import Login
-from messagebus.agent.losses import Losses
 from messagebus.agent.metrics import Figure, Metrics
 from messagebus.agent.store import entry_to_json, snapshot_to_json
 from messagebus.agent.topology import NoMajority
 from messagebus.agent.web import Parts, application
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition, Verdict, VerdictKind
-from messagebus.core.register import Entry, Register, Snapshot
-from messagebus.core.registration import Answer, Completion, Reply
+from messagebus.core.register import Answer, Completion, Entry, Register, Reply, Snapshot
 from messagebus.destination import NAME_BYTES_MAX, Queue, Subscription, Topic
 from messagebus.errors import LinkLost, TopologyError, TopologyMismatch
 from messagebus.proof import NotProven, TokenProof

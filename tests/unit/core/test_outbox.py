@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from messagebus.core.confirms import Batch, Packing
 from messagebus.core.outbox import Item, Outbox
-from messagebus.core.packing import Batch, Packing
 from tests.support.outbox_oracle import AgainstAnOracle
 
 MESSAGES_MAX, BYTES_MAX = 5, 100

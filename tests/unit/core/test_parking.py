@@ -1,8 +1,9 @@
-"""What a parked message tells of itself, and which of them are meant."""
+"""core.parking: what a parked message tells of itself, which are meant, where moved and delayed ones go."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,8 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.core.moving import parked_marks
-from messagebus.core.parking import Choice, Facts, is_dropped_by_redrive, read_facts
+from messagebus.core.parking import (
+    DELAYS,
+    TTL_HEADER,
+    Choice,
+    Early,
+    Facts,
+    Spread,
+    is_dropped_by_redrive,
+    is_late,
+    parked_marks,
+    read_early,
+    read_facts,
+    read_ttl_ms,
+    rest_of_delay,
+)
+from messagebus.destination import DELAY_STEPS_MS, Delay
 
 DIED_S = 1_700_000_000
 BY_CLIENT: dict[str, Any] = {
@@ -26,6 +41,11 @@ BY_CLIENT: dict[str, Any] = {
     "mb-key": "k",
     "color": "red",
 }
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+MINUTE = Delay(60_000)
+DUE_S = 1_700_000_000
+DUE_MS = DUE_S * 1_000
 
 
 def by_broker(reason: str, **more: Any) -> dict[str, Any]:
@@ -180,3 +200,127 @@ def test_a_message_that_does_not_say_when_it_was_parked_is_neither_old_nor_new()
     assert Choice().takes(unknown, b"")
     assert not Choice(since_ms=0).takes(unknown, b"")
     assert not Choice(until_ms=1 << 60).takes(unknown, b"")
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "c"])), st.integers(1, 5))
+def test_messages_of_one_key_go_to_one_place_and_others_in_turn(
+    keys: list[str], targets: int
+) -> None:
+    spread = Spread(targets)
+    places = [(key, spread.place(key)) for key in keys]
+    assert all(0 <= place < targets for _, place in places)
+    assert len({place for key, place in places if key == "a"}) <= 1
+    counts = Counter(place for key, place in places if not key)
+    assert (
+        max(counts.values(), default=0) - min((counts[n] for n in range(targets)), default=0) <= 1
+    )
+
+
+def test_keys_are_spread() -> None:
+    assert {Spread(3).place(str(n)) for n in range(50)} == {0, 1, 2}
+
+
+def test_why_a_message_was_parked_goes_with_it() -> None:
+    known = Facts(reason="delivery limit", attempts=4, first_ms=1, parked_ms=2)
+    assert parked_marks(known) == {
+        "mb-park-reason": "delivery limit",
+        "mb-park-attempts": 4,
+        "mb-park-first-ms": 1,
+        "mb-park-ms": 2,
+    }
+    assert parked_marks(Facts()) == {}
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "rest_ms"),
+    [
+        (0, 60_000),
+        (1_000, 60_000),
+        (31_000, 30_000),
+        (30_999, 60_000),
+        (59_000, 2_000),
+        (61_000, 1_000),
+    ],
+)
+def test_what_was_delayed_waits_for_the_rest_rounded_up(waited_ms: int, rest_ms: int) -> None:
+    assert rest_of_delay(MINUTE, {}, NOW_MS - waited_ms, NOW_MS) == Delay(rest_ms)
+
+
+@given(st.sampled_from(DELAY_STEPS_MS), st.integers(0, 10**10), st.integers(0, 999))
+def test_no_delay_ends_early_although_stamps_are_whole_seconds(
+    step_ms: int, waited_ms: int, cut_ms: int
+) -> None:
+    stamp_ms = NOW_MS - waited_ms - cut_ms
+    rest = rest_of_delay(Delay(step_ms), {}, stamp_ms, NOW_MS)
+    assert waited_ms + rest.ms >= step_ms
+    assert rest.ms <= step_ms
+
+
+def test_clocks_a_day_apart_and_an_unknown_time_wait_for_the_whole_step() -> None:
+    assert rest_of_delay(MINUTE, {}, NOW_MS - DAY_MS, NOW_MS) == MINUTE
+    assert rest_of_delay(MINUTE, {}, NOW_MS + DAY_MS, NOW_MS) == MINUTE
+    assert rest_of_delay(MINUTE, {}, NOW_MS + 10**9, NOW_MS) == MINUTE
+    assert rest_of_delay(MINUTE, {}, None, NOW_MS) == MINUTE
+
+
+def test_a_retry_does_not_tell_since_when_it_waits() -> None:
+    assert rest_of_delay(MINUTE, {"mb-attempt": 2}, NOW_MS - 50_000, NOW_MS) == MINUTE
+    assert rest_of_delay(MINUTE, {"mb-first-ms": 7}, NOW_MS - 50_000, NOW_MS) == MINUTE
+
+
+def test_every_step_is_known_by_its_queue() -> None:
+    assert DELAYS["mb.delay/60000"] == MINUTE
+    assert len(DELAYS) == len(DELAY_STEPS_MS)
+
+
+def test_a_step_that_the_other_broker_does_not_have_is_not_used() -> None:
+    waited = NOW_MS - 50_000
+    there = (Delay(1_000), Delay(20_000), MINUTE, Delay(120_000))
+    assert rest_of_delay(MINUTE, {}, waited, NOW_MS, there) == Delay(20_000)
+    assert rest_of_delay(MINUTE, {}, waited, NOW_MS, (Delay(1_000), Delay(120_000))) == MINUTE
+
+
+def came_out(queue: object = "mb.delay/2000", **more: Any) -> dict[str, Any]:
+    due = datetime.fromtimestamp(DUE_S, UTC)
+    return {"x-death": [{"queue": queue, "reason": "expired", "time": due, **more}]}
+
+
+def test_what_its_own_expiration_let_go_waits_for_the_rest() -> None:
+    assert read_early(came_out(**{"original-expiration": "200"})) == Early(1_800, 200)
+    assert read_early(came_out(**{"original-expiration": "0"})) == Early(2_000, 0)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x-death": "no"},
+        {"x-death": ["no"]},
+        came_out(),
+        came_out(**{"original-expiration": "2000"}),
+        came_out(**{"original-expiration": "-1"}),
+        came_out(**{"original-expiration": "9" * 400}),
+        came_out(**{"original-expiration": "\u0662"}),
+        came_out("mb.sub/orders/a", **{"original-expiration": "200"}),
+        came_out(7, **{"original-expiration": "200"}),
+    ],
+)
+def test_what_waited_its_time_or_was_in_no_step_comes_now(headers: dict[str, Any]) -> None:
+    assert read_early(headers) is None
+
+
+def test_a_life_ends_so_long_after_it_was_due_and_the_brokers_second_is_given() -> None:
+    headers = came_out() | {TTL_HEADER: 500}
+    assert not is_late(headers, DUE_MS + 1_500)
+    assert is_late(headers, DUE_MS + 1_501)
+    assert not is_late(came_out(), DUE_MS + 1_501)
+    assert not is_late({TTL_HEADER: 500}, DUE_MS + 1_501)
+    assert not is_late(came_out("mb.sub/o/a") | {TTL_HEADER: 500}, DUE_MS + 1_501)
+    assert not is_late(came_out([]) | {TTL_HEADER: 500}, DUE_MS + 1_501)
+    assert not is_late(came_out(time="now") | {TTL_HEADER: 500}, DUE_MS + 1_501)
+
+
+@pytest.mark.parametrize("forged", [-1, 1 << 32, (1 << 63) - 1, True, "5", 1.5, None])
+def test_a_forged_life_is_none(forged: object) -> None:
+    assert read_ttl_ms({TTL_HEADER: forged}) is None
+    assert not is_late(came_out() | {TTL_HEADER: forged}, 1 << 60)

@@ -22,8 +22,8 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from opentelemetry.trace import SpanKind, StatusCode
 
-from messagebus._io.hooked import HookChain, Watched
-from messagebus._io.tickets import Shapes
+from messagebus._io.hooks import HookChain, Watched
+from messagebus._io.publish.publishes import Shapes
 from messagebus.core.outbox import Outbox
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from messagebus._io.hooked import HookChain
-from messagebus._io.tickets import Shapes
+from messagebus._io.hooks import HookChain
+from messagebus._io.publish.publishes import Shapes
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import Stopped

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from messagebus._io.hooked import HookChain
-from messagebus._io.tickets import Shapes, message_ids
+from messagebus._io.hooks import HookChain
+from messagebus._io.publish.publishes import Shapes, message_ids
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import ConfigError, RecordingFailed

@@ -31,7 +31,7 @@ from messagebus import (
     Topic,
     Unroutable,
 )
-from messagebus._io import copies
+from messagebus._io.consume import copies
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messagebus._io.properties import encode, with_headers
+from messagebus._io.amqp.properties import encode, with_headers
 from messagebus.destination import Queue, Subscription, Topic
 from messagebus.message import Message
 from messagebus.testing import journal as module

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from messagebus._io.properties import encode
+from messagebus._io.amqp.properties import encode
 from messagebus.message import Message
 from messagebus.testing.queues import Arrived, MemoryQueue, Stored, Taker
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from messagebus import App, ConfigError
-from messagebus.worker.loading import load
+from messagebus.worker.process import load
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,322 @@
+"""Moves of messages from the queues of one broker to the same queues of others.
+
+Each message is answered at its old broker only after the new one has confirmed it: whatever ends the
+process loses nothing, and leaves at most WINDOW messages on both, under their ids. Runs on one asyncio
+loop; every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from messagebus._io.agents.registration import credentials
+from messagebus._io.amqp.copy_headers import copied
+from messagebus._io.amqp.link import Link, dial
+from messagebus._io.amqp.properties import read_headers, read_message_id, read_stamp_ms
+from messagebus.broker import Broker
+from messagebus.config import BusConfig
+from messagebus.core.parking import DELAYS, Spread, parked_marks, read_facts, rest_of_delay
+from messagebus.destination import PARKING_PREFIX, Delay
+from messagebus.errors import ChannelRefused, LinkLost, TopologyError
+
+__all__ = ["WINDOW", "Mover"]
+
+# Published and not yet confirmed, over all targets; as many may be there twice after a kill.
+WINDOW = 200
+DIAL_TIMEOUT_MS = 5_000
+CALL_TIMEOUT_S = 10.0
+CONFIRM_TIMEOUT_S = 30.0
+# Nothing came for so long, and the broker counts nothing: the queue is empty.
+IDLE_S = 0.5
+# It counts some all the same: somebody else is to have them.
+HELD_S = 10.0
+NOT_FOUND = 404
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A message, owed to its old broker. key: that it was published under. raw: its properties."""
+
+    tag: int
+    key: str
+    raw: bytes
+    body: bytes
+
+
+class _Way(NamedTuple):
+    """The way of a message: where it is published, and as what."""
+
+    exchange: str
+    key: str
+    raw: bytes
+
+
+class Mover:
+    """From one broker to others.
+
+    bus: how to log in everywhere; its broker is not looked at. is_named: brokers call themselves as the
+    list does, so another one at their address is refused.
+    """
+
+    def __init__(
+        self, bus: BusConfig, source: str, targets: Sequence[str], *, is_named: bool = True
+    ) -> None:
+        self._bus, self._source, self._targets = bus, source, targets
+        self._is_named = is_named
+
+    async def move(
+        self, queue: str, *, on_moved: Callable[[str, int], None], window: int = WINDOW
+    ) -> Counter[str]:
+        """All that is ready in this queue; how many went where.
+
+        window: so many are under way at the same time. on_moved: told target and count, as they are
+        confirmed. Raises TopologyError when a target does not have the queue or takes no more,
+        LinkError; what was confirmed until then was moved.
+        """
+        async with AsyncExitStack() as open_links:
+            source = await open_links.enter_async_context(self._link(self._source))
+            links = [
+                await open_links.enter_async_context(self._link(each)) for each in self._targets
+            ]
+            for link in links:
+                await _look_for(link, queue)
+            puttings = [_Putting(link, queue) for link in links]
+            for putting in puttings:
+                await putting.begin()
+                if queue in DELAYS:
+                    putting.steps = await _steps(putting.link)
+            return await _Pass(source, queue, puttings, on_moved, window).run()
+
+    @asynccontextmanager
+    async def _link(self, broker: str) -> AsyncIterator[Link]:
+        """Closed on the way out: what was not answered goes back."""
+        timeout_ms = max(DIAL_TIMEOUT_MS, self._bus.dial_timeout_ms)
+        link = await dial(Broker.parse(broker), credentials(self._bus), timeout_ms=timeout_ms)
+        try:
+            if self._is_named and link.broker not in ("", broker):
+                raise LinkLost(broker, f"{link.broker} answers there")
+            yield link
+        finally:
+            await link.close()
+
+
+class _Pass:
+    """Once over a queue, until nothing is left in it."""
+
+    def __init__(
+        self,
+        source: Link,
+        queue: str,
+        puttings: Sequence[_Putting],
+        on_moved: Callable[[str, int], None],
+        window: int,
+    ) -> None:
+        self._source, self._queue, self._puttings = source, queue, puttings
+        self._window = window
+        self._spread = Spread(len(puttings))
+        self._on_moved = on_moved
+        self._waiting = deque[_Taken]()
+        self._moved = Counter[str]()
+        self._event = asyncio.Event()
+        self._fault: Exception | None = None
+
+    async def run(self) -> Counter[str]:
+        self._source.on_lost(self._failed)
+        for putting in self._puttings:
+            putting.watch(self._confirmed, self._failed)
+        await self._take()
+        idle_since = time.monotonic()
+        while True:
+            if self._fault is not None:
+                raise self._fault
+            if self._waiting:
+                self._put_all()
+                idle_since = time.monotonic()
+            await self._something(IDLE_S)
+            if not (self._waiting or self._open or self._fault):
+                idle_s = time.monotonic() - idle_since
+                if idle_s >= IDLE_S and await self._is_over(idle_s):
+                    await self._settle()
+                    return self._moved
+            self._raise_if_late()
+
+    async def _take(self) -> None:
+        """Without the link's pipe, which does not tell routing keys."""
+
+        def arrived(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            raw = b"".join(properties.encode())
+            self._waiting.append(_Taken(method.delivery_tag, method.routing_key, raw, body))
+            self._event.set()
+
+        gone = TopologyError(f"{self._queue} was deleted meanwhile")
+        self._source.channel.add_on_cancel_callback(lambda _frame: self._failed(gone))
+        await self._settle()
+        consuming = self._source.call(
+            "basic_consume",
+            queue=self._queue,
+            on_message_callback=arrived,
+            consumer_tag="messagebus-move",
+        )
+        await _within(consuming, self._source)
+
+    def _put_all(self) -> None:
+        while self._waiting:
+            taken = self._waiting.popleft()
+            key = read_facts(read_headers(taken.raw)).key
+            putting = self._puttings[self._spread.place(key)]
+            putting.put(_way(self._queue, taken, putting.steps), taken)
+        for putting in self._puttings:
+            putting.flush()
+
+    def _confirmed(self, broker: str, taken: Sequence[_Taken]) -> None:
+        for each in taken:
+            self._source.channel.basic_ack(each.tag)
+        self._moved[broker] += len(taken)
+        self._on_moved(broker, len(taken))
+        self._event.set()
+
+    def _failed(self, why: Exception) -> None:
+        self._fault = self._fault or why
+        self._event.set()
+
+    async def _something(self, within_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._event.wait()
+        self._event.clear()
+
+    async def _is_over(self, idle_s: float) -> bool:
+        """The broker counts nothing ready. Raises TopologyError when it does and gives us nothing."""
+        left = await _look_for(self._source, self._queue)
+        if left and idle_s > HELD_S:
+            raise TopologyError(f"{self._queue}: {left:,} messages are another consumer's")
+        return not left
+
+    async def _settle(self) -> None:
+        """Return when the broker has received all answers: a round trip behind them."""
+        await _within(self._source.call("basic_qos", prefetch_count=self._window), self._source)
+
+    @property
+    def _open(self) -> int:
+        return sum(len(putting.open) for putting in self._puttings)
+
+    def _raise_if_late(self) -> None:
+        for putting in self._puttings:
+            if putting.open and time.monotonic() - putting.moved_at_s > CONFIRM_TIMEOUT_S:
+                raise LinkLost(putting.broker, f"no confirm within {CONFIRM_TIMEOUT_S:g} s")
+
+
+class _Putting:
+    """Publishes to one queue of one broker, with confirms."""
+
+    def __init__(self, link: Link, queue: str) -> None:
+        self.link, self._queue = link, queue
+        self.broker = link.address.name
+        self.steps: tuple[Delay, ...] = ()
+        self.open: dict[int, _Taken] = {}
+        self.moved_at_s = 0.0
+        self._frames: dict[tuple[str, str], Any] = {}
+        self._next_tag = 1
+        self._confirmed: Callable[[str, Sequence[_Taken]], None] = lambda _broker, _taken: None
+        self._failed: Callable[[Exception], None] = lambda _why: None
+        self._is_over = False
+
+    async def begin(self) -> None:
+        link = self.link
+        link.pipe.on_confirm = self._answered
+        link.channel.add_on_return_callback(lambda *_: self._end("is not there any more"))
+        await _within(link.confirm_select(), link)
+
+    def watch(
+        self,
+        confirmed: Callable[[str, Sequence[_Taken]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._confirmed, self._failed = confirmed, failed
+        self.link.on_lost(failed)
+
+    def put(self, way: _Way, taken: _Taken) -> None:
+        place = (way.exchange, way.key)
+        frames = self._frames.get(place)
+        if frames is None:
+            frames = self._frames[place] = self.link.pipe.frames(*place)
+        frames.add(self.link.pipe.out, way.raw, taken.body)
+        if not self.open:
+            self.moved_at_s = time.monotonic()
+        self.open[self._next_tag] = taken
+        self._next_tag += 1
+
+    def flush(self) -> None:
+        self.link.pipe.flush()
+
+    def _answered(self, tag: int, multiple: bool, ok: bool) -> None:
+        """A return comes before its confirm, so after one nothing is believed any more."""
+        if self._is_over:
+            return
+        if not ok:
+            self._end("takes no more: full?")
+            return
+        tags = [each for each in self.open if each <= tag] if multiple else [tag]
+        self.moved_at_s = time.monotonic()
+        self._confirmed(self.broker, [self.open.pop(each) for each in tags])
+
+    def _end(self, what: str) -> None:
+        self._is_over = True
+        self._failed(TopologyError(f"{self._queue} on {self.broker} {what}"))
+
+
+async def _steps(link: Link) -> tuple[Delay, ...]:
+    """Of the delay ladder, those that a broker has."""
+    found = []
+    for queue, step in DELAYS.items():
+        with contextlib.suppress(TopologyError):
+            await _look_for(link, queue)
+            found.append(step)
+    return tuple(found)
+
+
+def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
+    """Straight into the queue of the same name; what was delayed goes on waiting, in one of these steps."""
+    raw, now_ms = taken.raw, time.time_ns() // 1_000_000
+    headers, stamp_ms = read_headers(raw), read_stamp_ms(raw)
+    marks: dict[str, Any] = {}
+    if queue.startswith(PARKING_PREFIX):
+        marks = parked_marks(read_facts(headers, stamp_ms=stamp_ms))
+    moved = copied(
+        raw,
+        marks,
+        read_message_id(raw),
+        entry=False,
+        stamp_ms=now_ms if stamp_ms is None else stamp_ms,
+        expires=True,
+    )
+    if (step := DELAYS.get(queue)) is not None:
+        rest = rest_of_delay(step, headers, stamp_ms, now_ms, steps)
+        return _Way(rest.exchange, taken.key, moved)
+    return _Way("", queue, moved)
+
+
+async def _look_for(link: Link, queue: str) -> int:
+    """Return how many messages are ready. Raises TopologyError when the queue is not there."""
+    try:
+        answer = await _within(link.try_call("queue_declare", queue=queue, passive=True), link)
+    except ChannelRefused as refused:
+        if refused.code != NOT_FOUND:
+            raise
+        raise TopologyError(f"{link.address.name} has no queue {queue}") from refused
+    return int(answer.message_count)
+
+
+async def _within(call: Any, link: Link) -> Any:
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return await call
+    except TimeoutError:
+        raise LinkLost(link.address.name, f"no answer within {CALL_TIMEOUT_S:g} s") from None

@@ -1,0 +1,471 @@
+"""Parking queues of one broker: looked at, put back into their subscription's queue, dropped.
+
+What is only looked at is taken without an answer and given back, in order, by closing the channel.
+What goes back is published to the queue that it came from, on the same broker, and answered when that
+is confirmed: one message at a time, so that whatever ends the process leaves at most one of them twice.
+Runs on one asyncio loop; every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from messagebus._io.agents.registration import credentials
+from messagebus._io.amqp.copy_headers import copied
+from messagebus._io.amqp.frames import Arrived
+from messagebus._io.amqp.link import Link, dial
+from messagebus._io.amqp.properties import (
+    read_content_type,
+    read_headers,
+    read_message_id,
+    read_stamp_ms,
+)
+from messagebus.broker import Broker
+from messagebus.config import BusConfig
+from messagebus.core.parking import (
+    REDRIVEN,
+    Choice,
+    Facts,
+    Parked,
+    Undelivered,
+    is_dropped_by_redrive,
+    read_facts,
+)
+from messagebus.errors import ChannelRefused, LinkLost, TopologyError
+
+__all__ = ["Parking", "SCAN_MAX", "Looked"]
+
+DIAL_TIMEOUT_MS = 2_000
+CALL_TIMEOUT_S = 10.0
+# So long without a delivery: somebody else holds the rest.
+IDLE_S = 3.0
+PUT_TIMEOUT_S = 30.0
+# The largest prefetch there is: so many of one queue are looked at, and no more.
+SCAN_MAX = 65_535
+# Taken ahead where every message is wanted.
+AHEAD = 100
+# Of messages that wait to be moved; what is taken beyond it is given back and taken again.
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+NOT_FOUND = 404
+EXCHANGE_PREFIXES, QUEUE_PREFIXES = ("mb.topic/", "mb.to/"), ("mb.queue/", "mb.sub/")
+
+T = TypeVar("T")
+Moved = Callable[[int], None]
+Turn = Callable[[], Awaitable[None]]
+
+
+class _Taken(NamedTuple):
+    """A parked message, owed to its broker. raw: its properties."""
+
+    tag: int
+    facts: Facts
+    raw: bytes
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        return read_content_type(self.raw)
+
+
+See = Callable[[_Taken], bool]
+"""Is shown each; False: enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """ready: in the queue when it was opened. seen: of these. all_seen: none was left out."""
+
+    ready: int
+    seen: int
+
+    @property
+    def all_seen(self) -> bool:
+        return self.seen >= self.ready
+
+
+class Parking:
+    """The parking queues of one broker."""
+
+    def __init__(self, bus: BusConfig, broker: str, *, is_named: bool) -> None:
+        """is_named: the broker calls itself as the list does, so another one there is refused."""
+        self._bus, self._broker, self._is_named = bus, broker, is_named
+
+    async def ready(self, sources: Iterable[Parked]) -> dict[Parked, int | None]:
+        """Return how many wait in the parking queue of each; None where there is none. Raises LinkError."""
+        async with self._link() as link:
+            return {source: await self._count(link, source.parking_queue) for source in sources}
+
+    async def look(self, source: Parked, ready: int, limit: int, see: See) -> Looked:
+        """Show messages of a source's parking queue, the oldest first; all of them stay there.
+
+        ready: as counted before. limit: no more are taken. Raises LinkError, TopologyError.
+        """
+        wanted = min(ready, limit, SCAN_MAX)
+        if not wanted:
+            return Looked(ready, 0)
+        async with self._link() as link:
+            taking = _Taking(link, source, wanted)
+
+            await taking.begin(see)
+            while not taking.is_over and await taking.goes_on():
+                pass
+            return Looked(ready, taking.seen)
+
+    async def redrive(
+        self,
+        source: Parked,
+        ready: int,
+        choice: Choice,
+        *,
+        limit: int,
+        turn: Turn,
+        on_moved: Moved,
+    ) -> int:
+        """Put messages back into the source's own queue, the undelivered where they were due; how many.
+
+        turn: awaited before each, for the pace. on_moved: told of each. A queue that is gone, or
+        full, takes nothing more: TopologyError. So is what was left where it was, when all else is
+        done: the undelivered that still have no queue, and what cannot be copied. Raises LinkError.
+        """
+        async with self._link() as putting_link:
+            putting = _Putting(putting_link)
+            await putting.begin()
+
+            async def move(taking: _Taking, taken: _Taken) -> str:
+                try:
+                    raw = _redriven(taken)
+                except Exception as fault:  # whatever others wrote: it must hold back no other
+                    return f"cannot be copied: {fault!r}"
+                if isinstance(source, Undelivered):
+                    if why := await putting.put_as_due(taken.facts.address, raw, taken.body):
+                        return why
+                else:
+                    await putting.put("", source.amqp_queue, raw, taken.body)
+                taking.ack(taken.tag)
+                # Only now: whoever ends us here leaves no answer behind that the broker has not read.
+                await taking.settle()
+                return ""
+
+            return await self._move(source, ready, choice, limit, turn, move, on_moved)
+
+    async def drop(
+        self, source: Parked, ready: int, choice: Choice, *, limit: int, on_moved: Moved
+    ) -> int:
+        """Drop messages; how many. Raises LinkError."""
+        if choice.is_everything and limit >= ready:
+            async with self._link() as link:
+                answer = await _within(link.call("queue_purge", queue=source.parking_queue), link)
+            on_moved(int(answer.message_count))
+            return int(answer.message_count)
+
+        async def move(taking: _Taking, taken: _Taken) -> str:
+            taking.ack(taken.tag)
+            return ""
+
+        async def turn() -> None:
+            """Take a turn, as fast as it goes."""
+
+        return await self._move(source, ready, choice, limit, turn, move, on_moved)
+
+    async def _move(
+        self,
+        source: Parked,
+        ready: int,
+        choice: Choice,
+        limit: int,
+        turn: Turn,
+        move: Move,
+        on_moved: Moved,
+    ) -> int:
+        """Passes over the queue, until one leaves nothing for another: see WAITING_BYTES_MAX."""
+        done, left = 0, Counter[str]()
+        while True:
+            async with self._link() as link:
+                one = _Pass(link, source, min(ready - done, SCAN_MAX), choice, limit - done)
+                moved = await one.run(turn, move, on_moved)
+            done, left = done + moved, one.left
+            if not (one.left_out and moved and done < limit):
+                break
+        if left:
+            why, _count = left.most_common(1)[0]
+            others = f" and {len(left) - 1} other reasons" if len(left) > 1 else ""
+            raise TopologyError(f"{left.total()} left where they are: {why}{others}")
+        return done
+
+    @asynccontextmanager
+    async def _link(self) -> AsyncIterator[Link]:
+        """Closed on the way out: what was not answered goes back."""
+        timeout_ms = max(DIAL_TIMEOUT_MS, self._bus.dial_timeout_ms)
+        link = await dial(Broker.parse(self._broker), credentials(self._bus), timeout_ms=timeout_ms)
+        try:
+            if self._is_named and link.broker not in ("", self._broker):
+                raise LinkLost(self._broker, f"{link.broker} answers there")
+            yield link
+        finally:
+            await link.close()
+
+    async def _count(self, link: Link, queue: str) -> int | None:
+        try:
+            answer = await _within(link.try_call("queue_declare", queue=queue, passive=True), link)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return None
+        return int(answer.message_count)
+
+
+class _Taking:
+    """Deliveries of one parking queue, without answers."""
+
+    def __init__(self, link: Link, source: Parked, wanted: int, prefetch: int = 0) -> None:
+        self._link, self._source = link, source
+        self._wanted, self._prefetch = wanted, prefetch or wanted
+        self.seen = 0
+        self.is_over = False
+        self._event = asyncio.Event()
+        self._fault: Exception | None = None
+
+    async def begin(self, arrived: Callable[[_Taken], bool]) -> None:
+        """arrived: is shown each; False: enough."""
+
+        def on_content(tag: int, _redelivered: bool, raw: bytes, body: bytes) -> None:
+            if self.is_over:
+                return  # goes back unseen
+            self.seen += 1
+            taken = _Taken(tag, _facts(raw, self._source), raw, body)
+            if not arrived(taken) or self.seen >= self._wanted:
+                self.is_over = True
+            self._event.set()
+
+        link = self._link
+
+        def on_contents(arrived: list[Arrived]) -> None:
+            for each in arrived:
+                on_content(*each)
+
+        link.pipe.on_contents = on_contents
+        link.on_lost(self._lost)
+        gone = TopologyError(f"{self._source.parking_queue} was deleted meanwhile")
+        link.channel.add_on_cancel_callback(lambda _frame: self._lost(gone))
+        await self.settle()
+        consuming = link.call(
+            "basic_consume",
+            queue=self._source.parking_queue,
+            on_message_callback=link.pipe.pika_content,
+            consumer_tag="messagebus-parked",
+        )
+        await _within(consuming, link)
+
+    async def goes_on(self) -> bool:
+        """Wait for more; False when nothing came for IDLE_S. Raises LinkError when the link ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_S):
+                await self._event.wait()
+        came = self._event.is_set()
+        self._event.clear()
+        if self._fault is not None:
+            raise self._fault
+        return came
+
+    def ack(self, tag: int) -> None:
+        self._link.pipe.ack(tag, False)
+        self._link.pipe.flush()
+
+    async def settle(self) -> None:
+        """Return when the broker has received all answers: a round trip behind them."""
+        await _within(self._link.call("basic_qos", prefetch_count=self._prefetch), self._link)
+
+    def _lost(self, why: Exception) -> None:
+        self._fault = why
+        self._event.set()
+
+
+Move = Callable[[_Taking, _Taken], Awaitable[str]]
+"""Returns why it was left where it is, "" when it was moved."""
+
+
+class _Pass:
+    """Once over a parking queue: each wanted message is moved and answered, all others go back."""
+
+    def __init__(self, link: Link, source: Parked, ready: int, choice: Choice, limit: int) -> None:
+        # Of the undelivered, those that still have no queue are kept until the end.
+        all_move = choice.is_everything and not isinstance(source, Undelivered)
+        ahead = min(ready, AHEAD) if all_move else ready
+        self._taking = _Taking(link, source, ready, ahead)
+        self._choice, self._limit = choice, limit
+        self._waiting = deque[_Taken]()
+        self._waiting_bytes = 0
+        self._chosen = 0
+        self.left_out = 0
+        self.left = Counter[str]()
+
+    async def run(self, turn: Turn, move: Move, on_moved: Moved) -> int:
+        """Return how many were moved. Raises what `move` does, and LinkError."""
+        moved, taking = 0, self._taking
+        await taking.begin(self._arrived)
+        while True:
+            if self._waiting:
+                await turn()
+                taken = self._waiting.popleft()
+                self._waiting_bytes -= len(taken.body)
+                moved += await _to_its_end(self._move_one(move, taken, on_moved))
+            elif taking.is_over or not await taking.goes_on():
+                await taking.settle()
+                return moved
+
+    async def _move_one(self, move: Move, taken: _Taken, on_moved: Moved) -> int:
+        if why := await move(self._taking, taken):
+            self.left[why] += 1
+            return 0
+        on_moved(1)
+        return 1
+
+    def _arrived(self, taken: _Taken) -> bool:
+        if not self._choice.takes(taken.facts, taken.body):
+            return True
+        if self._waiting and self._waiting_bytes + len(taken.body) > WAITING_BYTES_MAX:
+            self.left_out += 1
+            return True
+        self._waiting.append(taken)
+        self._waiting_bytes += len(taken.body)
+        self._chosen += 1
+        return self._chosen < self._limit
+
+
+class _NoQueue(TopologyError):
+    """Raised when a message was sent back."""
+
+
+class _Putting:
+    """Publishes, each confirmed before the next."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._frames: dict[tuple[str, str], Any] = {}
+        self._nowhere: dict[str, str] = {}  # addresses that have no queue, and what is said of them
+        self._answer: asyncio.Future[bool] | None = None
+        self._is_returned = False
+
+    async def begin(self) -> None:
+        link = self._link
+        link.pipe.on_confirm = self._answered
+        link.channel.add_on_return_callback(lambda *_: self._returned())
+        link.on_lost(self._lost)
+        await _within(link.confirm_select(), link)
+
+    async def put_as_due(self, address: str, raw: bytes, body: bytes) -> str:
+        """Put it where it was due; returns why it cannot be. Raises as `put`."""
+        why = self._nowhere.get(address)
+        if why is None and (why := await self._why_not(address)):
+            self._nowhere[address] = why
+        if why:
+            return why
+        is_exchange = address.startswith(EXCHANGE_PREFIXES)
+        try:
+            await self.put(*((address, "") if is_exchange else ("", address)), raw, body)
+        except _NoQueue as fault:
+            self._nowhere[address] = str(fault)
+            return str(fault)
+        self._nowhere[address] = ""
+        return ""
+
+    async def _why_not(self, address: str) -> str:
+        """A publish to an exchange that is not there would end the link."""
+        if address.startswith(QUEUE_PREFIXES):
+            return ""
+        if not address.startswith(EXCHANGE_PREFIXES):
+            return f"{address!r} is no destination"
+        looking = self._link.try_call("exchange_declare", exchange=address, passive=True)
+        try:
+            await _within(looking, self._link)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return f"{address} is not there"
+        return ""
+
+    async def put(self, exchange: str, key: str, raw: bytes, body: bytes) -> None:
+        """Raises TopologyError when the queue is gone or full, LinkError."""
+        frames = self._frames.get((exchange, key))
+        if frames is None:
+            frames = self._frames[exchange, key] = self._link.pipe.frames(exchange, key)
+        broker = self._link.address.name
+        if not self._link.is_open:
+            raise LinkLost(broker, "the connection ended")
+        self._answer, self._is_returned = asyncio.get_running_loop().create_future(), False
+        frames.add(self._link.pipe.out, raw, body)
+        self._link.pipe.flush()
+        try:
+            async with asyncio.timeout(PUT_TIMEOUT_S):
+                stored = await self._answer
+        except TimeoutError:
+            late = f"no confirm within {PUT_TIMEOUT_S:g} s: one message may come twice"
+            raise LinkLost(broker, late) from None
+        if self._is_returned:
+            gone = f"{exchange} has no subscription" if exchange else f"{key} is not there any more"
+            raise _NoQueue(f"{gone}: deleted?")
+        if not stored:
+            raise TopologyError(f"{exchange or key} takes no more: full?")
+
+    def _answered(self, _tag: int, _multiple: bool, ok: bool) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(ok)
+
+    def _returned(self) -> None:
+        self._is_returned = True
+
+    def _lost(self, why: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(why)
+
+
+def _facts(raw: bytes, source: Parked) -> Facts:
+    return read_facts(
+        read_headers(raw),
+        message_id=read_message_id(raw),
+        stamp_ms=read_stamp_ms(raw),
+        delivery_limit=source.delivery_limit,
+    )
+
+
+def _redriven(taken: _Taken) -> bytes:
+    facts = taken.facts
+    marks: dict[str, Any] = {REDRIVEN: facts.redriven + 1}
+    if facts.first_ms is not None:
+        marks["mb-first-ms"] = facts.first_ms
+    stamp_ms = facts.first_ms or time.time_ns() // 1_000_000
+    return copied(
+        taken.raw,
+        marks,
+        facts.message_id,
+        entry=False,
+        stamp_ms=stamp_ms,
+        without=is_dropped_by_redrive,
+    )
+
+
+async def _within(call: Any, link: Link) -> Any:
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return await call
+    except TimeoutError:
+        raise LinkLost(link.address.name, f"no answer within {CALL_TIMEOUT_S:g} s") from None
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Also when whoever waits is cancelled: a message is not left between its two queues."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=CALL_TIMEOUT_S)
+        if task.done() and not task.cancelled():
+            task.exception()
+        raise

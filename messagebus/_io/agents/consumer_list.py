@@ -1,0 +1,220 @@
+"""Following the consumer list: a waiting fetch that never ends, and the last good list on disk.
+
+Runs on one asyncio loop. What is believed is decided by `core.listkeeper`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from messagebus._io.agents.http import http_client
+from messagebus._io.loop import now_ms
+from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
+from messagebus.config import BusConfig
+from messagebus.core.backoff import backoff_ms
+from messagebus.core.listkeeper import Judgement, ListKeeper
+from messagebus.errors import (
+    ConfigError,
+    ListError,
+    ListInvalid,
+    ListUnavailable,
+    MessageBusError,
+)
+
+__all__ = ["ListFollower", "fetch_list"]
+
+log = logging.getLogger("messagebus.list")
+
+CONNECT_TIMEOUT_S = 2.0
+# Above the time for which an agent keeps a waiting fetch.
+ANSWER_GRACE_S = 5.0
+RETRY_FIRST_MS, RETRY_MAX_MS = 100, 5_000
+# An agent keeps the request; whoever answers "nothing new" at once is not asked more often than that.
+ASK_EVERY_MS = 1_000
+# The first fault is told, then each n-th of a row.
+WARN_EVERY = 20
+NOT_MODIFIED = 304
+
+
+async def fetch_list(
+    http: httpx.AsyncClient, url: str, *, wait_s: float = 0, generation: int = -1, **who: str
+) -> BrokerList | None:
+    """Fetch the list that consumers connect to; any agent may answer.
+
+    wait_s: how long the agent may keep the request until it has a newer one than `generation`.
+    who: client, subscription, applied: told to the agent.
+    Returns None when there is nothing newer. Raises ListUnavailable (keep the last list) or
+    ListInvalid (an answer that is not a list: keep the last list and tell somebody).
+    """
+    query: dict[str, str] = dict(who)
+    if generation >= 0:
+        query |= {"generation": str(generation), "wait_s": f"{wait_s:g}"}
+    timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=wait_s + ANSWER_GRACE_S)
+    try:
+        async with asyncio.timeout(wait_s + CONNECT_TIMEOUT_S + ANSWER_GRACE_S):
+            async with http.stream("GET", url, params=query, timeout=timeout) as answer:
+                return await _read_list(answer)
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as fault:
+        raise ListUnavailable(f"{url}: {fault or type(fault).__name__}") from fault
+
+
+async def _read_list(answer: httpx.Response) -> BrokerList | None:
+    if answer.status_code == NOT_MODIFIED:
+        return None
+    if answer.status_code != httpx.codes.OK:
+        raise ListUnavailable(f"{answer.url}: HTTP {answer.status_code}")
+    text = b""
+    async for part in answer.aiter_bytes():
+        text += part
+        if len(text) > LIST_BYTES_MAX:
+            raise ListInvalid(f"more than {LIST_BYTES_MAX} bytes")
+    declared, arrived = answer.headers.get("content-length"), answer.num_bytes_downloaded
+    if declared is not None and declared.isdigit() and int(declared) != arrived:
+        raise ListInvalid(f"{arrived} of {declared} bytes arrived")
+    try:
+        return BrokerList.parse(text.decode())
+    except UnicodeDecodeError as fault:
+        raise ListInvalid(f"not UTF-8: {fault}") from fault
+
+
+class ListFollower:
+    """Keeps the list fresh and calls `on_list` for each newer one, first of all for a cached one.
+
+    Without list addresses the configured broker is the whole list, once.
+    """
+
+    def __init__(
+        self,
+        bus: BusConfig,
+        *,
+        subscription: str,
+        interval_s: int,
+        on_list: Callable[[BrokerList], None],
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._transport = transport
+        self._bus, self._subscription, self._interval_s = bus, subscription, interval_s
+        self._on_list = on_list
+        self.keeper = ListKeeper(cluster=bus.cluster, hosts_allowed=bus.broker_hosts_allowed)
+        self.brokers: BrokerList | None = None
+        self._applied = -1
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin. `on_list` may be called before this returns."""
+        if not self._bus.list_urls:
+            self._apply(BrokerList(listed=(ListedBroker(broker=self._bus.address),)))
+            return
+        self._read_cache()
+        self._task = asyncio.create_task(self._follow(), name="messagebus-list")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _follow(self) -> None:
+        turn = 0
+        while True:
+            url = self._bus.list_urls[turn % len(self._bus.list_urls)]
+            try:
+                # Anew after each fault, because certificates rotate.
+                async with http_client(self._bus, transport=self._transport) as http:
+                    while True:
+                        await self._fetch(http, url)
+            except (ListError, ConfigError) as fault:
+                turn += 1
+                await self._wait_after(fault)
+
+    async def _fetch(self, http: httpx.AsyncClient, url: str) -> None:
+        keeper, asked_ms = self.keeper, now_ms()
+        found = await fetch_list(
+            http,
+            url,
+            wait_s=self._interval_s,
+            generation=keeper.generation if self.brokers else -1,
+            client=self._bus.client_id,
+            subscription=self._subscription,
+            applied=str(max(self._applied, 0)),
+        )
+        if found is None:
+            keeper.unchanged(now_ms())
+            await asyncio.sleep(max(0, asked_ms + ASK_EVERY_MS - now_ms()) / 1000)
+            return
+        judgement, reason = keeper.judge(
+            generation=found.generation,
+            cluster=found.cluster,
+            hosts=(entry.broker.host for entry in found),
+            now_ms=now_ms(),
+        )
+        if judgement is Judgement.REFUSED:
+            raise ListInvalid(reason)
+        if judgement is Judgement.NEWER and found != self.brokers:
+            self._write_cache(found)
+            self._apply(found)
+            if found.generation:
+                return
+        # A list without generation cannot be waited for: ask again after the interval.
+        await asyncio.sleep(self._interval_s)
+
+    def _apply(self, found: BrokerList) -> None:
+        self.brokers = found
+        log.info("list applied generation=%d brokers=%d", found.generation, len(found.listed))
+        self._on_list(found)
+        self._applied = found.generation
+
+    async def _wait_after(self, fault: MessageBusError) -> None:
+        keeper = self.keeper
+        keeper.failed()
+        if keeper.faults_in_a_row % WARN_EVERY == 1:
+            log.warning("list fault count=%d reason=%r", keeper.faults, str(fault))
+        wait_ms = backoff_ms(
+            keeper.faults_in_a_row,
+            first_ms=RETRY_FIRST_MS,
+            max_ms=RETRY_MAX_MS,
+            share=random.random(),
+        )
+        await asyncio.sleep(wait_ms / 1000)
+
+    def _read_cache(self) -> None:
+        """A consumer can start while the balancer is down; a cache that is not a list is ignored."""
+        if not self._bus.list_cache:
+            return
+        try:
+            found = BrokerList.parse(Path(self._bus.list_cache).read_text())
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError, ListInvalid) as fault:
+            log.warning("list cache ignored file=%s reason=%r", self._bus.list_cache, str(fault))
+            return
+        hosts = (entry.broker.host for entry in found)
+        judgement, reason = self.keeper.judge(
+            generation=found.generation, cluster=found.cluster, hosts=hosts, now_ms=now_ms()
+        )
+        self.keeper.good_ms = None
+        if judgement is Judgement.REFUSED:
+            log.warning("list cache ignored file=%s reason=%r", self._bus.list_cache, reason)
+            return
+        self._apply(found)
+
+    def _write_cache(self, found: BrokerList) -> None:
+        if not self._bus.list_cache:
+            return
+        path = Path(self._bus.list_cache)
+        candidate = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            candidate.unlink(missing_ok=True)
+            # Made anew, so that a link which somebody put there is not followed.
+            with candidate.open("x") as file:
+                file.write(found.render())
+            candidate.replace(path)
+        except OSError as fault:
+            log.warning("list cache not written file=%s reason=%r", path, str(fault))

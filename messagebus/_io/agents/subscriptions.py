@@ -1,0 +1,239 @@
+"""Asking the agents about subscriptions, each for its own broker, and having them deleted on all.
+
+Everybody is asked at once, each within ANSWER_TIMEOUT_S; who does not answer is named, not counted as
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from messagebus._io.agents.http import http_client
+from messagebus._io.agents.registration import read_registration
+from messagebus._io.wire import Registration
+from messagebus.broker import BrokerList, ListedBroker
+from messagebus.config import BusConfig
+from messagebus.destination import Queue, Source, Subscription
+from messagebus.errors import ConfigError, LinkLost, LoginRefused, TopologyError
+from messagebus.proof import TokenProof
+from messagebus.secret import Secret
+from messagebus.topology import OPTION_KINDS, with_options
+
+__all__ = [
+    "PurgedMessages",
+    "SubscriptionCount",
+    "SubscriptionCounts",
+    "count",
+    "delete",
+    "known",
+    "purge",
+]
+
+CONNECT_TIMEOUT_S = 2.0
+# An agent asks all others before it answers a change, and one broker with 1,000 queues takes seconds.
+ANSWER_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionCount:
+    """One subscription or queue on one broker.
+
+    name: ``orders/billing`` or ``queue:jobs``. durability, single_active, expires_s, delivery_limit: as
+    it was created. ready: messages that wait there. consumers: attached there. unacked: delivered
+    there and not answered, up to some seconds old; None where the broker does not say.
+    """
+
+    name: str
+    broker: str
+    ready: int
+    consumers: int
+    unacked: int | None = None
+    durability: str = "fsync"
+    single_active: bool = False
+    expires_s: int = 0
+    delivery_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionCounts:
+    """Answers of the brokers. counts: by name and broker.
+
+    unanswered: brokers that said nothing, and why. answered: the others, also those that have nothing.
+    """
+
+    counts: tuple[SubscriptionCount, ...]
+    unanswered: Mapping[str, str] = field(default_factory=dict)
+    answered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedMessages:
+    """Counts of dropped messages: broker -> name -> count. unanswered: brokers, and why."""
+
+    dropped: Mapping[str, Mapping[str, int]]
+    unanswered: Mapping[str, str] = field(default_factory=dict)
+
+
+async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
+    """Count everywhere. Raises LoginRefused."""
+    auth = httpx.BasicAuth(bus.current_user(), bus.current_password().reveal())
+    answers, unanswered = await _ask_all(bus, brokers, "GET", "/subscriptions", lambda _: auth)
+    counts = []
+    for broker, told in answers.items():
+        try:
+            counts += [
+                SubscriptionCount(name=name, broker=broker, **values)
+                for name, values in told["subscriptions"].items()
+            ]
+        except (KeyError, TypeError, AttributeError):
+            unanswered[broker] = "not an agent's answer"
+    return SubscriptionCounts(
+        tuple(sorted(counts, key=lambda each: (each.name, each.broker))),
+        unanswered,
+        tuple(sorted(answers.keys() - unanswered.keys())),
+    )
+
+
+async def purge(
+    bus: BusConfig, brokers: BrokerList, names: Sequence[str], *, token: Secret
+) -> PurgedMessages:
+    """Drop what is ready, everywhere. Raises LoginRefused, or ConfigError for a token that cannot be."""
+    answers, unanswered = await _ask_all(
+        bus,
+        brokers,
+        "POST",
+        "/subscriptions/purge",
+        _proof(token),
+        json={"wanted": list(names)},
+    )
+    return PurgedMessages({b: told.get("purged", {}) for b, told in answers.items()}, unanswered)
+
+
+async def delete(
+    bus: BusConfig, brokers: BrokerList, names: Sequence[str], *, token: Secret
+) -> Registration:
+    """Leave tombstones for all brokers, through the first agent that can.
+
+    Each is asked at its own address: behind a balancer another one than gave a nonce might answer.
+    Raises TopologyError when no agent could do it, or when one of the names never was; LoginRefused;
+    ConfigError for a token that cannot be one.
+    """
+    proof = _proof(token)
+    fault = "no broker is on the list"
+    async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
+        for listed in brokers:
+            url = _agent_url(bus, listed, "/topology")
+            try:
+                await _check_known(http, url, names)
+                answer = await http.post(
+                    url,
+                    json={"wanted": list(names), "alive": False},
+                    auth=proof(listed.broker.name),
+                )
+                if answer.status_code == httpx.codes.OK:
+                    return read_registration(url, answer)
+                _raise_if_refused(url, answer)
+                fault = f"{url}: HTTP {answer.status_code} {_error_of(answer)}"
+            except (httpx.HTTPError, ValueError, LinkLost) as trouble:
+                fault = f"{url}: {trouble or type(trouble).__name__}"
+    raise TopologyError(f"nothing is known to be deleted: {fault}")
+
+
+async def known(bus: BusConfig) -> list[Source]:
+    """All subscriptions and queues that there are, as any agent says. Raises TopologyError."""
+    fault = "no list address: only agents know the subscriptions"
+    async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
+        for url in bus.list_urls:
+            try:
+                told = (await http.get(urljoin(url, "topology"))).raise_for_status().json()
+                alive = [entry for entry in told["entries"] if entry["alive"]]
+                wanted = [with_options(each["wanted"], _options(each)) for each in alive]
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as trouble:
+                fault = f"{url}: {trouble or type(trouble).__name__}"
+            else:
+                return [each for each in wanted if isinstance(each, Subscription | Queue)]
+    raise TopologyError(f"no agent says which subscriptions there are: {fault}")
+
+
+def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in OPTION_KINDS if key in entry}
+
+
+async def _check_known(http: httpx.AsyncClient, url: str, names: Sequence[str]) -> None:
+    """A name of a deleted one is good: deleting it again finishes what was incomplete."""
+    told = (await http.get(url)).raise_for_status().json()
+    known = {entry["wanted"] for entry in told["entries"]} if isinstance(told, dict) else set()
+    if unknown := [name for name in names if name not in known]:
+        raise TopologyError(f"there is no {', '.join(unknown)}")
+
+
+async def _ask_all(
+    bus: BusConfig,
+    brokers: BrokerList,
+    method: str,
+    path: str,
+    auth: Callable[[str], httpx.Auth],
+    **request: Any,
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Each agent's answer, and why there is none, by broker name. auth: of a broker name."""
+    timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    async with http_client(bus) as http:
+
+        async def ask(listed: ListedBroker) -> dict[str, Any] | str:
+            url = _agent_url(bus, listed, path)
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answer = await http.request(
+                        method, url, timeout=timeout, auth=auth(listed.broker.name), **request
+                    )
+                _raise_if_refused(url, answer)
+                if answer.status_code != httpx.codes.OK:
+                    return f"HTTP {answer.status_code} {_error_of(answer)}"
+                told = answer.json()
+            except (httpx.HTTPError, TimeoutError, ValueError) as fault:
+                return str(fault) or type(fault).__name__
+            is_its_own = isinstance(told, dict) and told.get("broker") == listed.broker.name
+            return told if is_its_own else "another agent answers there"
+
+        answers = await asyncio.gather(*(ask(listed) for listed in brokers))
+    good, bad = dict[str, dict[str, Any]](), dict[str, str]()
+    for listed, told in zip(brokers, answers, strict=True):
+        if isinstance(told, str):
+            bad[listed.broker.name] = told
+        else:
+            good[listed.broker.name] = told
+    return good, bad
+
+
+def _agent_url(bus: BusConfig, listed: ListedBroker, path: str) -> str:
+    """Return the own address of a broker's agent; it speaks TLS where the list does."""
+    return f"{urlsplit(bus.list_urls[0]).scheme}://{listed.agent_address}{path}"
+
+
+def _proof(token: Secret) -> Callable[[str], httpx.Auth]:
+    """Return what makes, of a broker name, the proof for its agent. Raises ConfigError."""
+    text = token.reveal()
+    # It may have to be sent, and httpx would show it in its complaint.
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigError("token: printable ASCII without blanks, as in the operators' token file")
+    return lambda broker: TokenProof(lambda: token, to=broker)
+
+
+def _raise_if_refused(url: str, answer: httpx.Response) -> None:
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise LoginRefused(url, _error_of(answer) or "refused")
+
+
+def _error_of(answer: httpx.Response) -> str:
+    try:
+        told = answer.json()
+    except ValueError:
+        told = {}
+    text = told.get("error") if isinstance(told, dict) else None
+    return " ".join(str(text or answer.text).split())[:200]

@@ -1,0 +1,274 @@
+"""Subclasses of pika's connection: frames read without harm, and our own frames beside pika's.
+
+`GuardedConnection`: pika decodes the properties of every message that it reads and ends the connection
+where it cannot: such a message would come again for ever. And it waits for the whole of a frame of any
+size. Here properties are taken as they are on the wire, and a frame larger than agreed ends the connection.
+
+`HotConnection` cuts deliveries and confirms out of what is read (`frames.FrameParser`) and writes our
+publishes and acks and pika's frames in one order: two overridden methods. The handshake, login, channels,
+declarations, heartbeats, returns and every error stay pika's. Nothing of pika is patched: other users of
+it in the process see nothing. `guard_problem` and `seam_problem` try every internal that this rests on,
+without a socket; where they find one changed, links fall back to plain pika (`pipe.PlainPipe`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Protocol
+
+import pika
+import pika.exceptions
+from pika import frame, spec
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.adapters.utils import io_services_utils
+from pika.channel import Channel
+from pika.exceptions import StreamLostError
+
+from messagebus._io.amqp.frames import Confirm, Contents, FrameParser, PublishFrames
+
+__all__ = [
+    "HotConnection",
+    "HotSink",
+    "seam_problem",
+    "GuardedConnection",
+    "RawProperties",
+    "guard_problem",
+]
+
+_HEAD = Struct(">BHI")
+_HEADER = Struct(">HHQ")
+OVERHEAD = _HEAD.size + 1
+# pika reads 4 KiB at a time until nothing is left; larger reads cost less, and one a turn keeps the
+# links of one loop fair. Above malloc's threshold (128 KiB) each read would map memory anew.
+READ_BYTES = 64 * 1024
+# Of ours, given to the socket and not taken: then sending pauses (`backed_up`).
+WRITE_BYTES_MAX = 1 << 20
+FRAME_MIN = 4096
+# Until both sides have agreed: a broker may say much about itself.
+FRAME_FIRST_MAX = 131_072
+
+
+class RawProperties(pika.BasicProperties):  # type: ignore[misc]  # pika has no types
+    """Properties of a message, as they are on the wire; read as far as pika can."""
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__()
+        self.raw = raw
+        with contextlib.suppress(Exception):  # whatever pika raises for what others wrote
+            self.decode(raw)
+
+    def encode(self) -> list[bytes]:
+        return [self.raw]
+
+
+class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
+    def _read_frame(self) -> tuple[int, Any]:
+        """pika's hook for the next frame in its buffer: how long it is, and the frame; 0 for none yet."""
+        data = self._frame_buffer
+        if len(data) < _HEAD.size or data.startswith(b"AMQP"):
+            return super()._read_frame()  # type: ignore[no-any-return]
+        kind, channel, size = _HEAD.unpack_from(data)
+        end = size + OVERHEAD
+        if end > self.params.frame_max:
+            raise pika.exceptions.InvalidFrameError(f"a frame of {size} bytes")
+        if kind != spec.FRAME_HEADER or len(data) < end or data[end - 1] != spec.FRAME_END:
+            return super()._read_frame()  # type: ignore[no-any-return]
+        _class, _weight, body_size = _HEADER.unpack_from(data, _HEAD.size)
+        raw = bytes(data[_HEAD.size + _HEADER.size : end - 1])
+        return end, frame.Header(channel, body_size, RawProperties(raw))
+
+
+@functools.cache
+def guard_problem() -> str:
+    """Tell why pika's internals are not as expected; "" when they are. Needs no socket."""
+    return first_problem(_problem)
+
+
+def first_problem(*looks: Callable[[], str]) -> str:
+    """Return what the first of them finds that finds something; "" when none does."""
+    try:
+        return next((problem for look in looks if (problem := look())), "")
+    except Exception as problem:  # whatever is different shows as some exception
+        return f"{type(problem).__name__}: {problem}"
+
+
+def _problem() -> str:
+    seen: list[Any] = []
+    connection = object.__new__(GuardedConnection)
+    connection.params, connection._frame_buffer = pika.ConnectionParameters(), b""
+    connection.bytes_received = 0
+    connection._process_frame = seen.append
+    raw = b"\xff\xff"
+    header = frame.Header(1, 7, RawProperties(raw)).marshal()
+    connection._on_data_available(header + frame.Heartbeat().marshal())
+    if [type(each) for each in seen] != [frame.Header, frame.Heartbeat]:
+        return "it does not read through the hook"
+    if seen[0].body_size != 7 or seen[0].properties.encode() != [raw]:
+        return "it reads headers otherwise"
+    return ""
+
+
+class HotSink(Protocol):
+    """The owner of a channel, told of all in the order of the stream."""
+
+    def on_item(self, item: Contents | Confirm) -> None: ...
+
+    def on_read(self) -> None:
+        """All that one read brought was told."""
+
+    def on_closed(self) -> None:
+        """The channel has ended: nothing more comes."""
+
+
+class HotConnection(GuardedConnection):
+    """pika's connection, with channels whose messages do not pass through pika."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.out: list[bytes] = []
+        """What `flush` writes; pieces of one message must be appended together."""
+        self._parser = FrameParser(FRAME_FIRST_MAX)
+        self._sinks: dict[int, HotSink] = {}
+        self._direct = False
+        super().__init__(*args, **kwargs)
+
+    def attach(self, channel: Channel, sink: HotSink) -> None:
+        """Deliveries and confirms of this open channel go to the sink, from now on."""
+        transport = self._transport
+        if type(transport) is getattr(io_services_utils, "_AsyncPlaintextTransport", None):
+            transport._MAX_RECV_BYTES, transport._MAX_CONSUME_BYTES = READ_BYTES, 1
+            self._direct = hasattr(transport, "_sock") and hasattr(transport, "_tx_buffers")
+        self._parser.frame_max = max(self.params.frame_max, FRAME_MIN)
+        self._parser.hot.add(channel.channel_number)
+        self._sinks[channel.channel_number] = sink
+        channel.add_on_close_callback(lambda closed, _why: self._detach(closed.channel_number))
+
+    def _detach(self, number: int) -> None:
+        self._parser.hot.discard(number)
+        sink = self._sinks.pop(number, None)
+        if sink is not None:
+            sink.on_closed()
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        """pika's hook for what was read."""
+        self.bytes_received += len(data_in)  # pika's heartbeat check watches this number
+        for item in self._parser.feed(data_in):
+            if type(item) is bytes:
+                self.bytes_received -= len(item)  # counted by pika
+                super()._on_data_available(item)
+            elif (sink := self._sinks.get(item.channel)) is not None:  # type: ignore[union-attr]
+                sink.on_item(item)  # type: ignore[arg-type]
+        for sink in list(self._sinks.values()):
+            sink.on_read()
+        if self._parser.fault:
+            self._terminate_stream(StreamLostError(f"no AMQP: {self._parser.fault}"))
+
+    def _output_marshaled_frames(self, marshaled_frames: Any) -> None:
+        """pika's hook for what it writes: ours came first, a close must not overtake it."""
+        self.flush()
+        super()._output_marshaled_frames(marshaled_frames)
+
+    def flush(self) -> None:
+        """Write what is in `out`, in one piece."""
+        if not self.out:
+            return
+        transport = self._transport
+        if transport is not None:
+            data = memoryview(b"".join(self.out))  # a view: a partial send copies no tail
+            self.bytes_sent += len(data)
+            if self._direct and not transport._tx_buffers:
+                # At once, where nothing waits: saves two epoll_ctl and a turn of the loop each.
+                with contextlib.suppress(OSError):  # full, or broken: pika's own write finds out
+                    data = data[transport._sock.send(data) :]
+            if data:
+                transport.write(data)
+        self.out.clear()
+
+    @property
+    def backed_up(self) -> bool:
+        """Tell whether the socket takes less than we write; pika's transport does not tell when it drains."""
+        transport = self._transport
+        return transport is None or transport.get_write_buffer_size() > WRITE_BYTES_MAX
+
+
+@functools.cache
+def seam_problem() -> str:
+    """Tell why pika's internals are not as expected; "" when they are."""
+    return first_problem(_version_problem, guard_problem, _input_problem, _output_problem)
+
+
+def _version_problem() -> str:
+    if not (1, 4) <= tuple(int(part) for part in pika.__version__.split(".")[:2]) < (2,):
+        return f"pika {pika.__version__} is not known"
+    for name, names in {
+        "_on_data_available": ["self", "data_in"],
+        "_output_marshaled_frames": ["self", "marshaled_frames"],
+    }.items():
+        if list(inspect.signature(getattr(AsyncioConnection, name)).parameters) != names:
+            return f"{name} takes other arguments"
+    return ""
+
+
+def _input_problem() -> str:
+    """Feed three frames in small pieces: the ack must be ours, the others pika's."""
+    seen: list[Any] = []
+    connection = _probe(seen.append, lambda _data: None)
+    stream = b"".join(
+        each.marshal()
+        for each in (
+            frame.Heartbeat(),
+            frame.Method(1, spec.Basic.Ack(7, multiple=True)),
+            frame.Method(1, spec.Channel.Flow(active=False)),
+        )
+    )
+    for at in range(0, len(stream), 5):
+        connection._proto_data_received(stream[at : at + 5])
+    if [type(each) for each in seen] != [frame.Heartbeat, Confirm, frame.Method]:
+        return "it does not read through the hook"
+    if connection._frame_buffer or connection.bytes_received != len(stream):
+        return "it keeps or counts what it reads otherwise"
+    return ""
+
+
+def _output_problem() -> str:
+    """Write one message by pika behind one of ours: both must be the same bytes, ours first."""
+    sent: list[bytes] = []
+    connection = _probe(lambda _item: None, lambda data: sent.append(bytes(data)))
+    properties = spec.BasicProperties(message_id="m", headers={"a": 1}, delivery_mode=2)
+    body = b"x" * (FRAME_MIN + 1)
+    PublishFrames(1, "e", "k", FRAME_MIN).add(connection.out, b"".join(properties.encode()), body)
+    connection._send_method(
+        1, spec.Basic.Publish(exchange="e", routing_key="k", mandatory=True), (properties, body)
+    )
+    if not sent or sent[0] != b"".join(sent[1:]):
+        return "it writes otherwise"
+    return ""
+
+
+class _ProbeSink:
+    def __init__(self, on_item: Callable[[Any], None]) -> None:
+        self.on_item = on_item
+
+    def on_read(self) -> None:
+        pass
+
+    def on_closed(self) -> None:
+        pass
+
+
+def _probe(on_item: Callable[[Any], None], write: Callable[[Any], None]) -> HotConnection:
+    """A connection that is open as far as it knows, without a socket."""
+    connection = object.__new__(HotConnection)
+    connection._parser, connection._direct, connection.out = FrameParser(FRAME_MIN), False, []
+    connection._parser.hot.add(1)
+    connection._sinks = {1: _ProbeSink(on_item)}
+    connection.params = pika.ConnectionParameters()
+    connection._transport = type("Probe", (), {"write": staticmethod(write)})()
+    connection.bytes_received = connection.bytes_sent = connection.frames_sent = 0
+    connection.connection_state, connection._frame_buffer = connection.CONNECTION_OPEN, b""
+    connection._body_max_length = FRAME_MIN - 8
+    connection._process_frame = on_item
+    return connection

@@ -1,0 +1,373 @@
+"""Administration of one broker over AMQP: declare, delete, audit, the gate, events.
+
+For agents, whose user may configure. One `Control` wraps one link; the broker ends the link for a
+request that it refuses, so every method may raise LinkError and the caller dials again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from messagebus._io.amqp.link import Credentials, Link, dial
+from messagebus.broker import Broker
+from messagebus.errors import CertificateRefused, ChannelRefused, LinkLost, LoginRefused
+from messagebus.topology import GATE, Declarations, QueueSpec
+
+__all__ = [
+    "EVENT_EXCHANGE",
+    "Control",
+    "Right",
+    "mismatch",
+    "mismatch_text",
+    "node_is_gone",
+    "port_refuses",
+    "rights_of",
+]
+
+# Made by the plugin rabbitmq_event_exchange; durable, so it is still there when the plugin is off.
+EVENT_EXCHANGE = "amq.rabbitmq.event"
+EVENT_KEYS = ("queue.deleted", "exchange.deleted", "binding.deleted")
+# Of two messages that open the gate at once the second takes the place of the first.
+GATE_QUEUE = QueueSpec(name=GATE, arguments={"x-queue-type": "classic", "x-max-length": 1})
+# Declaring one more queue flushes the names of those before it.
+SETTLE_QUEUE = QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
+# Erlang's port mapper: the question after a node's port and its answer (distribution protocol, epmd).
+EPMD_ASK, EPMD_ANSWER = 122, 119
+# A broker that does not answer a declaration for so long is treated as gone.
+CALL_TIMEOUT_S = 5.0
+# For a look at one right, of which many are under way.
+RIGHT_MS = 10
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+# No exchange has this name, and no user need have a right on it.
+NOWHERE = "mb.nowhere"
+_INEQUIVALENT = re.compile(
+    r"inequivalent arg '([^']+)' for (queue|exchange) '([^']+)' in vhost '[^']*': "
+    r"received (.+?) but current is (.+)$"
+)
+_VALUE = re.compile(r"the value (.+) of type '\w+'|none")
+
+OnEvent = Callable[[str, Mapping[str, Any]], None]
+
+
+class Control:
+    """One administrator's link to a broker. dial_again: opens another one."""
+
+    def __init__(self, link: Link, dial_again: Callable[[], Awaitable[Link]]) -> None:
+        self.link = link
+        self._dial_again = dial_again
+
+    @classmethod
+    async def dial(cls, address: Broker, credentials: Credentials, *, timeout_ms: int) -> Control:
+        """Open a link. Raises LoginRefused or LinkLost."""
+        dial_again = functools.partial(dial, address, credentials, timeout_ms=timeout_ms)
+        return cls(await dial_again(), dial_again)
+
+    @property
+    def is_open(self) -> bool:
+        return self.link.is_open
+
+    async def declare(self, wanted: Declarations, *, aside: bool = False) -> None:
+        """Declare exchanges and queues, and bind nothing yet: a young queue may not confirm anything.
+
+        aside: on channels of their own, so that a refusal leaves the link alone; three times as slow.
+        Raises ChannelRefused 406 on a mismatch.
+        """
+        call = self._try if aside else self._call
+        for exchange in wanted.exchanges:
+            await call(
+                "exchange_declare",
+                exchange=exchange.name,
+                exchange_type=exchange.type,
+                durable=exchange.durable,
+                arguments=exchange.arguments,
+            )
+        for queue in wanted.queues:
+            await call(
+                "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
+            )
+
+    async def mismatch(self, wanted: Declarations) -> str:
+        """Tell what exists otherwise than wanted, in words, "" for nothing. Makes nothing."""
+        return await mismatch(self._try, wanted)
+
+    async def counts(self, queue: str) -> tuple[int, int] | None:
+        """Messages ready and consumers of a queue; None when it is not there."""
+        try:
+            found = await self._try("queue_declare", queue=queue, passive=True)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return None
+        return found.message_count, found.consumer_count
+
+    async def purge(self, queue: str) -> int | None:
+        """Drop what is ready in a queue. Returns how many; None when it is not there."""
+        try:
+            return int((await self._try("queue_purge", queue=queue)).message_count)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return None
+
+    async def bind(self, wanted: Declarations) -> None:
+        """Bind what is declared and settled."""
+        for binding in wanted.bindings:
+            await self._call(
+                "queue_bind",
+                queue=binding.queue,
+                exchange=binding.exchange,
+                routing_key=binding.routing_key,
+            )
+
+    async def audit(self, wanted: Declarations) -> str:
+        """Look whether all queues are there, and bind them. Returns the name of a missing queue.
+
+        The link is lost when one is missing. "" means that all are there.
+        """
+        for queue in wanted.queues:
+            try:
+                await self._call("queue_declare", queue=queue.name, passive=True)
+            except ChannelRefused as refused:
+                if refused.code != NOT_FOUND:
+                    raise
+                return queue.name
+        await self.bind(wanted)
+        return ""
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue with all that is in it; one that is not there is no error."""
+        await self._call("queue_delete", queue=name)
+
+    async def delete_exchange(self, name: str) -> None:
+        await self._call("exchange_delete", exchange=name)
+
+    async def declare_settle_queue(self) -> None:
+        """Flush the names of all queues declared before, to the file, not to the disk.
+
+        Deleted and made again: only a queue that is not known yet makes the broker look it up.
+        """
+        await self._call("queue_delete", queue=SETTLE_QUEUE.name)
+        await self._declare_queue(SETTLE_QUEUE)
+
+    async def gate_is_open(self) -> bool:
+        """Tell whether the mark is there."""
+        found = await self.counts(GATE)
+        return found is not None and found[0] > 0
+
+    async def open_gate(self) -> None:
+        """Make the mark. It is published, over a link of its own: a broker in alarm reads nothing more from a
+        link that has published.
+        """
+        await self._declare_queue(GATE_QUEUE)
+        link = await self._dial_again()
+        answered = asyncio.Event()
+        link.pipe.on_confirm = lambda *_: answered.set()
+        try:
+            await self._bounded(link.confirm_select(), "confirm.select")
+            link.channel.basic_publish("", GATE, b"")
+            await self._bounded(answered.wait(), "the message that opens the gate")
+        finally:
+            await link.close()
+
+    async def follow_events(self, on_event: OnEvent) -> bool:
+        """Call on_event(key, headers) for what is deleted from now on.
+
+        Returns False when the broker has no event exchange.
+        """
+        if not await self._has_exchange(EVENT_EXCHANGE):
+            return False
+        answer = await self._call("queue_declare", queue="", exclusive=True, auto_delete=True)
+        for key in EVENT_KEYS:
+            await self._call(
+                "queue_bind", queue=answer.queue, exchange=EVENT_EXCHANGE, routing_key=key
+            )
+
+        def arrived(_channel: Any, method: Any, properties: Any, _body: bytes) -> None:
+            on_event(method.routing_key, properties.headers or {})
+
+        self.link.channel.basic_consume(
+            answer.queue, on_message_callback=arrived, auto_ack=True, exclusive=True
+        )
+        return True
+
+    async def declare_probe(self) -> str:
+        """Make a queue of our own, under a name of the broker's choice; returns the name."""
+        answer = await self._call("queue_declare", queue="", exclusive=True)
+        return str(answer.queue)
+
+    async def close(self) -> None:
+        await self.link.close()
+
+    def abort(self) -> None:
+        self.link.abort()
+
+    async def _declare_queue(self, queue: QueueSpec) -> None:
+        await self._call(
+            "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
+        )
+
+    async def _has_exchange(self, name: str) -> bool:
+        try:
+            await self._try("exchange_declare", exchange=name, passive=True)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return False
+        return True
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        return await self._bounded(self.link.call(method, **arguments), method)
+
+    async def _try(self, method: str, **arguments: Any) -> Any:
+        """On a channel of its own."""
+        return await self._bounded(self.link.try_call(method, **arguments), method)
+
+    async def _bounded(self, call: Awaitable[Any], what: str) -> Any:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await call
+        except TimeoutError:
+            self.link.abort()
+            raise LinkLost(
+                self.link.address.name, f"no answer to {what} within {CALL_TIMEOUT_S:g} s"
+            ) from None
+
+
+async def mismatch(try_call: Callable[..., Awaitable[Any]], wanted: Declarations) -> str:
+    """Tell what exists otherwise than wanted, as the broker tells it; declares only what is there.
+
+    try_call: a request on a channel of its own, as `Link.try_call`.
+    """
+    for exchange in wanted.exchanges:
+        kind = {
+            "exchange_type": exchange.type,
+            "durable": exchange.durable,
+            "arguments": exchange.arguments,
+        }
+        told = await _mismatch_of(try_call, "exchange", exchange.name, kind)
+        if told:
+            return told
+    for queue in wanted.queues:
+        kind = {"durable": True, "arguments": dict(queue.arguments)}
+        told = await _mismatch_of(try_call, "queue", queue.name, kind)
+        if told:
+            return told
+    return ""
+
+
+async def _mismatch_of(
+    try_call: Callable[..., Awaitable[Any]], what: str, name: str, kind: Mapping[str, Any]
+) -> str:
+    try:
+        await try_call(f"{what}_declare", **{what: name}, passive=True)
+        await try_call(f"{what}_declare", **{what: name}, **kind)
+    except ChannelRefused as refused:
+        if refused.code == PRECONDITION_FAILED:
+            return mismatch_text(refused.reason)
+        if refused.code not in (NOT_FOUND, RESOURCE_LOCKED):
+            raise
+        return "" if refused.code == NOT_FOUND else refused.reason
+    return ""
+
+
+def mismatch_text(reason: str) -> str:
+    """RabbitMQ's refusal of a declaration in fewer words: what, its name, both values."""
+    found = _INEQUIVALENT.search(reason)
+    if found is None:
+        return reason
+    key, what, name, wanted, existing = found.groups()
+    return f"{what} '{name}': {key} is wanted {_value(wanted)} and exists {_value(existing)}"
+
+
+def _value(told: str) -> str:
+    found = _VALUE.fullmatch(told)
+    return (found[1] or "none") if found else told
+
+
+class Right(NamedTuple):
+    """operation: write (to an exchange) or read (a queue). name: of it."""
+
+    operation: Literal["write", "read"]
+    name: str
+
+
+async def rights_of(
+    address: Broker, credentials: Credentials, asked: Iterable[Right], *, timeout_ms: int
+) -> set[Right] | None:
+    """Return the rights of these that a user has, None when the login is refused; nothing changes.
+
+    timeout_ms: for the login, and once more for the answers, each of which adds RIGHT_MS. Raises LinkLost
+    when the broker cannot say.
+    """
+    try:
+        link = await dial(address, credentials, timeout_ms=timeout_ms)
+    except CertificateRefused as fault:  # that is between the agent and its broker
+        raise LinkLost(fault.broker, fault.reason) from fault
+    except LoginRefused:
+        return None
+    asked = list(asked)
+    try:
+        async with asyncio.timeout((timeout_ms + RIGHT_MS * len(asked)) / 1000):
+            has = await asyncio.gather(*(_has_right(link, right) for right in asked))
+    except TimeoutError:
+        raise LinkLost(address.name, "rights are not told in time") from None
+    finally:
+        link.abort()
+    return {right for right, is_had in zip(asked, has, strict=True) if is_had}
+
+
+async def _has_right(link: Link, right: Right) -> bool:
+    """By a request that fails in any case: for want of the right, which comes first, or after it.
+
+    So it is the broker that judges, whatever it keeps its users in.
+    """
+    try:
+        if right.operation == "write":
+            await link.try_call("exchange_bind", destination=right.name, source=NOWHERE)
+        else:
+            await link.try_call(
+                "basic_consume",
+                queue=right.name,
+                on_message_callback=lambda *_: None,
+                arguments={"x-priority": "no number"},
+            )
+    except ChannelRefused as refused:
+        return refused.code != ACCESS_REFUSED or f"'{right.name}'" not in refused.reason
+    return True
+
+
+async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
+    """Tell whether the AMQP port refuses connections. No answer in time is not a refusal."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            _reader, writer = await asyncio.open_connection(address.host.strip("[]"), address.port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
+
+
+async def node_is_gone(host: str, node_name: str, epmd_port: int, *, timeout_s: float) -> bool:
+    """Tell whether Erlang's port mapper on the host says that this node does not live.
+
+    A node is registered there from before it opens any port until its process has ended. Anything
+    but that word proves nothing: a port that refuses may be suspended, or behind a firewall.
+    """
+    name = node_name.partition("@")[0].encode()
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), epmd_port)
+            try:
+                writer.write((len(name) + 1).to_bytes(2, "big") + bytes([EPMD_ASK]) + name)
+                kind, result = await reader.readexactly(2)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    return kind == EPMD_ANSWER and result != 0

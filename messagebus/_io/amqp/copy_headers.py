@@ -1,0 +1,147 @@
+"""The properties of a delivery's copy: those of the original, and our own headers.
+
+They are made from bytes, not from a `Message`: so it keeps what other clients wrote and the library does
+not read (a content encoding, floats in headers). Left out is what was about the original's way: how long
+it may wait unread, who published it (a broker refuses another's name), headers that would route the
+copy elsewhere too, and those that the broker adds by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from struct import Struct
+from typing import Any
+
+import pika.data
+
+from messagebus._io.amqp.header_table import entry_spans
+from messagebus._io.amqp.properties import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    DELIVERY_MODE,
+    EXPIRATION,
+    HEADERS,
+    MESSAGE_ID,
+    OF_DEAD_LETTERING,
+    PRIORITY,
+    REPLY_TO,
+    TIMESTAMP,
+    TYPE,
+)
+from messagebus.core.parking import TTL_HEADER
+from messagebus.message import BINARY
+
+__all__ = ["PROPERTIES_BYTES_MAX", "copied"]
+
+# They must fit into one frame, of 128 KiB by default, or the broker ends the link.
+PROPERTIES_BYTES_MAX = 120 * 1024
+USER_ID, APP_ID, CLUSTER_ID = 1 << 4, 1 << 3, 1 << 2
+_ORDER = (
+    CONTENT_TYPE,
+    CONTENT_ENCODING,
+    HEADERS,
+    DELIVERY_MODE,
+    PRIORITY,
+    CORRELATION_ID,
+    REPLY_TO,
+    EXPIRATION,
+    MESSAGE_ID,
+    TIMESTAMP,
+    TYPE,
+    USER_ID,
+    APP_ID,
+    CLUSTER_ID,
+)
+_BYTES = {DELIVERY_MODE: 1, PRIORITY: 1, TIMESTAMP: 8}
+_LEFT_OUT = EXPIRATION | USER_ID | CLUSTER_ID
+# RabbitMQ sends what bears these to the queues that they name as well.
+_ROUTING = frozenset({"CC", "BCC"})
+# Its own, in deliveries.
+_OF_THE_BROKER = (*OF_DEAD_LETTERING, "x-delivery-count", "x-acquired-count")
+
+_FLAGS = Struct(">H")
+_LENGTH = Struct(">I")
+_STAMP = Struct(">Q")
+
+
+def _none(_name: str) -> bool:
+    return False
+
+
+def copied(
+    raw: bytes,
+    marks: Mapping[str, Any],
+    message_id: str,
+    *,
+    entry: bool,
+    stamp_ms: int,
+    without: Callable[[str], bool] = _none,
+    expires: bool = False,
+) -> bytes:
+    """The properties of a copy. marks: our headers, in place of those of the same names.
+
+    message_id, stamp_ms: for one that bears none. entry: what is copied came in a batch. without: names
+    of headers that are left out as well. expires: how long it may wait unread is kept, and begins anew.
+    """
+    found = _spans(raw)
+    for flag in list(found):
+        if flag & _LEFT_OUT and not (expires and flag == EXPIRATION):
+            del found[flag]
+    if entry and CONTENT_TYPE not in found:
+        found[CONTENT_TYPE] = _short(BINARY)
+    found[HEADERS] = _headers(
+        found.get(HEADERS, b""), marks, lambda n: without(n) or (n == TTL_HEADER and not expires)
+    )
+    found[DELIVERY_MODE] = b"\x02"
+    if len(found.get(MESSAGE_ID, b"")) <= 1:
+        found[MESSAGE_ID] = _short(message_id)
+    found.setdefault(TIMESTAMP, _STAMP.pack(max(0, stamp_ms) // 1000))
+    return _FLAGS.pack(sum(found)) + b"".join(found[flag] for flag in _ORDER if flag in found)
+
+
+def _short(text: str) -> bytes:
+    encoded = text.encode()
+    return bytes((len(encoded),)) + encoded
+
+
+def _spans(raw: bytes) -> dict[int, bytes]:
+    """Each property as it is, by its flag; what is cut short is absent, with all behind it."""
+    found: dict[int, bytes] = {}
+    if len(raw) < _FLAGS.size:
+        return found
+    (flags,), at = _FLAGS.unpack_from(raw), _FLAGS.size
+    for flag in _ORDER:
+        if not flags & flag:
+            continue
+        if flag == HEADERS:
+            if at + _LENGTH.size > len(raw):
+                break
+            end = at + _LENGTH.size + _LENGTH.unpack_from(raw, at)[0]
+        elif flag in _BYTES:
+            end = at + _BYTES[flag]
+        elif at < len(raw):
+            end = at + 1 + raw[at]
+        else:
+            break
+        if end > len(raw):
+            break
+        found[flag], at = raw[at:end], end
+    return found
+
+
+def _headers(raw: bytes, marks: Mapping[str, Any], without: Callable[[str], bool]) -> bytes:
+    """A header table with these in it, and what can be read of this one."""
+    ours: list[bytes] = []
+    pika.data.encode_table(ours, dict(marks))
+    spans, _end = entry_spans(raw, 0) if raw else ([], 0)
+    kept = [
+        raw[begin:end]
+        for name, begin, end in spans
+        if name not in marks
+        and name not in _ROUTING
+        and not name.startswith(_OF_THE_BROKER)
+        and not without(name)
+    ]
+    table = b"".join(ours)[_LENGTH.size :] + b"".join(kept)
+    return _LENGTH.pack(len(table)) + table

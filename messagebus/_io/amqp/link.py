@@ -1,0 +1,396 @@
+"""One AMQP connection with one channel to one broker: dialling, calls, the end.
+
+The only place where pika's exceptions become ours. Runs on one asyncio loop; every method must be
+called on it. A link is dialled once and never comes back: whoever wants another one dials again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pika
+import pika.exceptions
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.channel import Channel
+
+from messagebus._io.amqp.pipe import Pipe, connection_class, pipe_for
+from messagebus.broker import Broker
+from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
+from messagebus.secret import Secret
+from messagebus.tls import certificate_fault
+
+__all__ = ["CLOSING_TIMEOUT_S", "TOO_LATE", "Credentials", "Link", "dial"]
+
+# pika logs as errors what it also raises; we tell what matters in our own words.
+logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+# A broker under an alarm reads nothing more from a connection that published: no answer to a close.
+CLOSE_TIMEOUT_MS = 2_000
+# For all links of a client that stops, each of which takes no longer than the two times around this one.
+CLOSING_TIMEOUT_S = 5.0
+# For what needs no answer of anybody, only turns of the loop.
+ABORT_TIMEOUT_MS = 500
+# pika's own deadlines of a dial come so much after ours. Two that end in one turn of the loop are one too
+# many for it: 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
+PIKA_LATER_S = 1.0
+# What is said of a TimeoutError, which has no text.
+TOO_LATE = "no answer in time"
+# pika tells a broker's last word within its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
+BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Login data of a link. heartbeat_s: 0 turns heartbeats off. client_id: shown by the broker.
+
+    tls: None for plain TCP. tls_names: what the certificate at an address is for, where that is not
+    its host; sent as SNI.
+    """
+
+    user: str
+    password: Secret
+    vhost: str = "/"
+    heartbeat_s: int = 10
+    client_id: str = "messagebus"
+    tls: ssl.SSLContext | None = None
+    tls_names: Mapping[Broker, str] = field(default_factory=dict)
+
+
+class Link:
+    """An open connection and channel. Made by `dial`.
+
+    address: what was dialled. broker: ``host:port`` as the broker calls itself (its cluster name),
+    "" when it does not.
+    """
+
+    def __init__(self, address: Broker, connection: AsyncioConnection, channel: Channel) -> None:
+        self.address = address
+        self.connection = connection
+        self.channel = channel
+        self.broker = _own_name(connection)
+        self.has_heartbeats = bool(connection.params.heartbeat)
+        self.is_open = True
+        self._aborted = False
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._channels_free = asyncio.Semaphore(max(0, connection.params.channel_max - 1))
+        self._on_lost: Callable[[LinkError], None] = lambda _why: None
+        self._end: LinkError | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        channel.add_on_close_callback(self._channel_closed)
+        connection.add_on_close_callback(self._connection_closed)
+
+    @functools.cached_property
+    def pipe(self) -> Pipe:
+        """Publishes and answers out, confirms and deliveries in.
+
+        From the first look on they are the pipe's; until then they are pika's, as on links of agents.
+        """
+        return pipe_for(self.connection, self.channel)
+
+    def on_lost(self, callback: Callable[[LinkError], None]) -> None:
+        """Call this once when the link ends, for whatever reason; at once if it has ended."""
+        if self._end is not None:
+            callback(self._end)
+        else:
+            self._on_lost = callback
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """One request of the channel, as pika names it: ``queue_declare``, ``basic_qos``, ...
+
+        Returns the method of the answer (``method.message_count``, ...). Raises ChannelRefused when
+        the broker closes the channel for it (the link is then lost), LinkLost when the link ends.
+        """
+        return await self._await_answer(getattr(self.channel, method), arguments)
+
+    async def confirm_select(self) -> None:
+        """Ask for confirms; `pipe.on_confirm` is told each answer of the broker."""
+
+        def answered(frame: Any) -> None:
+            self.pipe.pika_confirm(frame.method)
+
+        await self._await_answer(self.channel.confirm_delivery, {"ack_nack_callback": answered})
+
+    async def _await_answer(self, send: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if self._end is not None:
+            raise self._end
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.add(answer)
+
+        def answered(frame: Any) -> None:
+            if not answer.done():
+                answer.set_result(frame.method)
+
+        try:
+            send(callback=answered, **arguments)
+            return await answer
+        except pika.exceptions.AMQPError as fault:
+            raise LinkLost(self.address.name, _reason(fault)) from fault
+        finally:
+            self._calls.discard(answer)
+
+    async def try_call(self, method: str, **arguments: Any) -> Any:
+        """The same on a channel of its own: a refusal leaves this link alone. Raises as `call`.
+
+        A broker may allow few channels: then some wait. Where it allows only this one, a refusal does
+        end the link.
+        """
+        if self.connection.params.channel_max == 1:
+            return await self.call(method, **arguments)
+        return await self._call_and_close(await self._new_channel(), method, arguments)
+
+    async def _new_channel(self) -> Channel:
+        opened: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+
+        def channel_opened(channel: Channel) -> None:
+            channel.add_on_close_callback(lambda *_: self._channels_free.release())
+            if opened.done():
+                channel.close()  # nobody waits for it any more
+            else:
+                opened.set_result(channel)
+
+        await self._channels_free.acquire()
+        self._calls.add(opened)
+        try:
+            self.connection.channel(on_open_callback=channel_opened)
+            return await opened
+        except LinkError:  # whoever waits for a channel finds that out, too
+            self._channels_free.release()
+            raise
+        except pika.exceptions.AMQPError as fault:
+            self._channels_free.release()
+            raise LinkLost(self.address.name, _reason(fault)) from fault
+        finally:
+            self._calls.discard(opened)
+
+    async def _call_and_close(
+        self, channel: Channel, method: str, arguments: dict[str, Any]
+    ) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.add(answer)
+
+        def answered(frame: Any) -> None:
+            if not answer.done():
+                answer.set_result(frame.method)
+
+        def closed(_channel: Channel, why: BaseException) -> None:
+            if not answer.done():
+                answer.set_exception(_translate(self.address, why))
+
+        channel.add_on_close_callback(closed)
+        try:
+            getattr(channel, method)(callback=answered, **arguments)
+            return await answer
+        except pika.exceptions.AMQPError as fault:
+            raise LinkLost(self.address.name, _reason(fault)) from fault
+        finally:
+            self._calls.discard(answer)
+            if channel.is_open:
+                channel.close()
+
+    def on_blocked(self, callback: Callable[[bool], None]) -> None:
+        """Call this with True when the broker blocks publishing (memory or disk alarm), False after."""
+        self.connection.add_on_connection_blocked_callback(lambda *_: callback(True))
+        self.connection.add_on_connection_unblocked_callback(lambda *_: callback(False))
+
+    def abort(self) -> None:
+        """End the link now, without a word to the broker. It requeues what was owed."""
+        self._finish(LinkLost(self.address.name, "hung up"))
+        if not self._aborted:
+            self._aborted = True
+            _abort(self.connection)
+
+    async def hang_up(self) -> None:
+        """End the link as `abort` does, and return when its socket is closed."""
+        self.abort()
+        await _until(self.ended)
+
+    async def close(self) -> None:
+        """End the link politely; what was written before is sent. Bounded by CLOSE_TIMEOUT_MS.
+
+        What is owed comes again in its order: consumers end with their channel and are not cancelled
+        before. Of single active consumers a cancel would have the next one served at once, with what
+        lies behind all that this one was sent and that comes back a moment later.
+        """
+        self._finish(LinkLost(self.address.name, "closed"))
+        if self.connection.is_open and not self._aborted:
+            self.channel._consumers.clear()  # pika cancels what it finds there
+            self.connection.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_MS / 1000):
+                    await asyncio.shield(self.ended)
+        finally:  # also when nobody waits any longer: the socket must not outlive its owner
+            await self.hang_up()
+
+    def _channel_closed(self, _channel: Channel, why: BaseException) -> None:
+        self._finish(_translate(self.address, why))
+        if self.connection.is_open:
+            self.connection.close()
+
+    def _connection_closed(self, _connection: Any, why: BaseException) -> None:
+        self._finish(_translate(self.address, why))
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _finish(self, end: LinkError) -> None:
+        if self._end is not None:
+            return
+        self._end, self.is_open = end, False
+        for answer in self._calls:
+            if not answer.done():
+                answer.set_exception(end)
+        self._on_lost(end)
+
+
+async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) -> Link:
+    """Connect, log in and open a channel, all within timeout_ms.
+
+    Raises LoginRefused, CertificateRefused (retrying does not help) or LinkLost.
+    """
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[Channel] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def fail(_connection: Any, why: BaseException) -> None:
+        if not opened.done():
+            opened.set_exception(_translate(address, why))
+        if not ended.done():
+            ended.set_result(None)
+
+    def channel_opened(channel: Channel) -> None:
+        if not opened.done():
+            opened.set_result(channel)
+
+    connection = connection_class()(
+        _parameters(address, credentials, timeout_ms),
+        on_open_callback=lambda connection: connection.channel(on_open_callback=channel_opened),
+        on_open_error_callback=fail,
+        on_close_callback=fail,
+        custom_ioloop=asyncio.get_running_loop(),
+    )
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            channel = await opened
+    except TimeoutError:
+        _abort(connection)
+        await _until(ended)
+        raise LinkLost(address.name, f"no AMQP within {timeout_ms} ms") from None
+    except asyncio.CancelledError:
+        _abort(connection)
+        await _until(ended)
+        raise
+    return Link(address, connection, channel)
+
+
+def _parameters(
+    address: Broker, credentials: Credentials, timeout_ms: int
+) -> pika.ConnectionParameters:
+    host = address.host.strip("[]")
+    tls = credentials.tls
+    patience_s = timeout_ms / 1000 + PIKA_LATER_S
+    return pika.ConnectionParameters(
+        host=host,
+        port=address.port,
+        virtual_host=credentials.vhost,
+        credentials=pika.PlainCredentials(credentials.user, credentials.password.reveal()),
+        heartbeat=credentials.heartbeat_s,
+        socket_timeout=patience_s,
+        stack_timeout=patience_s,
+        ssl_options=tls and pika.SSLOptions(tls, credentials.tls_names.get(address, host)),
+        client_properties={"product": "messagebus", "connection_name": credentials.client_id},
+    )
+
+
+def _abort(connection: AsyncioConnection) -> None:
+    """Close the socket whatever state the connection is in; pika tells its callbacks by itself.
+
+    Not by pika's close: before the handshake is done it trips over itself (it hands on a class where
+    an instance is expected), afterwards it waits for the broker. While the connection opens, an end
+    that is under way already (`_error` is set) is let be, or pika would tell of it twice. A name that
+    is found and not told yet is waited for, or pika would dial on behind its own back.
+    """
+    if _is_resolved_just_now(connection):
+        asyncio.get_running_loop().call_soon(_abort, connection)
+        return
+    under_way = not connection._opened and connection._error is not None
+    if not connection.is_closed and not under_way:
+        connection._terminate_stream(pika.exceptions.StreamLostError("hung up"))
+
+
+def _is_resolved_just_now(connection: AsyncioConnection) -> bool:
+    looking_up = getattr(connection._connection_workflow, "_task_ref", None)
+    future = getattr(looking_up, "_future", None)
+    return future is not None and bool(future.done())
+
+
+async def _until(ended: asyncio.Future[None]) -> None:
+    """pika closes a socket some turns of the loop later; a loop that stops first would leave it.
+
+    So whoever is cancelled here waits all the same. A dial is: its deadline and its caller's are one
+    moment, and the second of them strikes while the first one clears up.
+    """
+    loop = asyncio.get_running_loop()
+    until_s, cancelled = loop.time() + ABORT_TIMEOUT_MS / 1000, False
+    while not ended.done() and (left_s := until_s - loop.time()) > 0:
+        try:
+            await asyncio.wait([ended], timeout=left_s)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _own_name(connection: AsyncioConnection) -> str:
+    name = (connection.server_properties or {}).get("cluster_name", "")
+    if isinstance(name, bytes):
+        name = name.decode("utf-8", "replace")
+    try:
+        return Broker.parse(name).name if ":" in name else ""
+    except ValueError:
+        return ""
+
+
+def _translate(address: Broker, why: BaseException) -> LinkError:
+    if reason := certificate_fault(why):
+        return CertificateRefused(address.name, reason)
+    why = _root(why)
+    match why:
+        case LinkError():
+            return why
+        case pika.exceptions.ChannelClosedByBroker(reply_code=code, reply_text=text):
+            return ChannelRefused(address.name, code, text)
+        case pika.exceptions.ConnectionClosedByBroker(reply_code=403 | 530, reply_text=text):
+            return LoginRefused(address.name, text)
+        # pika guesses these two from any end during the handshake; only the broker's own word counts.
+        case (
+            pika.exceptions.ProbableAuthenticationError()
+            | pika.exceptions.ProbableAccessDeniedError()
+        ):
+            said = BROKER_SAID.search(str(why))
+            if said is None:
+                return LinkLost(address.name, _reason(why))
+            return LoginRefused(address.name, said[1])
+        case _:
+            return LinkLost(address.name, _reason(why))
+
+
+def _root(why: BaseException) -> BaseException:
+    """Return what pika's connection workflow wrapped, several layers deep."""
+    while True:
+        layers = [*getattr(why, "exceptions", ()), getattr(why, "exception", None), *why.args[:1]]
+        inner = [layer for layer in layers if isinstance(layer, BaseException)]
+        if not inner:
+            return why
+        why = inner[-1]
+
+
+def _reason(why: BaseException) -> str:
+    return " ".join(str(why).split())[:300] or type(why).__name__

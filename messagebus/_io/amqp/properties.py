@@ -1,0 +1,378 @@
+"""Messages as AMQP property lists and back: docs/WIRE.md in code.
+
+A property list is what a content header carries behind the body's size: two bytes of flags, then the
+properties that they name, in this order. Bytes, because the hot path writes them as they are; plain
+pika reads them back into its own class. `glance` finds what traces need without reading a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from typing import Any
+
+import pika.data
+
+from messagebus._io.amqp.batch import BATCH_TYPE
+from messagebus._io.amqp.header_table import read_table
+from messagebus.core.parking import TTL_HEADER, read_ttl_ms
+from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
+
+__all__ = [
+    "ALONE",
+    "A_MADE_ID",
+    "KEY_HEADER",
+    "bare_entry_shape",
+    "bare_shape",
+    "decode",
+    "due_first",
+    "IN_BATCH",
+    "encode",
+    "encode_entry",
+    "is_bare",
+    "is_batch",
+    "in_batch",
+    "read_content_type",
+    "read_headers",
+    "read_marks",
+    "read_message_id",
+    "read_stamp_ms",
+    "with_headers",
+    "NOTHING",
+    "glance",
+]
+
+KEY_HEADER = "mb-key"
+# Ids made by the library are as long as this one.
+A_MADE_ID = "0" * 32
+
+CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
+DELIVERY_MODE, PRIORITY = 1 << 12, 1 << 11
+CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 10, 1 << 9, 1 << 8
+MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5
+RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPLY_TO | EXPIRATION
+
+BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
+
+# Beyond it somebody wrote anything but seconds; in ms it still fits a header.
+STAMP_S_MAX = 1 << 40
+# RabbitMQ's own notes of dead-lettering, which is how a delayed message comes out of its step.
+OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
+NOT_SHOWN = (RESERVED_PREFIX, *OF_DEAD_LETTERING)
+
+_FLAGS = Struct(">H")
+_STAMP = Struct(">Q")
+
+NOTHING = ""
+# The field of a header table: length and text of the name, S, length and text of the value: 55 bytes,
+# which is what version 00 of trace context has.
+_FIELD = b"\x0btraceparentS\x00\x00\x00\x37"
+_VALUE = len(_FIELD)
+_NAME, _STATE, _BAGGAGE = b"traceparent", b"tracestate", b"baggage"
+
+
+def encode(message: Message, message_id: str, stamp_s: int, *, persistent: bool = True) -> bytes:
+    """The properties of one publish; stamp_s: seconds since 1970."""
+    stamp = _STAMP.pack(stamp_s)
+    return _encode(message, message_id, b"\x02" if persistent else b"\x01", stamp)
+
+
+def with_headers(message: Message, headers: Mapping[str, Any]) -> Message:
+    """The same message with headers of ours, which no application may set."""
+    fields = {name: getattr(message, name) for name in Message.__slots__}
+    return _arrived(**{**fields, "headers": {**message.headers, **headers}})
+
+
+def due_first(message: Message) -> Message:
+    """The same message to be delayed: the broker is not to see how long it lives after that."""
+    fields = {name: getattr(message, name) for name in Message.__slots__}
+    headers = {**message.headers, TTL_HEADER: message.expires_after_ms}
+    return _arrived(**{**fields, "headers": headers, "expires_after_ms": None})
+
+
+def encode_entry(message: Message, message_id: str) -> bytes:
+    """The same of one entry of a batch, whose own properties say when it was sent and how it is kept."""
+    return _encode(message, message_id, b"", b"", entry=True)
+
+
+def _encode(
+    message: Message, message_id: str, mode: bytes, stamp: bytes, *, entry: bool = False
+) -> bytes:
+    flags = 0
+    parts: list[bytes] = [b""]
+    # In a batch what is not said is binary, so that the usual case costs nothing.
+    if message.content_type != BINARY if entry else message.content_type:
+        flags |= CONTENT_TYPE
+        parts.append(_short(message.content_type))
+    if message.headers or message.key:
+        flags |= HEADERS
+        headers: dict[str, Any] = dict(message.headers)
+        if message.key:
+            headers[KEY_HEADER] = message.key
+        pika.data.encode_table(parts, headers)
+    if mode:
+        flags |= DELIVERY_MODE
+        parts.append(mode)
+    if message.priority is not None:
+        flags |= PRIORITY
+        parts.append(bytes((message.priority,)))
+    expires = message.expires_after_ms
+    for flag, text in (
+        (CORRELATION_ID, message.correlation_id),
+        (REPLY_TO, message.reply_to),
+        (EXPIRATION, "" if expires is None else str(expires)),
+        (MESSAGE_ID, message_id),
+    ):
+        if text:
+            flags |= flag
+            parts.append(_short(text))
+    if stamp:
+        flags |= TIMESTAMP
+        parts.append(stamp)
+    if message.type:
+        flags |= TYPE
+        parts.append(_short(message.type))
+    parts[0] = _FLAGS.pack(flags)
+    return b"".join(parts)
+
+
+def bare_shape(content_type: str, stamp_s: int, *, persistent: bool = True) -> tuple[bytes, bytes]:
+    """Encode for nothing but a body: what stands before and behind the text of a made id."""
+    message = Message(body=b"", content_type=content_type)
+    return _around_id(encode(message, A_MADE_ID, stamp_s, persistent=persistent))
+
+
+def bare_entry_shape(content_type: str) -> tuple[bytes, bytes]:
+    """The same for `encode_entry`."""
+    return _around_id(encode_entry(Message(body=b"", content_type=content_type), A_MADE_ID))
+
+
+def _around_id(properties: bytes) -> tuple[bytes, bytes]:
+    # The id stands behind every text that an application chooses, so the last match is it.
+    before, _, after = properties.rpartition(A_MADE_ID.encode())
+    return before, after
+
+
+def is_bare(message: Message) -> bool:
+    """Tell whether it is nothing but a body of some content type, and its id is left to us."""
+    return not (
+        message.headers
+        or message.message_id
+        or message.key
+        or message.correlation_id
+        or message.reply_to
+        or message.type
+    ) and (message.priority is None and message.expires_after_ms is None)
+
+
+def _short(text: str) -> bytes:
+    raw = text.encode()
+    return bytes((len(raw),)) + raw
+
+
+def decode(raw: bytes, body: bytes) -> Message:
+    """Read what arrived, as far as it makes sense: other clients may set properties wrongly.
+
+    Texts that are not UTF-8 are read with replacement characters, numbers out of range as absent.
+    Never raises.
+    """
+    fields: dict[str, Any] = {}
+    try:
+        for name, value in _properties(raw):
+            fields[name] = value
+    except IndexError:  # cut short: the rest is absent
+        pass
+    headers = fields.get("headers", NO_HEADERS)
+    key = headers.pop(KEY_HEADER, "") if headers else ""
+    ours = {name: value for name, value in headers.items() if not name.startswith(NOT_SHOWN)}
+    priority, expires = fields.get("priority"), _number(fields.get("expiration", ""))
+    return _arrived(
+        body=body,
+        content_type=fields.get("content_type", ""),
+        message_id=fields.get("message_id", ""),
+        headers=ours or NO_HEADERS,
+        key=_text(key),
+        priority=priority if priority in range(10) else None,
+        correlation_id=fields.get("correlation_id", ""),
+        reply_to=fields.get("reply_to", ""),
+        type=fields.get("type", ""),
+        expires_after_ms=read_ttl_ms(headers) if expires is None else expires,
+    )
+
+
+def read_message_id(raw: bytes) -> str:
+    """The same property without the others: they are only stepped over."""
+    try:
+        flags, at = raw[0] << 8 | raw[1], 2
+        if not flags & MESSAGE_ID:
+            return ""
+        if not flags & RARELY_BEFORE_ID:
+            at += (1 + raw[2] if flags & CONTENT_TYPE else 0) + (flags >> 12 & 1)
+            return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", "replace")
+        if flags & CONTENT_TYPE:
+            at += 1 + raw[at]
+        if flags & CONTENT_ENCODING:
+            at += 1 + raw[at]
+        if flags & HEADERS:
+            at += 4 + int.from_bytes(raw[at : at + 4])
+        at += (flags >> 12 & 1) + (flags >> 11 & 1)  # delivery mode, priority
+        for flag in (CORRELATION_ID, REPLY_TO, EXPIRATION):
+            if flags & flag:
+                at += 1 + raw[at]
+        return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", "replace")
+    except IndexError:
+        return ""
+
+
+def read_content_type(raw: bytes) -> str:
+    """The same property without the others: it is the first."""
+    if len(raw) < 3 or not raw[0] << 8 & CONTENT_TYPE:
+        return ""
+    return str(raw[3 : 3 + raw[2]], "utf-8", "replace")
+
+
+def read_marks(raw: bytes) -> Mapping[str, Any]:
+    """The library's own headers, which `decode` leaves out."""
+    found = read_headers(raw)
+    return {key: each for key, each in found.items() if key.startswith(RESERVED_PREFIX)}
+
+
+def read_headers(raw: bytes) -> Mapping[str, Any]:
+    """All of them: the application's, the library's and the broker's. Never raises."""
+    try:
+        for name, value in _properties(raw) if raw[0] << 8 & HEADERS else ():
+            if name == "headers":
+                return dict(value)
+    except IndexError:
+        pass
+    return NO_HEADERS
+
+
+def read_stamp_ms(raw: bytes) -> int | None:
+    """Tell when it was sent, in ms since 1970; None when it does not say."""
+    try:
+        for name, value in _properties(raw) if raw[1] & TIMESTAMP else ():
+            if name == "timestamp" and len(value) == _STAMP.size:
+                stamp_s = int(_STAMP.unpack(value)[0])
+                return stamp_s * 1000 if stamp_s <= STAMP_S_MAX else None
+    except IndexError:
+        pass
+    return None
+
+
+class Reading:
+    """The readers by which deliveries read what came alone, and (entry) what came in a batch.
+
+    around: the properties of the whole batch, which say when it was sent.
+    """
+
+    __slots__ = ("_around", "_entry")
+
+    def __init__(self, *, entry: bool, around: bytes = b"") -> None:
+        self._entry, self._around = entry, around
+
+    def message(self, raw: bytes, body: bytes) -> Message:
+        found = decode(raw, body)
+        if self._entry and not int.from_bytes(raw[:2]) & CONTENT_TYPE:
+            object.__setattr__(found, "content_type", BINARY)
+        return found
+
+    message_id = staticmethod(read_message_id)
+
+    def content_type(self, raw: bytes) -> str:
+        if self._entry and not int.from_bytes(raw[:2]) & CONTENT_TYPE:
+            return BINARY
+        return read_content_type(raw)
+
+    def marks(self, raw: bytes) -> Mapping[str, Any]:
+        return read_marks(raw)
+
+    def stamp_ms(self, raw: bytes) -> int | None:
+        return read_stamp_ms(self._around or raw)
+
+
+ALONE, IN_BATCH = Reading(entry=False), Reading(entry=True)
+
+
+def in_batch(around: bytes) -> Reading:
+    """Return the readers for the entries of a batch with these properties."""
+    return Reading(entry=True, around=around)
+
+
+def is_batch(raw: bytes) -> bool:
+    """Tell whether the content type says so."""
+    return raw.startswith(BATCH_START, 2) and raw[0] & 0x80 != 0
+
+
+def _properties(raw: bytes) -> Iterator[tuple[str, Any]]:
+    """Raises IndexError where the list is cut short."""
+    flags, at = raw[0] << 8 | raw[1], 2
+    for flag, name in _ORDER:
+        if not flags & flag:
+            continue
+        value: Any
+        if flag == HEADERS:
+            value, at = read_table(raw, at)
+        elif flag in (DELIVERY_MODE, PRIORITY):
+            value, at = raw[at], at + 1
+        elif flag == TIMESTAMP:
+            value, at = raw[at : at + 8], at + 8
+        else:
+            stop = at + 1 + raw[at]
+            value, at = str(raw[at + 1 : stop], "utf-8", "replace"), stop
+        yield name, value
+
+
+_ORDER = (
+    (CONTENT_TYPE, "content_type"),
+    (CONTENT_ENCODING, "content_encoding"),
+    (HEADERS, "headers"),
+    (DELIVERY_MODE, "delivery_mode"),
+    (PRIORITY, "priority"),
+    (CORRELATION_ID, "correlation_id"),
+    (REPLY_TO, "reply_to"),
+    (EXPIRATION, "expiration"),
+    (MESSAGE_ID, "message_id"),
+    (TIMESTAMP, "timestamp"),
+    (TYPE, "type"),
+)
+
+
+def _arrived(**fields: Any) -> Message:
+    """Make a message of what arrived: it is not judged by the rules for what is sent."""
+    message = object.__new__(Message)
+    for name, value in fields.items():
+        object.__setattr__(message, name, value)
+    return message
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
+
+
+def glance(properties: bytes) -> str | None:
+    """Find the traceparent of a message that has nothing else that a trace needs.
+
+    A third of the time of reading, for most messages: a handler often asks for nothing but the body, so
+    decoding all of its message only for one header would be the larger part of the costs of tracing.
+    `NOTHING`: it has none. None: look properly, it has more, or something of another form.
+    """
+    if len(properties) < 2:
+        return None
+    flags = properties[0] << 8 | properties[1]
+    if flags & CORRELATION_ID:
+        return None
+    if not flags & HEADERS:
+        return NOTHING
+    at = properties.find(_FIELD)
+    if at < 0:
+        return None if _NAME in properties or _BAGGAGE in properties else NOTHING
+    if _STATE in properties or _BAGGAGE in properties or properties.count(_NAME) > 1:
+        return None
+    return properties[at + _VALUE : at + _VALUE + 55].decode("ascii", "replace")

@@ -1,0 +1,70 @@
+"""The wire to real brokers: AMQP links, agents over HTTP, the consumer list."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+from messagebus._io.agents.consumer_list import ListFollower
+from messagebus._io.agents.registration import credentials, topology_for
+from messagebus._io.amqp.link import Link, dial
+from messagebus._io.wire import Topology
+from messagebus._namesake import namesake
+from messagebus.broker import Broker, BrokerList
+from messagebus.config import BusConfig
+
+__all__ = ["AmqpWire"]
+
+log = logging.getLogger("messagebus")
+
+HOST_MAX = 100
+
+
+class AmqpWire:
+    """The wire of one client object, by its configuration. Without a client_id it gets one of its own.
+
+    Operators see by it who works by which list: whom nobody sees, no playbook would wait for.
+    """
+
+    redial_first_ms = 100
+
+    def __init__(self, bus: BusConfig) -> None:
+        self._given = bus
+        self._named: tuple[int, BusConfig] | None = None
+        if told := namesake():
+            log.warning("wrong environment reason=%r", told)
+
+    @property
+    def _bus(self) -> BusConfig:
+        """With the client id of this process: after a fork there are two clients."""
+        if self._given.client_id:
+            return self._given
+        if self._named is None or self._named[0] != os.getpid():
+            self._named = os.getpid(), replace(self._given, client_id=_own_id())
+        return self._named[1]
+
+    def topology(self) -> Topology:
+        return topology_for(self._bus)
+
+    def follow(
+        self, *, subscription: str, interval_s: int, on_list: Callable[[BrokerList], None]
+    ) -> ListFollower:
+        return ListFollower(
+            self._bus, subscription=subscription, interval_s=interval_s, on_list=on_list
+        )
+
+    async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
+        return await dial(
+            broker or self._bus.address, credentials(self._bus), timeout_ms=timeout_ms
+        )
+
+
+def _own_id() -> str:
+    """Host, process, and a random part for this object."""
+    host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:HOST_MAX]
+    return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"

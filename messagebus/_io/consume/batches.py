@@ -1,0 +1,94 @@
+"""Batches of deliveries for batch handlers: full ones, or what came within a time.
+
+The time begins when the first of a batch is taken. What does not fit the handler's type never gets into a
+batch. Runs on one asyncio loop; whoever runs handlers takes from it, at the end of a run or waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from messagebus._io.consume.runs import Batch
+from messagebus.message import Delivery
+
+__all__ = ["Gathering"]
+
+
+class Gathering:
+    """size: of a batch, at most. linger_s: how long one waits to become full.
+
+    take: gives a delivery that is there, or None. receive: waits for one so long; None: there is none.
+    is_over: there will be none any more. is_wanted: whether it makes sense still to handle one, or it
+    comes again. read: makes what the handler gets of a delivery.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        linger_s: float,
+        *,
+        take: Callable[[], Delivery | None],
+        receive: Callable[[float | None], Awaitable[Delivery | None]],
+        is_over: Callable[[], bool],
+        is_wanted: Callable[[Delivery], bool],
+        read: Callable[[Delivery], Any] | None = None,
+    ) -> None:
+        self._size, self._linger_s = size, linger_s
+        self._take, self._receive, self._is_over = take, receive, is_over
+        self._read, self._is_wanted = read, is_wanted
+        self.on_misfit: Callable[[Delivery, Exception], object]
+        """Answers a delivery for which `read` raised."""
+        self._held = Batch()
+        self._until_s = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def take(self) -> Batch | None:
+        """A batch that is full, or whose time is over; None: there is none yet."""
+        while len(self._held) < self._size and (delivery := self._take()) is not None:
+            self._add(delivery)
+        if len(self._held) >= self._size or (self._held and self._loop.time() >= self._until_s):
+            return self._made()
+        return None
+
+    async def receive(self) -> Batch | None:
+        """Wait for a batch; None: there will be none any more. The last one may be of any length."""
+        while True:
+            if (batch := self.take()) is not None:
+                return batch
+            wait_s = max(0.0, self._until_s - self._loop.time()) if self._held else None
+            delivery = await self._receive(wait_s)
+            if delivery is not None:
+                self._add(delivery)
+            elif self._is_over():
+                return self._made()
+
+    def withdraw(self) -> Batch:
+        """Return what waits for its batch, and now will not be in one."""
+        held, self._held = self._held, Batch()
+        return held
+
+    def _add(self, delivery: Delivery) -> None:
+        if self._read is not None:
+            try:
+                payload = self._read(delivery)
+            except Exception as misfit:  # Park, or a fault of a type's own code
+                self.on_misfit(delivery, misfit)
+                return
+            self._held.payloads.append(payload)
+        self._held.append(delivery)
+        if len(self._held) == 1:
+            self._until_s = self._loop.time() + self._linger_s
+
+    def _made(self) -> Batch | None:
+        """Without what its link has lost meanwhile: it comes again."""
+        held = self.withdraw()
+        if all(map(self._is_wanted, held)):
+            return held or None
+        made = Batch()
+        for place, delivery in enumerate(held):
+            if self._is_wanted(delivery):
+                made.append(delivery)
+                made.payloads += held.payloads[place : place + 1]
+        return made or None

@@ -1,0 +1,203 @@
+"""Copies of what was delivered, published before the original is answered.
+
+A run of a handler that is to come later, a delivery that is parked with a reason, a part of a batch that
+is given back: none of them can be told to a broker by a nack. So it is published again, over a
+publishing link of its own (a consuming link never publishes), to a queue that every broker has; the
+original is answered after the confirm. Runs on one asyncio loop; the link is made for the first copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from messagebus._io.amqp.copy_headers import PROPERTIES_BYTES_MAX, copied
+from messagebus._io.publish.driver import PublishDriver
+from messagebus._io.publish.publishes import Address, Shape, message_ids
+from messagebus._io.wire import Wire
+from messagebus.config import BusConfig, PublisherConfig
+from messagebus.destination import Delay, Source, Subscription, delay_step
+from messagebus.message import BINARY, Header
+from messagebus.outcome import Durability, Outcome, Published
+from messagebus.terminal import printable
+
+__all__ = ["PARK_REASON", "Copies", "Original", "Stored"]
+
+log = logging.getLogger("messagebus.consumer")
+
+PARK_REASON = "mb-park-reason"
+"""Header of what is parked by a client: why."""
+COPY_TIMEOUT_MS = 30_000
+# A full parking queue is asked again after these; what waits is owed, so its broker still has it.
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
+# How often to look for another broker while copies are refused.
+RENEW_S = 5.0
+# A queue that is gone may be made again by an agent, which looks every second; one that was never there
+# (the parking queue of an expiring subscription) will not.
+UNROUTABLE_MAX = 5
+STOP_TIMEOUT_S = 2.0
+
+
+class Stored(enum.Enum):
+    """The fate of a copy. CANNOT: it never will be stored. UNWANTED: nobody wants it any more."""
+
+    STORED = "stored"
+    CANNOT = "cannot"
+    UNWANTED = "unwanted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """A delivery to copy. properties: as they arrived. entry: in a batch. stamp_ms: when it was published."""
+
+    properties: bytes
+    body: bytes
+    message_id: str
+    entry: bool
+    stamp_ms: int
+
+
+class Copies:
+    """The copies of one consumer's deliveries. Of all methods: wanted() False gives up."""
+
+    def __init__(self, bus: BusConfig, source: Source, wire: Wire) -> None:
+        self._bus, self._source, self._wire = bus, source, wire
+        self._driver: PublishDriver | None = None
+        self._renew_at_s = 0.0
+        self._make_id = message_ids().__next__
+        # Copies that wait because their queue did not take them, by the queue's name.
+        self._waiting: dict[str, int] = {}
+        queue, parking = source.amqp_queue, source.parking_queue
+        # A copy is always confirmed, whatever its queue promises: the original is answered on it.
+        kept = source.durability
+        kept = kept if kept is not Durability.NONE else Durability.PAGE_CACHE
+        self._back = Shape(Address.queue(queue, kept), BINARY)
+        self._parking = Shape(Address.queue(parking, kept), BINARY)
+        self._later: dict[Delay, Shape] = {}
+
+    @property
+    def can_park(self) -> bool:
+        """Nothing of an expiring subscription outlives it."""
+        return not (isinstance(self._source, Subscription) and self._source.expires_s)
+
+    async def again(
+        self,
+        original: Original,
+        headers: Mapping[str, Header],
+        wanted: Callable[[], bool],
+        *,
+        delay_ms: int = 0,
+    ) -> Stored:
+        """Put it at the end of its own queue, after this delay, rounded up to a step; 0 for at once."""
+        shape = self._back if delay_ms <= 0 else self._after(delay_step(delay_ms))
+        return await self._copy(original, headers, shape, wanted)
+
+    async def park(
+        self, original: Original, headers: Mapping[str, Header], wanted: Callable[[], bool]
+    ) -> Stored:
+        """Put it into the parking queue of its source."""
+        if not self.can_park:
+            return Stored.CANNOT
+        return await self._copy(original, headers, self._parking, wanted)
+
+    def _after(self, step: Delay) -> Shape:
+        shape = self._later.get(step)
+        if shape is None:
+            queue = self._source.amqp_queue
+            address = Address(
+                f"{queue} after {step}", step.exchange, queue, step.durability, (step,)
+            )
+            shape = self._later[step] = Shape(address, BINARY)
+        return shape
+
+    async def _copy(
+        self,
+        original: Original,
+        headers: Mapping[str, Header],
+        shape: Shape,
+        wanted: Callable[[], bool],
+    ) -> Stored:
+        message_id, why = original.message_id or self._make_id(), ""
+        try:
+            properties = copied(
+                original.properties,
+                headers,
+                message_id,
+                entry=original.entry,
+                stamp_ms=original.stamp_ms,
+            )
+            if len(properties) > PROPERTIES_BYTES_MAX:
+                why = "its headers fill a frame"
+        except Exception as fault:  # whatever others wrote there: it must have an answer
+            why = f"its properties cannot be written: {fault!r}"
+        if why:
+            log.warning("copy not possible message=%r reason=%r", message_id, why)
+            return Stored.CANNOT
+        failures = unroutable = 0
+        try:
+            while wanted():
+                published = await self._publish(shape, original.body, message_id, properties)
+                if published.outcome is Outcome.CONFIRMED:
+                    return Stored.STORED
+                self._tell(shape, published, is_first=failures == 0)
+                failures += 1
+                unroutable += published.outcome is Outcome.UNROUTABLE
+                if unroutable >= UNROUTABLE_MAX:
+                    return Stored.CANNOT
+                self._try_elsewhere()
+                await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10)))
+            return Stored.UNWANTED
+        finally:
+            if failures:
+                self._waits_no_more(shape.address.name)
+
+    async def _publish(
+        self, shape: Shape, body: bytes, message_id: str, properties: bytes
+    ) -> Published:
+        done: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        self._started().submit_encoded(shape, body, message_id, properties, COPY_TIMEOUT_MS, done)
+        return await done
+
+    def _try_elsewhere(self) -> None:
+        """Another broker's queue may have room; and RabbitMQ 3.10 goes on to refuse on a channel that
+        it once refused on until the queue is read from, even if it may be longer meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        if self._driver is not None and loop.time() >= self._renew_at_s:
+            self._renew_at_s = loop.time() + RENEW_S
+            self._driver.renew()
+
+    def _tell(self, shape: Shape, published: Published, *, is_first: bool) -> None:
+        """One line when a queue begins not to take copies, and none for the others that wait then."""
+        name = shape.address.name
+        waiting = self._waiting.get(name, 0)
+        if is_first:
+            self._waiting[name] = waiting + 1
+        if not waiting:
+            hint = "; is the queue full?" if published.outcome is Outcome.REFUSED else ""
+            log.warning(
+                "copies not stored queue=%s message=%s outcome=%s reason=%r",
+                name,
+                printable(published.message_id),
+                published.outcome.value,
+                published.reason + hint,
+            )
+
+    def _waits_no_more(self, name: str) -> None:
+        self._waiting[name] -= 1
+        if not self._waiting[name]:
+            log.info("copies wait no more queue=%s", name)
+            del self._waiting[name]
+
+    def _started(self) -> PublishDriver:
+        if self._driver is None:
+            self._driver = PublishDriver(self._bus, PublisherConfig(), lambda: None, self._wire)
+            self._driver.start()
+        return self._driver
+
+    async def stop(self) -> None:
+        if self._driver is not None:
+            await self._driver.stop(STOP_TIMEOUT_S)

@@ -1,0 +1,580 @@
+"""The consumer's driver: fan-in over all brokers of the list, over pika.
+
+Runs on one asyncio loop; every method must be called on it. `core.membership` decides to whom we are
+attached, `core.fanin` what the application gets next, `core.receipts` where answers go. A link here
+only consumes: a connection that publishes is blocked under an alarm, and its acks with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
+from messagebus._io.consume.copies import Copies
+from messagebus._io.consume.idle import Resting
+from messagebus._io.consume.inbox import Inbox
+from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.wire import Registration, Wire
+from messagebus.broker import Broker, BrokerList
+from messagebus.config import BusConfig, ConsumerConfig
+from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State, Subset
+from messagebus.destination import Source, Subscription
+from messagebus.errors import (
+    ChannelRefused,
+    LinkError,
+    LinkLost,
+    LoginRefused,
+    MessageBusError,
+    RegistrationIncomplete,
+    TopologyMismatch,
+)
+from messagebus.message import Delivery, Header
+from messagebus.stats import BrokerStats, ConsumerStats
+
+__all__ = ["ConsumeDriver"]
+
+log = logging.getLogger("messagebus.consumer")
+
+TICK_MS = 100
+# While there is more to hand out, answers are collected for so long: a handler that never waits has one
+# run, and one answer, a turn of the loop, and a write for each would cost more than the run.
+FLUSH_S = 0.001
+REGISTER_TIMEOUT_MS = 30_000
+REGISTER_RETRY_MS = 1_000
+# Of failed tries for one reason, the first is told and then one a minute.
+REGISTER_TOLD_EVERY = 60
+LOGIN_RETRY_MS = 10_000
+# For copies of half-answered batches, at the end.
+FINISH_TIMEOUT_S = 5.0
+# For the agents to forget a subscription that goes with its consumer.
+DELETE_TIMEOUT_MS = 2_000
+# Many clients that start together would make each other's handshakes too late. A dial that takes longer
+# than its turn goes on beside others: a broker that swallows it must not keep us from the rest.
+DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
+NOT_FOUND = 404
+
+
+class ConsumeDriver:
+    """All links of one consumer."""
+
+    def __init__(
+        self,
+        bus: BusConfig,
+        source: Source,
+        config: ConsumerConfig,
+        on_ready: Callable[[], None],
+        wire: Wire,
+    ) -> None:
+        """on_ready: called when `take` may have something, at most once a turn."""
+        self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
+        self._wire = wire
+        self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
+        self.fatal: LoginRefused | TopologyMismatch | None = None
+        self.registration: Registration | None = None
+        """None until an agent answered; `complete` in it says whether every broker has the queue."""
+        self._topology = wire.topology()
+        self.follower = wire.follow(
+            subscription=str(source),
+            interval_s=config.refresh_interval_s,
+            on_list=self._on_list,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._members = Membership(
+            subset=Subset(slot=config.slot, slots=config.slots, cover=config.cover)
+            if config.slots
+            else None,
+            backoff_first_ms=wire.redial_first_ms,
+        )
+        self.resting = Resting(
+            self._inbox,
+            config.consumer_timeout_s,
+            cancel=self._cancel,
+            consume=self._consume_again,
+        )
+        self._links: dict[str, Link] = {}
+        self._tags: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        """Links of a single active consumer that end when nothing of theirs is held any more."""
+        self._misnamed: dict[str, str] = {}  # listed brokers that say they are another
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._registering: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+        # Links that are hung up. Cut short, a close would take the last acks with it.
+        self._closing = Tasks()
+        self._timer: asyncio.TimerHandle | None = None
+        self._woken = False
+        self._flushed_s = 0.0
+        self._flushing: asyncio.TimerHandle | None = None
+        self._paused = False
+        self._stopping = False
+        self._consumed = 0
+        self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    # ------------------------------------------------------------------ life
+    def start(self) -> None:
+        self._register_soon()
+        self.follower.start()
+        self._tick()
+
+    def _register_soon(self) -> None:
+        """At the start, and when a broker lacks the queue: one that expires may have done so."""
+        if self._registering is None or self._registering.done():
+            self._registering = self._tasks.spawn(self._register())
+
+    async def _register(self) -> None:
+        """Make the subscription exist on every broker; go on until it does."""
+        complete, told, same = False, "", 0
+        while not complete:
+            try:
+                self.registration = await self._topology.register(
+                    [self._source], timeout_ms=REGISTER_TIMEOUT_MS
+                )
+            except RegistrationIncomplete as fault:
+                self.registration = Registration(False, missing=fault.missing)
+                log.warning(
+                    "registration incomplete subscription=%s reason=%r", self._source, str(fault)
+                )
+            except TopologyMismatch as fault:
+                log.error(
+                    "registration refused subscription=%s reason=%r", self._source, str(fault)
+                )
+                self.fatal = fault
+                self._tell_changed()
+                await asyncio.sleep(LOGIN_RETRY_MS / 1000)
+            except LoginRefused as fault:
+                self._login_refused(fault)
+                await asyncio.sleep(LOGIN_RETRY_MS / 1000)
+            except MessageBusError as fault:
+                same = same + 1 if str(fault) == told else 0
+                told = str(fault)
+                if same % REGISTER_TOLD_EVERY == 0:
+                    log.warning("registration failed subscription=%s reason=%r", self._source, told)
+                await asyncio.sleep(REGISTER_RETRY_MS / 1000)
+            else:
+                complete = self.registration.complete
+                self._inbox.exists_as(self.registration.options.get(str(self._source), {}))
+                if isinstance(self.fatal, TopologyMismatch):
+                    self.fatal = None
+            self._tell_changed()
+
+    def _login_refused(self, fault: LoginRefused) -> None:
+        """Tell whoever waits in start(). A client that runs tries again, slowly: the password may rotate,
+        and one broker's refusal is no reason to leave the others.
+        """
+        log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
+        self.fatal = fault
+        self._tell_changed()
+        self._on_ready()
+
+    async def stop(self, drain_s: float, *, untouched: Sequence[Delivery] = ()) -> int:
+        """Take no more, wait for answers of what is handed out, give the rest back, hang up.
+
+        untouched: taken, but the application never saw them. Returns how many deliveries it saw and
+        did not answer: they will come again.
+        """
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.cancel()
+        await self.follower.stop()
+        inbox = self._inbox
+        if not inbox.in_order:
+            self._cancel_all()
+        inbox.close(untouched)
+        await self.wait_until(lambda: not inbox.handed_out, drain_s)
+        left = inbox.handed_out
+        await inbox.finish(FINISH_TIMEOUT_S)
+        links, self._links = self._links, {}
+        for broker in links:  # an answer from now on goes nowhere
+            inbox.disconnected(broker)
+        for link in links.values():
+            self._closing.spawn(link.close())
+        await self._closing.wait(CLOSING_TIMEOUT_S)
+        if isinstance(self._source, Subscription) and self._source.goes_with_consumer:
+            await self._delete(self._source)
+        return left
+
+    async def _delete(self, source: Subscription) -> None:
+        """Delete it by an agent; where none does it in time, the brokers do when it expires."""
+        try:
+            async with asyncio.timeout(DELETE_TIMEOUT_MS / 1000):
+                await self._topology.delete(source, timeout_ms=DELETE_TIMEOUT_MS)
+        except (MessageBusError, TimeoutError) as fault:
+            log.info("left to expire subscription=%s reason=%r", source, str(fault) or TOO_LATE)
+
+    def _cancel_all(self) -> None:
+        """No more deliveries. What is buffered goes back with the channel, in order."""
+        for broker, tag in self._tags.items():
+            if self._links[broker].is_open:
+                self._links[broker].channel.basic_cancel(tag)
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for something that a change of links, registration or answers may bring about."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                # Told of it, it may be over before we are awake.
+                while not condition():
+                    done = self._loop.create_future()
+                    self._changed.append((condition, done))
+                    await done
+        return condition()
+
+    def _tell_changed(self) -> None:
+        waiting = self._changed
+        self._changed = []
+        for condition, done in waiting:
+            if done.done():
+                continue
+            if condition():
+                done.set_result(None)
+            else:
+                self._changed.append((condition, done))
+
+    def is_attached_to_one(self) -> bool:
+        return State.OPEN in self._members.states.values()
+
+    def is_attached_to_all(self) -> bool:
+        states = self._members.states
+        registered = self.registration is not None and self.registration.complete
+        return registered and bool(states) and all(s is State.OPEN for s in states.values())
+
+    # ------------------------------------------------------------------ the application's side
+    def take(self) -> Delivery | None:
+        """The next delivery; None when there is none or the application holds enough."""
+        if self._stopping or self._paused:
+            return None
+        return self._inbox.take()
+
+    def asked(self) -> None:
+        """The application waits for a delivery: links that rest are to bring some."""
+        if self.resting and not self._paused:
+            self.resting.asked()
+
+    def put_back(self, deliveries: list[Delivery]) -> None:
+        """Hand out next what was taken last and the application never saw."""
+        self._inbox.put_back(deliveries)
+        self._wake()
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`; the buffers stay full, so the brokers send no more either."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self.asked()
+        self._wake()
+
+    def has(self, delivery: Delivery) -> bool:
+        """Tell whether a delivery came over one of our links, as they are now."""
+        return self._inbox.has(delivery)
+
+    def ack(self, delivery: Delivery) -> bool:
+        """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
+        if not self._woken:
+            self._wake()
+        return self._inbox.ack(delivery)
+
+    def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
+        """Give a delivery back (requeue), or reject it into the parking queue. False: stale."""
+        self._wake()
+        return self._inbox.nack(delivery, requeue=requeue)
+
+    async def ack_safe(self, delivery: Delivery, timeout_s: float) -> bool:
+        """Answer, and return when the broker has received it: after a round trip behind it.
+
+        A part of a batch is received when the whole of it has been answered; until then only we know.
+        """
+        if not self._inbox.ack(delivery):
+            return False
+        self._flush()
+        link = self._links.get(delivery.broker)
+        try:
+            if link is None:
+                return False
+            async with asyncio.timeout(timeout_s):
+                await link.call("basic_qos", prefetch_count=self._config.prefetch)
+        except (LinkError, TimeoutError):
+            return False
+        return True
+
+    async def retry(
+        self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
+    ) -> bool:
+        """Answer by a copy for another run after this delay: stored first, then the original is acked.
+
+        headers: of ours, in place of those of the same names. False: the link ended before; both are
+        there then, or only the original. Who waits may be cancelled: the copy goes on.
+        """
+        return await self._inbox.retry(delivery, delay_ms=delay_ms, headers=headers)
+
+    async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
+        """The same with a copy in the parking queue. Nothing of an expiring subscription is parked."""
+        return await self._inbox.park(delivery, headers=headers)
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Once a turn of the loop, or after each read: acks go out together, the application is told."""
+        self._woken = False
+        is_soon = self._loop.time() - self._flushed_s < FLUSH_S
+        if not is_soon or self._stopping or not self._inbox.buffered:
+            self._flush()
+        elif self._flushing is None:
+            self._flushing = self._loop.call_later(FLUSH_S, self._flush)
+        if not self._stopping:
+            self._on_ready()
+        if self._changed:
+            self._tell_changed()
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        self._flushed_s = self._loop.time()
+        self._inbox.flush()
+        if self._members.draining:
+            for broker in list(self._members.draining):
+                if not self._is_open_to(broker):
+                    self._perform(self._members.drained(broker, now_ms()))
+        if self._leaving:
+            for broker in list(self._leaving):
+                if not self._inbox.holds(broker):
+                    self._let_go(broker)
+
+    def _is_open_to(self, broker: str) -> bool:
+        """Tell whether a draining broker still waits for something of ours."""
+        if self._inbox.in_order:
+            return self._inbox.holds(broker)
+        return self._inbox.owed(broker) > 0
+
+    # ------------------------------------------------------------------ links
+    def _on_list(self, brokers: BrokerList) -> None:
+        """A draining broker is consumed from until it leaves the list."""
+        self._perform(self._members.refresh(brokers.names, now_ms()))
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Dial(broker, failures):
+                    self._dials[broker] = self._tasks.spawn(self._dial(broker, failures))
+                case Drain(broker):
+                    self._drain(broker)
+                case HangUp(broker):
+                    self._hang_up(broker)
+
+    async def _dial(self, broker: str, failures: int) -> None:
+        """One try: connect, log in, consume."""
+        timeout_ms = min(
+            self._bus.dial_timeout_max_ms, self._bus.dial_timeout_ms << min(failures, 10)
+        )
+        link: Link | None = None
+        try:
+            async with self._turn_to_dial(), asyncio.timeout(timeout_ms / 1000):
+                link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
+                await link.call("basic_qos", prefetch_count=self._config.prefetch)
+                await self._consume(broker, link)
+        except (MessageBusError, TimeoutError) as fault:
+            if link is not None:
+                link.abort()
+                self._closing.spawn(link.hang_up())
+            self._dial_failed(broker, fault)
+        except asyncio.CancelledError:
+            if link is not None:
+                await link.hang_up()
+            raise
+        finally:
+            if self._dials.get(broker) is asyncio.current_task():
+                del self._dials[broker]
+
+    @contextlib.asynccontextmanager
+    async def _turn_to_dial(self) -> AsyncIterator[None]:
+        """One of the places for dials, until this one ends or its turn is over."""
+        await self._dialing.acquire()
+        holds = [True]
+
+        def leave() -> None:
+            if holds:
+                holds.clear()
+                self._dialing.release()
+
+        late = self._loop.call_later(DIAL_TURN_S, leave)
+        try:
+            yield
+        finally:
+            late.cancel()
+            leave()
+
+    async def _consume(self, broker: str, link: Link) -> None:
+        """Attach. Deliveries may arrive before the broker's answer: the epoch comes first."""
+        self._note_name(broker, link.broker)
+        epoch = self._inbox.connected(broker, link.pipe)
+        self._links[broker] = link
+        link.on_lost(lambda why: self._lost(broker, link, why))
+        link.channel.add_on_cancel_callback(lambda _frame: link.abort())
+        if not self.resting.rests(broker):
+            tag = f"messagebus-{epoch}"
+            await link.call(
+                "basic_consume",
+                queue=self._source.amqp_queue,
+                on_message_callback=link.pipe.pika_content,
+                consumer_tag=tag,
+            )
+            self._tags[broker] = tag
+        if not link.is_open:
+            raise LinkLost(broker, "ended while attaching")
+        self._members.opened(broker)
+        if isinstance(self.fatal, LoginRefused):
+            self.fatal = None
+        log.info("attached broker=%s epoch=%d", broker, epoch)
+        self._tell_changed()
+
+    def _cancel(self, broker: str) -> bool:
+        """No more deliveries of this broker for now; its link stays.
+
+        A single active consumer is not cancelled, and its link ends when nothing of it is held.
+        """
+        if self._inbox.in_order:
+            self._leaving.add(broker)
+            self._wake()
+            return False
+        link = self._links.get(broker)
+        if link is not None and link.is_open and broker in self._tags:
+            link.channel.basic_cancel(self._tags.pop(broker))
+        return True
+
+    def _let_go(self, broker: str) -> None:
+        """End the link, so that what it was sent comes again in order, to whoever is active next."""
+        rests, link = self.resting.rests(broker), self._forget(broker)
+        if link is not None:
+            self._closing.spawn(link.close())
+        if rests:
+            self.resting.goes_on(broker)
+        self._members.lost(broker, now_ms(), random.random())
+
+    def _consume_again(self, broker: str) -> None:
+        link = self._links.get(broker)
+        if link is None or broker in self._tags or broker in self._members.draining:
+            return  # where it is dialled it consumes at once: it rests no more
+        self._consumed += 1
+        tag = self._tags[broker] = f"messagebus-again-{self._consumed}"
+        self._tasks.spawn(self._consume_on(link, tag))
+
+    async def _consume_on(self, link: Link, tag: str) -> None:
+        with contextlib.suppress(LinkError):  # `_lost` is told
+            await link.call(
+                "basic_consume",
+                queue=self._source.amqp_queue,
+                on_message_callback=link.pipe.pika_content,
+                consumer_tag=tag,
+            )
+
+    def _note_name(self, broker: str, named: str) -> None:
+        """A listed broker is consumed from whatever it calls itself: what lies there would stay there."""
+        if (
+            self._bus.list_urls
+            and named not in ("", broker)
+            and self._misnamed.get(broker) != named
+        ):
+            self._misnamed[broker] = named
+            log.warning(
+                "misnamed broker=%s named=%s misnamed=%d", broker, named, len(self._misnamed)
+            )
+
+    def _dial_failed(self, broker: str, fault: Exception) -> None:
+        log.info("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
+        if isinstance(fault, LoginRefused):
+            self._login_refused(fault)
+        if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
+            self._register_soon()
+        if self._members.states.get(broker) is State.DIALING:
+            # A certificate that is not taken locks no account.
+            refused = type(fault) is LoginRefused
+            self._members.lost(broker, now_ms(), random.random(), refused=refused)
+
+    def _drain(self, broker: str) -> None:
+        """Hand out what is buffered still, wait for what is owed, then hang up."""
+        log.info("draining broker=%s owed=%d", broker, self._inbox.owed(broker))
+        if self._inbox.in_order:
+            self._inbox.shut(broker)
+            self._wake()
+            return
+        link = self._links.get(broker)
+        if link is not None and link.is_open and broker in self._tags:
+            link.channel.basic_cancel(self._tags.pop(broker), callback=lambda _frame: self._wake())
+
+    def _hang_up(self, broker: str) -> None:
+        if task := self._dials.get(broker):
+            task.cancel()
+        if link := self._forget(broker):
+            log.info("detached broker=%s", broker)
+            self._closing.spawn(link.close())
+
+    def _lost(self, broker: str, link: Link, why: LinkError) -> None:
+        if self._links.get(broker) is not link:
+            return  # we hung up ourselves
+        self._closing.spawn(link.close())  # `stop` waits for its socket too
+        owed = self._inbox.owed(broker)
+        was_attached = self._members.states.get(broker) in (State.OPEN, State.DRAINING)
+        self._forget(broker)
+        if was_attached:
+            log.warning("link lost broker=%s owed=%d reason=%r", broker, owed, why.reason)
+        self._members.lost(broker, now_ms(), random.random())
+        if was_attached:
+            self._perform(self._members.tick(now_ms()))
+        self._wake()
+
+    def _forget(self, broker: str) -> Link | None:
+        link = self._links.pop(broker, None)
+        if link is not None:
+            self._tags.pop(broker, None)
+            self._leaving.discard(broker)
+            self.resting.forget(broker)
+            self._inbox.disconnected(broker)
+        return link
+
+    # ------------------------------------------------------------------ time
+    def _tick(self) -> None:
+        self._perform(self._members.tick(now_ms()))
+        self.resting.tick(time.monotonic_ns())
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+
+    # ------------------------------------------------------------------ numbers
+    def keep_alive(self) -> bool:
+        """Tell whether every listed broker's link is open."""
+        states = self._members.states
+        return bool(states) and all(state is State.OPEN for state in states.values())
+
+    def stats(self) -> ConsumerStats:
+        keeper, inbox = self.follower.keeper, self._inbox
+        return ConsumerStats(
+            brokers={
+                broker: BrokerStats(
+                    state=state.value,
+                    delivered=inbox.delivered.get(broker, 0),
+                    owed=inbox.owed(broker),
+                )
+                for broker, state in sorted(self._members.states.items())
+            },
+            delivered=inbox.counters.delivered,
+            acked=inbox.counters.acked,
+            nacked=inbox.counters.nacked,
+            acks_stale=inbox.counters.acks_stale,
+            batches_damaged=inbox.counters.batches_damaged,
+            retried=inbox.counters.retried,
+            parked=inbox.counters.parked,
+            given_back=inbox.counters.given_back,
+            buffered=inbox.buffered,
+            handed_out=inbox.handed_out,
+            list_generation=max(keeper.generation, 0),
+            list_age_ms=keeper.age_ms(now_ms()),
+            list_faults=keeper.faults,
+        )

@@ -1,0 +1,579 @@
+"""The deliveries of all brokers that have no answer yet, and the way of each answer to its link.
+
+Runs on one asyncio loop. `core.receipts` decides where answers go, `core.fanin` what the application
+gets next. A batch is unpacked here, into deliveries that are answered one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.frames import Arrived
+from messagebus._io.amqp.pipe import Pipe
+from messagebus._io.amqp.properties import (
+    ALONE,
+    in_batch,
+    is_batch,
+    read_headers,
+    read_message_id,
+    read_stamp_ms,
+)
+from messagebus._io.consume.copies import PARK_REASON, Copies, Original, Stored
+from messagebus._io.loop import Tasks
+from messagebus.core.fanin import FanIn
+from messagebus.core.parking import STEP_MARK, TTL_HEADER, is_late, read_early
+from messagebus.core.receipts import Ledger, Ledgers
+from messagebus.destination import Source, Subscription
+from messagebus.message import Delivery, Header
+from messagebus.topology import Options
+
+__all__ = ["Counters", "Inbox"]
+
+log = logging.getLogger("messagebus.consumer")
+
+DELIVERY_COUNT = "x-delivery-count"
+# Batches that a lost link left half answered, until they come again.
+BEGUN_MAX = 1_000
+# The properties of what came out of a delay step are longer, by what its broker notes of it.
+FROM_A_STEP_MIN = 150
+
+
+@dataclass(slots=True)
+class Counters:
+    """retried, parked: answered by a copy that is stored. given_back: before anybody saw them."""
+
+    delivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    acks_stale: int = 0
+    batches_damaged: int = 0
+    retried: int = 0
+    parked: int = 0
+    given_back: int = 0
+
+
+@dataclass(slots=True)
+class _Desk:
+    """One broker's live link.
+
+    shut: what arrives is handed out no more; `late` keeps it. copied_out: batches some of whose parts
+    were copied before the consumer timeout, by tag, and when they arrived.
+    """
+
+    ledger: Ledger
+    pipe: Pipe
+    shut: bool = False
+    late: list[Delivery] = field(default_factory=list)
+    copied_out: dict[int, int] = field(default_factory=dict)
+
+
+class Inbox:
+    """The deliveries of one consumer, of all its brokers.
+
+    on_turn: called when something arrived or was answered, at most once a turn of the loop.
+    """
+
+    def __init__(
+        self, source: Source, handed_out_max: int, copies: Copies, on_turn: Callable[[], None]
+    ) -> None:
+        self._source, self._copies, self._on_turn = source, copies, on_turn
+        self.counters = Counters()
+        self.delivered: dict[str, int] = {}
+        """By broker, since the start."""
+        self._fanin: FanIn[Delivery] = FanIn(handed_out_max)
+        self.take = self._fanin.take
+        """The next delivery; None when there is none or the application holds enough."""
+        self._ledgers = Ledgers()
+        self._desks: dict[str, _Desk] = {}
+        self._copying = Tasks()
+        # Of batches that a lost link left half answered: the parts without an answer.
+        self._begun: dict[tuple[str, int], set[int]] = {}
+        self.delivery_limit = source.delivery_limit
+        """How often what came back is delivered again; 0: for ever."""
+        self.in_order = isinstance(source, Subscription) and source.single_active
+        """Whether what is given back must come again in its order: see docs/ARCHITECTURE.md."""
+
+    def exists_as(self, options: Options) -> None:
+        """Take over what the source is, where its consumer asked for less and takes it as it is."""
+        limit = options.get("delivery_limit")
+        self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
+        self.in_order = self.in_order or options.get("single_active") is True
+
+    # ------------------------------------------------------------------ links
+    def connected(self, broker: str, pipe: Pipe) -> int:
+        """Deliveries of this link are ours from now on. Returns its epoch."""
+        ledger = self._ledgers.connected(broker)
+        self._desks[broker] = _Desk(ledger, pipe)
+        self.delivered.setdefault(broker, 0)
+        pipe.on_contents = functools.partial(self._arrived, ledger)
+        pipe.on_turn = self._on_turn
+        return ledger.epoch
+
+    def disconnected(self, broker: str) -> None:
+        """The link is gone: what it owed comes again, whatever the application does with it."""
+        desk = self._desks.pop(broker, None)
+        if desk is not None:
+            self._remember(desk.ledger)
+            desk.ledger.end()
+            self._fanin.dropped(broker)
+
+    def _remember(self, ledger: Ledger) -> None:
+        """Keep which parts of its batches are answered: they come again with the others.
+
+        Not where a copy is under way: whether it is stored is not known.
+        """
+        for unanswered, (raw, body) in ledger.answered_for_good():
+            self._begun[_batch_key(raw, body)] = set(unanswered)
+        while len(self._begun) > BEGUN_MAX:
+            del self._begun[next(iter(self._begun))]
+
+    def shut(self, broker: str) -> None:
+        """Hand out nothing that arrives from now on; what has arrived is handed out still."""
+        if desk := self._desks.get(broker):
+            desk.shut = True
+
+    def holds(self, broker: str) -> bool:
+        """Tell whether the application holds, or is still to get, anything of this broker, or a copy of it is
+        under way.
+        """
+        desk = self._desks.get(broker)
+        return desk is not None and (self._fanin.holds(broker) or desk.ledger.is_claimed)
+
+    def owed(self, broker: str) -> int:
+        """AMQP deliveries of the live link without an answer."""
+        desk = self._desks.get(broker)
+        return desk.ledger.owed if desk else 0
+
+    # ------------------------------------------------------------------ arriving
+    def _arrived(self, ledger: Ledger, arrived: list[Arrived]) -> None:
+        """Take what one read brought."""
+        received_ns = time.monotonic_ns()
+        alone: list[Arrived] = []
+        for each in arrived:
+            if is_batch(each[2]):
+                self._arrived_alone(ledger, received_ns, alone)
+                alone = []
+                self._batch_arrived(ledger, received_ns, *each)
+            elif len(each[2]) < FROM_A_STEP_MIN or not self._is_untimely(ledger, each):
+                alone.append(each)
+        self._arrived_alone(ledger, received_ns, alone)
+
+    def _is_untimely(self, ledger: Ledger, arrived: Arrived) -> bool:
+        """Tell whether it came out of a delay step and is not for now: it waits on, or is parked."""
+        tag, _redelivered, raw, body = arrived
+        if STEP_MARK not in raw:
+            return False
+        headers = read_headers(raw)
+        early = read_early(headers)
+        if early is None and not is_late(headers, time.time_ns() // 1_000_000):
+            return False
+        ledger.delivered([tag])
+        if ledger.claim(tag, 0):
+            original, is_live = _original(raw, body, read_stamp_ms(raw)), _is_live(ledger)
+            if early is not None:
+                marks = {TTL_HEADER: early.ttl_ms}
+                copying = self._copies.again(original, marks, is_live, delay_ms=early.rest_ms)
+            else:
+                copying = self._copies.park(original, {PARK_REASON: "expired"}, is_live)
+            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+        return True
+
+    def _arrived_alone(self, ledger: Ledger, received_ns: int, arrived: list[Arrived]) -> None:
+        ledger.delivered([each[0] for each in arrived])
+        source, made = self._source, Delivery.arrived
+        self._hold(
+            ledger.broker,
+            [
+                made(ledger, tag, 0, source, redelivered, received_ns, raw, body, ALONE)
+                for tag, redelivered, raw, body in arrived
+            ],
+        )
+
+    def _batch_arrived(
+        self,
+        ledger: Ledger,
+        received_ns: int,
+        tag: int,
+        redelivered: bool,
+        raw: bytes,
+        body: bytes,
+    ) -> None:
+        try:
+            entries = decode_batch(body)
+        except BatchDamaged as fault:
+            self._park_damaged(ledger, tag, raw, body, str(fault))
+            return
+        ledger.batch_delivered(tag, len(entries), (raw, body))
+        unanswered = self._begun.pop(_batch_key(raw, body), None) if redelivered else None
+        source, made, reading = self._source, Delivery.arrived, in_batch(raw)
+        held = []
+        for part, (entry, its_body) in enumerate(entries, start=1):
+            if unanswered is not None and part not in unanswered:
+                ledger.ack(tag, part)
+                continue
+            held.append(
+                made(ledger, tag, part, source, redelivered, received_ns, entry, its_body, reading)
+            )
+        self._hold(ledger.broker, held)
+
+    def _hold(self, broker: str, deliveries: list[Delivery]) -> None:
+        if not deliveries:
+            return
+        desk = self._desks[broker]
+        if desk.shut:
+            desk.late += deliveries
+            return
+        self._fanin.arrived(broker, deliveries)
+        self.counters.delivered += len(deliveries)
+        self.delivered[broker] += len(deliveries)
+
+    def _park_damaged(self, ledger: Ledger, tag: int, raw: bytes, body: bytes, reason: str) -> None:
+        log.error("batch damaged broker=%s reason=%r", ledger.broker, reason)
+        self.counters.batches_damaged += 1
+        ledger.delivered([tag])
+        if ledger.claim(tag, 0):
+            headers = {PARK_REASON: f"damaged batch: {reason}"}
+            original = _original(raw, body, read_stamp_ms(raw))
+            parking = self._copies.park(original, headers, _is_live(ledger))
+            self._copying.spawn(self._answer_by(parking, ledger, tag, 0))
+
+    # ------------------------------------------------------------------ the application's side
+    def has(self, delivery: Delivery) -> bool:
+        """Tell whether a delivery came over one of these links, as they are now; on any thread."""
+        desk = self._desks.get(delivery.broker)
+        return desk is not None and desk.ledger is delivery.ledger
+
+    def ack(self, delivery: Delivery) -> bool:
+        """Answer a delivery. False: its link has ended, or it was answered before; counted."""
+        ledger = delivery.ledger
+        if not ledger.ack(delivery.tag, delivery.part):
+            return self._stale()
+        self.counters.acked += 1
+        self._fanin.answered(ledger.broker)
+        return True
+
+    def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
+        """Give a delivery back (requeue), or reject it into the parking queue. False: as `ack`."""
+        ledger, tag, part = delivery.ledger, delivery.tag, delivery.part
+        if not (ledger.claim(tag, part) if part else ledger.nack(tag)):
+            return self._stale()
+        self.counters.nacked += 1
+        self._fanin.answered(ledger.broker)
+        if not part:
+            self._desks[ledger.broker].pipe.nack(tag, requeue)
+            return True
+        original = _original_of(delivery)
+        if requeue:
+            copying = self._copies.again(original, {}, _is_live(ledger))
+        else:
+            headers = {PARK_REASON: "rejected"}
+            copying = self._copies.park(original, headers, _is_live(ledger))
+        self._copying.spawn(self._answer_by(copying, ledger, tag, part))
+        return True
+
+    async def retry(
+        self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
+    ) -> bool:
+        """Answer by a copy for another run, with these headers. False: as `ack`.
+
+        Whoever waits may be cancelled: the copy goes on.
+        """
+        return await self._answered_by(
+            delivery,
+            lambda original, wanted: self._copies.again(
+                original, headers, wanted, delay_ms=delay_ms
+            ),
+            "retried",
+        )
+
+    async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
+        """Answer by a copy in the parking queue, with these headers. As `retry`."""
+        return await self._answered_by(
+            delivery,
+            lambda original, wanted: self._copies.park(original, headers, wanted),
+            "parked",
+        )
+
+    async def _answered_by(
+        self,
+        delivery: Delivery,
+        copy: Callable[[Original, Callable[[], bool]], Coroutine[Any, Any, Stored]],
+        counted: Literal["retried", "parked"],
+    ) -> bool:
+        ledger, tag, part = delivery.ledger, delivery.tag, delivery.part
+        if not ledger.claim(tag, part):
+            return self._stale()
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        async def answer() -> None:
+            try:
+                copying = copy(_original_of(delivery), _is_live(ledger))
+                answered = await self._answer_by(copying, ledger, tag, part, counted)
+            except Exception as fault:  # the waiter is told, whatever it is
+                if not done.done():
+                    done.set_exception(fault)
+                return
+            if not done.done():
+                done.set_result(answered)
+
+        self._copying.spawn(answer())
+        return await done
+
+    def _stale(self) -> bool:
+        self.counters.acks_stale += 1
+        return False
+
+    async def _answer_by(
+        self,
+        copying: Coroutine[Any, Any, Stored],
+        ledger: Ledger,
+        tag: int,
+        part: int,
+        counted: Literal["retried", "parked", ""] = "",
+    ) -> bool:
+        """Answer the original of a claimed delivery when its copy is stored.
+
+        counted: what the application holds until then, as what it counts.
+        """
+        fault: Exception | None = None
+        try:
+            stored = await copying
+        except (
+            Exception
+        ) as raised:  # whatever it is: the original has an answer, and the waiter this
+            stored, fault = Stored.CANNOT, raised
+        if stored is Stored.UNWANTED:
+            answered = False
+        elif stored is Stored.CANNOT:
+            # The broker parks it by itself, without a word why, or drops what has no parking queue.
+            answered = ledger.claim_refused(tag, part)
+            if answered and not part:
+                self._desks[ledger.broker].pipe.nack(tag, False)
+        else:
+            answered = ledger.claim_done(tag, part)
+        if counted:
+            if answered:
+                setattr(self.counters, counted, getattr(self.counters, counted) + 1)
+                self._fanin.answered(ledger.broker)
+            else:
+                self.counters.acks_stale += 1
+        self._on_turn()
+        if fault is not None:
+            raise fault
+        return answered
+
+    # ------------------------------------------------------------------ giving back untouched
+    @property
+    def brokers(self) -> list[str]:
+        """Those with a live link."""
+        return list(self._desks)
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the application holds as much as it may."""
+        return self._fanin.is_full
+
+    def oldest(self, broker: str) -> Delivery | None:
+        """Tell what is handed out next of this broker."""
+        return self._fanin.oldest(broker)
+
+    def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
+        """Give back what nobody has seen, in order; returns how many.
+
+        taken: of this broker, handed out and never seen. With them goes what waits here. Of a batch that
+        somebody has begun a copy of each untouched part goes to the end of the queue, if it arrived
+        before that time: it would never be finished if it came again whole.
+        """
+        desk, count = self._desks[broker], 0
+        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
+        for tag, parts in _by_tag(self._fanin.withdraw(broker)).items():
+            if self._give_back_one(desk, tag, parts):
+                count += len(parts)
+            elif parts[0].received_ns < before_ns:
+                desk.copied_out[tag] = parts[0].received_ns
+                self._copy_parts(desk.ledger, tag, [each.part for each in parts])
+                count += len(parts)
+            else:
+                self._fanin.arrived(broker, parts)
+        self.counters.given_back += count
+        desk.pipe.flush()
+        return count
+
+    def _give_back_one(self, desk: _Desk, tag: int, parts: list[Delivery]) -> bool:
+        """One AMQP delivery, by a nack, or by a copy where it came back too often. False: it is begun."""
+        ledger, content = desk.ledger, (parts[0].properties, parts[0].body)
+        if parts[0].part:
+            whole = ledger.as_one(tag, len(parts))
+            if whole is None:
+                return False
+            content = whole
+        if self._is_worn(content[0]):
+            self._renew(ledger, tag, *content)
+        elif ledger.nack(tag):
+            desk.pipe.nack(tag, True)
+        return True
+
+    def _renew(self, ledger: Ledger, tag: int, raw: bytes, body: bytes) -> None:
+        """Answer one AMQP delivery by a copy of it at the end of its queue."""
+        if ledger.claim(tag, 0):
+            original = _original(raw, body, read_stamp_ms(raw))
+            copying = self._copies.again(original, {}, _is_live(ledger))
+            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+
+    def _is_worn(self, raw: bytes) -> bool:
+        """Tell whether its broker may soon park it for having come back, although nobody has seen it.
+
+        RabbitMQ counts whatever comes back: by a nack, a closed channel, a lost link. A copy begins anew,
+        at the end of the queue: so not before half of the limit is used up; where order is all, at its end.
+        """
+        limit = self.delivery_limit
+        if not limit:
+            return False
+        count = read_headers(raw).get(DELIVERY_COUNT, 0)
+        return isinstance(count, int) and count >= (limit if self.in_order else (limit + 1) // 2)
+
+    def _copy_parts(self, ledger: Ledger, tag: int, parts: list[int]) -> None:
+        """Put these parts of a batch to the end of the queue; the batch is acked when all are answered."""
+        found = ledger.content(tag)
+        if found is None:
+            return
+        raw, body = found
+        entries, stamp_ms = decode_batch(body), read_stamp_ms(raw)
+        for part in parts:
+            if ledger.claim(tag, part):
+                original = _original(*entries[part - 1], stamp_ms, entry=True)
+                copying = self._copies.again(original, {}, _is_live(ledger))
+                self._copying.spawn(self._answer_by(copying, ledger, tag, part))
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Hand out next, in this order, what was taken last and nobody has seen."""
+        for broker, desk in self._desks.items():
+            self._fanin.put_back(
+                broker, [each for each in deliveries if each.ledger is desk.ledger]
+            )
+
+    def keep_back(self, broker: str, taken: Sequence[Delivery]) -> None:
+        """Hand out nothing more of this broker: all of it goes back with the link, in order.
+
+        taken: handed out and never seen.
+        """
+        desk = self._desks[broker]
+        desk.shut = True
+        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
+        desk.late[:0] = self._fanin.withdraw(broker)
+
+    def finish_batches(self, before_ns: int) -> None:
+        """Copy what the application still holds of batches that arrived before that time and are copied.
+
+        Their broker would take back the whole, and all that is copied would be there twice.
+        """
+        for desk in self._desks.values():
+            for tag, received_ns in list(desk.copied_out.items()):
+                if received_ns < before_ns:
+                    del desk.copied_out[tag]
+                    held = desk.ledger.open_parts(tag)
+                    self._copy_parts(desk.ledger, tag, held)
+                    for _part in held:  # their answers will be stale
+                        self._fanin.answered(desk.ledger.broker)
+
+    def flush(self) -> None:
+        """Send all answers given since the last time, together."""
+        for desk in self._desks.values():
+            if desk.ledger.rejected:
+                self._reject_batches(desk)  # before a "multiple" reaches over them
+            for tag, multiple in desk.ledger.flush():
+                desk.pipe.ack(tag, multiple)
+            desk.pipe.flush()
+
+    def _reject_batches(self, desk: _Desk) -> None:
+        """Their broker keeps them whole: something in them could not be copied."""
+        tags, desk.ledger.rejected = desk.ledger.rejected, []
+        for tag in tags:
+            log.warning(
+                "batch rejected whole broker=%s reason='a part has no copy'", desk.ledger.broker
+            )
+            desk.pipe.nack(tag, False)
+
+    # ------------------------------------------------------------------ the end
+    def close(self, untouched: Sequence[Delivery] = ()) -> None:
+        """Hand out nothing more: what is buffered goes back to the brokers with the links.
+
+        untouched: handed out, and the application never saw them.
+        """
+        for broker in self._desks:
+            self.keep_back(broker, untouched)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for copies under way, and copy what the end of the links would harm.
+
+        That is what is left of half-answered batches, whose answered parts would be delivered again; not
+        where order is all. And what nobody has seen and came back too often.
+        """
+        for desk in self._desks.values():
+            for tag, parts in _by_tag(desk.late).items():
+                self._renew_if_worn(desk.ledger, tag, parts)
+            for tag, unanswered, _content in desk.ledger.half_answered():
+                if not self.in_order:
+                    self._copy_parts(desk.ledger, tag, unanswered)
+        await self._copying.wait(timeout_s)
+        self.flush()
+        await self._copying.cancel()
+        await self._copies.stop()
+
+    def _renew_if_worn(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> None:
+        content = ledger.content(tag) or (parts[0].properties, parts[0].body)
+        if self._is_worn(content[0]) and (not parts[0].part or ledger.as_one(tag, len(parts))):
+            self._renew(ledger, tag, *content)
+
+    @property
+    def buffered(self) -> int:
+        return self._fanin.buffered
+
+    @property
+    def handed_out(self) -> int:
+        return self._fanin.handed_out
+
+
+def _batch_key(raw: bytes, body: bytes) -> tuple[str, int]:
+    """Return the key by which a batch is known when it comes again."""
+    return read_message_id(raw), hash(body)
+
+
+def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
+    """Of one link: what one AMQP delivery brought, together."""
+    found: dict[int, list[Delivery]] = {}
+    for delivery in deliveries:
+        found.setdefault(delivery.tag, []).append(delivery)
+    return found
+
+
+def _is_live(ledger: Ledger) -> Callable[[], bool]:
+    """Tell whether an answer can still go where the delivery came from."""
+    return lambda: ledger.is_live
+
+
+def _original(raw: bytes, body: bytes, stamp_ms: int | None, *, entry: bool = False) -> Original:
+    return Original(
+        properties=raw,
+        body=body,
+        message_id=read_message_id(raw),
+        entry=entry,
+        stamp_ms=time.time_ns() // 1_000_000 if stamp_ms is None else stamp_ms,
+    )
+
+
+def _original_of(delivery: Delivery) -> Original:
+    return Original(
+        properties=delivery.properties,
+        body=delivery.body,
+        message_id=delivery.message_id,
+        entry=delivery.part > 0,
+        stamp_ms=delivery.first_ms,
+    )

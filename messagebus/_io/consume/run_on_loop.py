@@ -1,0 +1,372 @@
+"""Runs of handlers that are coroutine functions: a number at once, on the application's own loop.
+
+Each run is a task with a context of its own, so its own changes (a cancel, context variables, a swallowed
+cancel) end with it, and nobody who kept its task can cancel anything else. A run that ends begins the
+next one; a task of ours waits for deliveries only while there are none. A run whose time is over is
+cancelled; one that does not end then is let be, and its place is given to another.
+
+`LoopWatch` notices that the loop is blocked, and says by whom. A coroutine that computes or waits without
+`await` keeps the loop from its links: no heartbeats, no acks, no deliveries. From a thread of its own the
+watch looks whether the loop still turns, and while it does not, in which task it is and where. One thread
+for each loop, while handlers run on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import Context
+from types import FrameType
+from typing import Any
+
+from messagebus._io.consume.runs import Handling, Job
+from messagebus.core.attempts import Run
+from messagebus.terminal import printable
+
+__all__ = ["HandlerTasks", "LoopWatch", "watched"]
+
+log = logging.getLogger("messagebus.consumer")
+
+# How long a run may take to end after it was cancelled.
+CANCELLED_NS = 5_000_000_000
+CANCELLED_S = CANCELLED_NS / 1e9
+# Told when a loop has not turned for so long, and again at each ten times of it.
+BLOCKED_S = 1.0
+AGAIN = 10
+BEAT_S = 0.25
+FRAMES_MAX = 3
+
+Describe = Callable[["asyncio.Task[object]"], str]
+
+
+async def _awaited(result: object) -> object:
+    """Await what a handler returned to await: `return work()`, where `return await work()` was meant."""
+    while inspect.isawaitable(result):
+        result = await result
+    return result
+
+
+def _may_be_interrupted() -> bool:
+    """Tell whether Ctrl-C raises KeyboardInterrupt; not where it is ignored, or an app hears it by itself."""
+    heard_by = signal.getsignal(signal.SIGINT)
+    return heard_by is not signal.SIG_IGN and not getattr(heard_by, "raises_nothing", False)
+
+
+class _Place:
+    """One run and its task. left: its place has been given to another, or is free."""
+
+    __slots__ = ("left", "run", "task")
+
+    def __init__(self, run: Run[Job]) -> None:
+        self.run = run
+        self.task: asyncio.Task[None]
+        self.left = False
+
+
+class HandlerTasks:
+    """So many runs of a handler at once.
+
+    take: gives a delivery that is there, or None. receive: waits for one; None: there are no more.
+    give_back: for what a cancelled run had not finished. context: what each run gets a copy of.
+    """
+
+    def __init__(
+        self,
+        handling: Handling,
+        handler: Callable[[Any], Awaitable[object]],
+        *,
+        take: Callable[[], Job | None],
+        receive: Callable[[], Awaitable[Job | None]],
+        give_back: Callable[[Job], object],
+        context: Context,
+    ) -> None:
+        self._handling, self._handler = handling, handler
+        self._take, self._receive, self._give_back = take, receive, give_back
+        self._context = context
+        self._places: dict[Run[Job], _Place] = {}
+        self._late: set[_Place] = set()
+        self._free = 0
+        self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._feeding: asyncio.Task[None] | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._is_closed = self._is_cancelling = False
+        self._is_main = threading.current_thread() is threading.main_thread()
+        handling.on_overran = self._cancel_late
+
+    # ------------------------------------------------------------------ life
+    def start(self, count: int) -> None:
+        self._free = count
+        self._start_feeding()
+
+    def _start_feeding(self) -> None:
+        self._feeding = asyncio.create_task(self._feed(), context=self._context.copy())
+        self._feeding.add_done_callback(self._fed)
+
+    async def _feed(self) -> None:
+        while True:
+            while self._free <= 0:
+                self._room.clear()
+                await self._room.wait()
+            job = self._take() or await self._receive()
+            if job is None:
+                return
+            self._begin(job)
+
+    def _fed(self, task: asyncio.Task[None]) -> None:
+        self._feeding = None
+        fault = None if task.cancelled() else task.exception()
+        if self._is_closed or self._ended.done():
+            self._tell_ended()
+        elif task.cancelled():
+            # By somebody who cancels all tasks of the loop: nobody would take deliveries any more.
+            log.error("cancelled by the application, goes on handler=%s", self._handling.name)
+            self._start_feeding()
+        elif fault is not None:
+            self._ended.set_exception(fault)
+        else:
+            self._is_closed = True
+            self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        if self._is_closed and not (self._feeding or self._places or self._ended.done()):
+            self._ended.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until there are no more deliveries and all runs have ended; raises what keeps it from that."""
+        await asyncio.shield(self._ended)
+
+    async def end(self, grace_s: float) -> int:
+        """Begin no more, wait so long for the runs to end, then cancel.
+
+        Returns how many were not finished.
+        """
+        self._is_closed = True
+        until_s = self._loop.time() + grace_s
+        # Again and again: a last batch that was gathered already begins as soon as there is a place.
+        while (left := self._tasks()) and (wait_s := until_s - self._loop.time()) > 0:
+            await asyncio.wait(left, timeout=wait_s)
+        unfinished = self._handling.left("runs")
+        self._is_cancelling = True
+        left = self._tasks()
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=CANCELLED_S)
+        return unfinished
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [place.task for place in self._places.values()]
+        return tasks if self._feeding is None else [*tasks, self._feeding]
+
+    def describe(self, task: asyncio.Task[object]) -> str:
+        """Tell what this task does, if it is one of ours; from any thread."""
+        for place in list(self._places.values()):
+            if place.task is task:
+                return f"handler={self._handling.name} message={place.run.item.message_id}"
+        return ""
+
+    # ------------------------------------------------------------------ late ones
+    def _cancel_late(self, run: Run[Job]) -> None:
+        place = self._places.get(run)
+        if place is not None:
+            self._late.add(place)
+            place.task.cancel()
+
+    def tick(self) -> None:
+        """Give the places of runs that were cancelled and do not end to others."""
+        now_ns = time.monotonic_ns()
+        limit_ns = CANCELLED_NS + (self._handling.limit_ns or 0)
+        for place in list(self._late):
+            if place.left or now_ns - place.run.since_ns < limit_ns:
+                continue
+            if not self._handling.may_replace:
+                continue
+            log.warning(
+                "run does not end when cancelled handler=%s message=%s",
+                self._handling.name,
+                printable(place.run.item.message_id),
+            )
+            self._leave(place)
+
+    # ------------------------------------------------------------------ working
+    def _begin(self, job: Job) -> None:
+        self._free -= 1
+        run = self._handling.runs.started(job, time.monotonic_ns())
+        place = self._places[run] = _Place(run)
+        # Not by the loop's factory: an eager one would run it before it is known here.
+        place.task = asyncio.Task(
+            self._work(place, job), loop=self._loop, context=self._context.copy()
+        )
+        # A task that is cancelled before its first step never runs at all.
+        place.task.add_done_callback(lambda task: self._done(place, task), context=self._context)
+
+    async def _work(self, place: _Place, job: Job) -> None:
+        handling, around = self._handling, self._handling.around
+        try:
+            if around is None:
+                result = await self._handler(job)
+                if result is not None:
+                    result = await _awaited(result)
+            else:
+                with around(job):
+                    result = await self._handler(job)
+                    if result is not None:
+                        result = await _awaited(result)
+        except BaseException as error:  # whatever an application raises ends this run alone
+            if self._must_pass_on(error):
+                raise
+            self._failed(place, error)
+        else:
+            if handling.runs.ended(place.run):
+                handling.returned(job, result)
+        self._leave(place)
+
+    def _must_pass_on(self, error: BaseException) -> bool:
+        """Not when a handler raises the same by itself."""
+        match error:
+            case KeyboardInterrupt():
+                return self._is_main and _may_be_interrupted()
+            case GeneratorExit():  # the loop is gone, or the handler is a strange one
+                return not self._loop.is_running()
+            case _:
+                return False
+
+    def _failed(self, place: _Place, error: BaseException) -> None:
+        if not self._handling.runs.ended(place.run):
+            return  # its time was over, and it has its answer
+        if self._is_cancelling and isinstance(error, asyncio.CancelledError):
+            self._give_back(place.run.item)
+        else:
+            self._handling.failed(place.run.item, error)
+
+    def _done(self, place: _Place, task: asyncio.Task[None]) -> None:
+        """Do what the run could not do by itself: it never began, or was interrupted."""
+        self._late.discard(place)
+        del self._places[place.run]
+        fault = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if not place.left:
+            if isinstance(fault, KeyboardInterrupt) and self._handling.runs.ended(place.run):
+                self._give_back(place.run.item)
+            elif fault is not None:
+                self._failed(place, fault)
+            self._leave(place)
+        self._tell_ended()
+
+    def _leave(self, place: _Place) -> None:
+        """The place is free: the next delivery gets it."""
+        if place.left:
+            return
+        place.left = True
+        self._free += 1
+        job = None if self._is_closed or self._free <= 0 else self._take()
+        if job is not None:
+            self._begin(job)
+        else:
+            self._room.set()
+
+
+@contextlib.contextmanager
+def watched(describe: Describe) -> Iterator[None]:
+    """Watch the running loop meanwhile; one watch serves all handlers of a loop.
+
+    describe: says what a task of that loop is doing, "" when it is none of ours; from any thread.
+    """
+    loop = asyncio.get_running_loop()
+    watch = _watches.get(loop)
+    if watch is None:
+        watch = _watches[loop] = LoopWatch()
+        watch.start()
+    watch.describing.append(describe)
+    try:
+        yield
+    finally:
+        watch.describing.remove(describe)
+        if not watch.describing:
+            watch.stop()
+            del _watches[loop]
+
+
+class LoopWatch:
+    """Of the running loop, where it is made; `start` and `stop` are called there."""
+
+    def __init__(self, *, blocked_s: float = BLOCKED_S) -> None:
+        self.describing: list[Describe] = []
+        self._blocked_s = blocked_s
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._beaten_s = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, name="messagebus-loopwatch", daemon=True
+        )
+        self._told_s = 0.0
+        """How long the loop was blocked when it was last told; 0 while it turns."""
+
+    def start(self) -> None:
+        self._beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._beaten_s = time.monotonic()
+        self._timer = self._loop.call_later(min(BEAT_S, self._blocked_s / 4), self._beat)
+
+    def _watch(self) -> None:
+        wait_s = min(BEAT_S, self._blocked_s / 4)
+        looked_s = time.monotonic()
+        while not self._stopped.wait(wait_s):
+            now_s = time.monotonic()
+            # A process that was stopped as a whole is no handler's fault.
+            if now_s - looked_s < self._blocked_s:
+                self.look(now_s)
+            looked_s = now_s
+
+    def look(self, now_s: float) -> None:
+        """Tell, if there is something to tell."""
+        blocked_s = now_s - self._beaten_s
+        if blocked_s < self._blocked_s:
+            self._told_s = 0.0
+        elif not self._told_s or blocked_s >= self._told_s * AGAIN:
+            self._told_s = blocked_s
+            log.warning(
+                "loop blocked blocked_s=%.1f %s at=%r", blocked_s, self._who(), self._where()
+            )
+
+    def _who(self) -> str:
+        try:
+            task = asyncio.current_task(self._loop)
+        except RuntimeError:  # the loop is gone
+            task = None
+        told = (describe(task) for describe in list(self.describing)) if task is not None else ()
+        return next(filter(None, told), "handler=unknown")
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self._loop_thread)
+        places: list[str] = []
+        while frame is not None and len(places) < FRAMES_MAX:
+            places.append(_place(frame))
+            frame = frame.f_back
+        return " > ".join(reversed(places))
+
+
+_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch]
+_watches = weakref.WeakKeyDictionary()
+
+
+def _place(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {code.co_name}"

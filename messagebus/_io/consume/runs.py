@@ -1,0 +1,509 @@
+"""One handler of one consumer: its runs, what becomes of their deliveries, and what is told of them.
+
+`core.attempts` decides; here its decisions become answers, copies' headers, counts and log lines. How a
+handler is called is `_io.consume.run_in_threads`'s and `_io.consume.run_on_loop`'s business. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from messagebus._io.hooks import HookChain
+from messagebus.config import BusConfig, ConsumerConfig
+from messagebus.core.attempts import Ack, Action, Drop, End, ParkNow, Retry, Run, Runs, decide
+from messagebus.destination import delay_step
+from messagebus.errors import AlreadySettled, ConfigError
+from messagebus.handling import (
+    Park,
+    Reject,
+    RetryLater,
+    RetryPolicy,
+    Words,
+    judge,
+    park_headers,
+    retry_headers,
+    rule_of,
+    single,
+)
+from messagebus.message import Delivery, Header
+from messagebus.terminal import printable
+
+__all__ = [
+    "Answering",
+    "Batch",
+    "BatchHandler",
+    "Handling",
+    "Job",
+    "Ticking",
+    "deliveries_of",
+    "handled_by",
+    "is_coroutine_handler",
+    "retry_faults",
+    "run_context",
+    "words_of",
+]
+
+log = logging.getLogger("messagebus.consumer")
+
+# A handler that fails for every message fills no disk: more lines than that in so long are counted.
+LINES_MAX, LINES_S = 100, 10.0
+# Runs that go on although their time is over; each holds a thread or a task.
+OVERRUNNING_MAX = 100
+TICK_S, TICK_MIN_S = 0.5, 0.01
+# Of the brokers' consumer timeout: a run that has its delivery for so long is told.
+NEAR_SHARE = 0.8
+
+
+_handled_by: ContextVar[object] = ContextVar("messagebus_handled_by", default=None)
+
+
+def run_context(consumer: object) -> Context:
+    """Make what the runs of this consumer's handlers get a copy of: empty but for a mark of whose they are.
+
+    Not what `run` was called in: a span around it would be the parent of every message's.
+    """
+    made = Context()
+    made.run(_handled_by.set, consumer)
+    return made
+
+
+def handled_by() -> object:
+    """The consumer whose handler runs here, in this task or thread or what it began; None: none."""
+    return _handled_by.get()
+
+
+class Batch(list[Delivery]):
+    """The deliveries of one run of a batch handler, one or more, in the order of their arrival.
+
+    payloads: what was read of each, if something was.
+    """
+
+    def __init__(self, deliveries: Iterable[Delivery] = ()) -> None:
+        super().__init__(deliveries)
+        self.payloads: list[Any] = []
+
+    @property
+    def message_id(self) -> str:
+        """For people."""
+        return f"{self[0].message_id} and {len(self) - 1} more"
+
+    @property
+    def received_ns(self) -> int:
+        """Of the one that arrived first."""
+        return min(delivery.received_ns for delivery in self)
+
+
+Job = Delivery | Batch
+"""What one run is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHandler:
+    """A function of a batch whose payloads are read before. read: raises what becomes of a misfit."""
+
+    function: Callable[[Batch], object]
+    read: Callable[[Delivery], Any] | None
+
+
+def deliveries_of(job: Job) -> list[Delivery]:
+    return job if isinstance(job, Batch) else [job]
+
+
+class Answering(Protocol):
+    """The answers to a consumer's deliveries; none of these waits. False: it is stale."""
+
+    def ack(self, delivery: Delivery) -> bool: ...
+
+    def retry_soon(
+        self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]
+    ) -> bool: ...
+
+    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool: ...
+
+
+def words_of(bus: BusConfig) -> Words:
+    """Words without the password of the bus, as it is now."""
+    try:
+        secrets = {bus.password.reveal(), bus.current_password().reveal()}
+    except ConfigError:
+        secrets = {bus.password.reveal()}
+    return Words(secrets)
+
+
+def is_coroutine_handler(handler: Callable[..., object]) -> bool:
+    """Tell whether a call of it gives something to await; also of an object with such a ``__call__``."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked for, not whether it is there
+    )
+
+
+def _name_of(handler: Callable[..., object]) -> str:
+    return str(getattr(handler, "__qualname__", None) or type(handler).__qualname__)
+
+
+@dataclass(slots=True)
+class _Counts:
+    failed: int = 0
+    dropped: int = 0
+
+
+class Handling:
+    """The runs of one handler.
+
+    words: makes what hides passwords as they are now. answers_first: at most once, so that a failed run
+    can be answered no more. consumer_timeout_s: the brokers'. on_overran: a run's time is over, and its
+    delivery has its answer.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Any], object],
+        answering: Answering,
+        *,
+        policy: RetryPolicy | None,
+        time_limit_s: float | None,
+        chain: HookChain | None,
+        words: Callable[[], Words],
+        answers_first: bool,
+        consumer_timeout_s: int,
+    ) -> None:
+        self.handler, self.name = handler, _name_of(handler)
+        self.answering, self.chain = answering, chain
+        self.around: Callable[[Any], AbstractContextManager[None]] | None
+        """Entered around each run with what it is given; None: nobody wants to."""
+        self.around = None if chain is None else chain.handling
+        self.on_overran: Callable[[Run[Job]], None] = lambda _run: None
+        if faults := retry_faults(policy, answers_first):
+            raise ConfigError("; ".join(faults))
+        self._policy = policy or RetryPolicy()
+        self._rule = rule_of(self._policy)
+        self._limit_s = checked_limit(time_limit_s)
+        self._words, self._answers_first = words, answers_first
+        self.limit_ns = None if time_limit_s is None else round(time_limit_s * 1e9)
+        self.runs: Runs[Job] = Runs(self.limit_ns)
+        self.counts = _Counts()
+        self._near_ns = round(consumer_timeout_s * 1e9 * NEAR_SHARE)
+        self._near: set[Run[Job]] = set()
+        self._lock = threading.Lock()
+        self._lines = 0
+        self._lines_since_s = 0.0
+
+    # ------------------------------------------------------------------ the end of a run
+    def returned(self, job: Job, result: object) -> None:
+        """A run ended well, and gave this."""
+        try:
+            if result is None:
+                self._acked(job)
+            elif isinstance(result, RetryLater | Park | Reject):
+                self.failed(job, result)
+            elif mistake := _mistake(result):
+                self.failed(job, TypeError(mistake))
+            elif not (isinstance(job, Batch) and isinstance(result, Mapping)):
+                self._acked(job)
+            elif strange := set(result) - set(job):
+                # The application means something by it that would be lost by an ack.
+                kind = type(next(iter(strange))).__name__
+                self.failed(
+                    job, TypeError(f"answers of {kind}: a mapping of its deliveries wanted")
+                )
+            else:
+                for delivery in job:
+                    end = result.get(delivery)
+                    if isinstance(end, BaseException):
+                        self._failed(delivery, end)
+                    else:
+                        self.acked(delivery)
+        except Exception as fault:  # of an object that cannot be looked at, as a proxy of nothing
+            self.failed(job, fault)
+
+    def _acked(self, job: Job) -> None:
+        for delivery in deliveries_of(job):
+            self.acked(delivery)
+
+    def acked(self, delivery: Delivery) -> None:
+        """A run ended well, and nothing else was said."""
+        try:
+            live = self.answering.ack(delivery)
+        except AlreadySettled:  # by the handler itself
+            live = True
+        if self.chain is not None:
+            # A live link took no ack: the handler itself answered.
+            answered = live or delivery.ledger.is_live
+            self.chain.handled(delivery, "ack" if answered else "stale", None)
+
+    def failed(self, job: Job, error: BaseException) -> None:
+        """A run ended by this exception, or gave it. Never raises, whatever the exception is like."""
+        for delivery in deliveries_of(job):
+            self._failed(delivery, error)
+
+    def _failed(self, delivery: Delivery, error: BaseException) -> None:
+        try:
+            self._judged(delivery, error)
+        except Exception as fault:  # of the exception itself: its attributes, its text, its class
+            log.error(
+                "run cannot be judged handler=%s source=%s message=%s answer=park error=%s fault=%s",
+                self.name,
+                delivery.source,
+                printable(delivery.message_id),
+                type(error).__name__,
+                type(fault).__name__,
+            )
+            self._park_unjudged(delivery, error)
+
+    def _park_unjudged(self, delivery: Delivery, error: BaseException) -> None:
+        name = type(error).__name__
+        try:
+            with suppress(AlreadySettled):  # by the handler itself, or before the judging failed
+                if self._answers_first:
+                    live, answer = self.answering.ack(delivery), "drop"
+                else:
+                    headers = park_headers(delivery, f"cannot be judged: {name}", name)
+                    live, answer = self.answering.park_soon(delivery, headers), "park"
+                if self.chain is not None:
+                    self.chain.handled(delivery, answer if live else "stale", error)
+        except Exception:
+            log.exception("delivery without an answer message=%s", printable(delivery.message_id))
+
+    def _judged(self, delivery: Delivery, error: BaseException) -> None:
+        error = single(error)
+        end, after_ms = judge(self._policy, error)
+        share = random.random()
+        action = decide(self._rule, delivery.attempt, end, after_ms=after_ms, share=share)
+        if self._answers_first:
+            action = Drop()
+        try:
+            live, answer = self._answer(delivery, action, end, error)
+        except AlreadySettled:  # by the handler itself, before it failed
+            live, answer = True, "ack"
+        with self._lock:
+            self.counts.failed += end not in (End.LATER, End.PARK, End.REJECT)
+            self.counts.dropped += answer == "drop"
+        if self.chain is not None:
+            asked = isinstance(error, RetryLater | Park | Reject)
+            self.chain.handled(delivery, answer if live else "stale", None if asked else error)
+
+    def _answer(
+        self, delivery: Delivery, action: Action, end: End, error: BaseException
+    ) -> tuple[bool, str]:
+        words = self._words()
+        text = words.of(error)
+        match action:
+            case Retry(attempt, delay_ms):
+                reason = words.text(error) if end is End.LATER else text
+                self._tell(delivery, f"retry delay_s={_seconds(delay_ms)}", words, error)
+                headers = retry_headers(delivery, attempt, reason)
+                return self.answering.retry_soon(delivery, delay_ms, headers), "retry"
+            case ParkNow():
+                self._tell(delivery, "park", words, error)
+                headers = park_headers(delivery, self._why(delivery, end, text, words, error), text)
+                return self.answering.park_soon(delivery, headers), "park"
+            case Drop() | Ack():
+                self._tell(delivery, "drop", words, error)
+                return self.answering.ack(delivery), "drop"
+
+    def _why(
+        self, delivery: Delivery, end: End, text: str, words: Words, error: BaseException
+    ) -> str:
+        """Tell why there is no further run."""
+        match end:
+            case End.PARK | End.REJECT:
+                return words.text(error)
+            case End.FAILED_FOR_GOOD:
+                return f"failed for good: {type(error).__name__}"
+            case _:
+                return f"{delivery.attempt} of {self._rule.attempts_max} attempts failed"
+
+    def _tell(self, delivery: Delivery, answer: str, words: Words, error: BaseException) -> None:
+        """One line for a run that did not end well, without its traceback: an exception may be 10 MB."""
+        level = logging.INFO if isinstance(error, RetryLater) else logging.WARNING
+        if not log.isEnabledFor(level) or not self._may_tell():
+            return
+        event = "run ended" if isinstance(error, RetryLater | Park | Reject) else "run failed"
+        log.log(
+            level,
+            event
+            + " handler=%s source=%s broker=%s message=%s attempt=%d answer=%s error=%r at=%r",
+            self.name,
+            delivery.source,
+            delivery.broker,
+            printable(delivery.message_id),
+            delivery.attempt,
+            answer,
+            words.of(error),
+            words.where(error),
+        )
+        if log.isEnabledFor(logging.DEBUG) and error.__traceback__ is not None:
+            trace = words.short("".join(traceback.format_tb(error.__traceback__, -5)))
+            log.debug("run failed message=%s traceback:\n%s", printable(delivery.message_id), trace)
+
+    def _may_tell(self) -> bool:
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._lines_since_s > LINES_S:
+                untold, self._lines, self._lines_since_s = self._lines - LINES_MAX, 0, now_s
+                if untold > 0:
+                    log.warning("runs failed handler=%s untold=%d", self.name, untold)
+            self._lines += 1
+            return self._lines <= LINES_MAX
+
+    # ------------------------------------------------------------------ time
+    def tick(self, now_ns: int) -> None:
+        """Answer for the runs whose time is over."""
+        for run in self.runs.overdue(now_ns):
+            self.failed(run.item, TimeoutError(f"ran longer than its limit of {self._limit_s:g} s"))
+            self.on_overran(run)
+        self._warn_near(now_ns)
+
+    def _warn_near(self, now_ns: int) -> None:
+        """Once for each run whose delivery the broker will soon take back."""
+        near = {run for run in self.runs.open if now_ns - run.item.received_ns > self._near_ns}
+        for run in near - self._near:
+            log.warning(
+                "run near the consumer timeout handler=%s message=%s owed_s=%.0f run_s=%.0f",
+                self.name,
+                printable(run.item.message_id),
+                (now_ns - run.item.received_ns) / 1e9,
+                (now_ns - run.since_ns) / 1e9,
+            )
+        self._near = near
+
+    @property
+    def tick_s(self) -> float:
+        """Return the seconds between calls of `tick`."""
+        if self._limit_s is None:
+            return TICK_S
+        return min(TICK_S, max(TICK_MIN_S, self._limit_s / 10))
+
+    @property
+    def may_replace(self) -> bool:
+        """Tell whether another thread or task may go on for one that overran."""
+        return self.runs.overran <= OVERRUNNING_MAX
+
+    def left(self, what: str) -> int:
+        """Say which runs had not ended when there was no more time, and how many."""
+        runs = self.runs.underway()
+        if runs:
+            oldest_s = self.runs.oldest_ns(time.monotonic_ns()) / 1e9
+            message = printable(runs[0].item.message_id)
+            log.warning(
+                "stopped too early handler=%s %s=%d oldest_run_s=%.1f message=%s",
+                self.name,
+                what,
+                len(runs),
+                oldest_s,
+                message,
+            )
+        return len(runs)
+
+    def stats(self) -> dict[str, Any]:
+        """The fields of `ConsumerStats` that are its own."""
+        return {
+            "handling": len(self.runs.underway()),
+            "oldest_run_s": self.runs.oldest_ns(time.monotonic_ns()) / 1e9,
+            "overrunning": self.runs.overran,
+            "failed": self.counts.failed,
+            "dropped": self.counts.dropped,
+        }
+
+
+def _mistake(result: object) -> str:
+    """Tell the fault of what a handler returned, where an ack would lose what it meant; "" for none."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        return "the handler returned a generator, of which nothing has run"
+    if isinstance(result, type) and issubclass(result, RetryLater | Park | Reject):
+        return f"the handler returned the class {result.__name__}: an object of it wanted"
+    return ""
+
+
+def checked_limit(time_limit_s: float | None) -> float | None:
+    """Raises ConfigError."""
+    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
+        raise ConfigError(f"time_limit_s {time_limit_s!r}: seconds above 0, or None")
+    return time_limit_s
+
+
+def checked_count(name: str, count: int) -> int:
+    """Raises ConfigError."""
+    if type(count) is not int or not 1 <= count <= COUNT_MAX:
+        raise ConfigError(f"{name} {count!r}: 1 to {COUNT_MAX:,}")
+    return count
+
+
+COUNT_MAX = 10_000
+
+
+def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
+    """Tell the faults of a policy where a delivery is answered before its run, and so comes never again."""
+    if not at_most_once or retry is None or (retry.attempts_max == 1 and retry.then == "drop"):
+        return []
+    return [
+        "retry: with at_most_once a run that fails is the last, and nothing is parked; leave it out"
+    ]
+
+
+def batch_faults(
+    batch: object, linger_s: object, config: ConsumerConfig | None = None
+) -> list[str]:
+    """Tell what is wrong with a batch's size and its time. config: of its consumer."""
+    if batch is None:
+        return [] if linger_s is None else [f"linger_s {linger_s!r}: of what? batch wanted"]
+    faults = []
+    if type(batch) is not int or not 1 <= batch <= BATCH_MAX:
+        faults.append(f"batch {batch!r}: 1 to {BATCH_MAX:,}")
+    elif config is not None:
+        faults += [
+            f"batch {batch}: {name} is {most}, so it never becomes full"
+            for name in ("prefetch", "handed_out_max")
+            if batch > (most := getattr(config, name))
+        ]
+    is_number = isinstance(linger_s, int | float) and not isinstance(linger_s, bool)
+    if linger_s is not None and not (is_number and 0 <= linger_s <= LINGER_S_MAX):  # type: ignore[operator]
+        faults.append(f"linger_s {linger_s!r}: 0 to {LINGER_S_MAX:g}")
+    return faults
+
+
+# The largest prefetch: all of a batch may lie on one broker.
+BATCH_MAX = 2_000
+LINGER_S, LINGER_S_MAX = 0.2, 60.0
+
+
+def _seconds(delay_ms: int) -> str:
+    """Return it as it will be: rounded up to a step."""
+    return f"{delay_step(delay_ms).ms // 1000 if delay_ms > 0 else 0}"
+
+
+class Ticking:
+    """Calls `Handling.tick` on a loop until `stop`; both methods on that loop."""
+
+    def __init__(self, handling: Handling, also: Callable[[], None] = lambda: None) -> None:
+        self._handling, self._also = handling, also
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        if self._stopped:
+            return
+        try:
+            self._handling.tick(time.monotonic_ns())
+            self._also()
+        except Exception:  # the next one comes all the same: time limits must hold
+            log.exception("time limits not looked after handler=%s", self._handling.name)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._handling.tick_s, self.start)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,188 @@
+"""The destinations of one publisher: registered before the first publish, refused when forbidden.
+
+Runs on one asyncio loop. A lane opens when the destination is registered and the current link was
+seen to have it. A broker that forbids an exchange closes the whole link for it; so a forbidden
+destination is refused for REFUSED_S, or each publish to it would cost all the others their link. A queue that
+nobody has declared is not made by publishing to it, unless that is asked for: a mistyped name would keep
+messages that nobody ever reads. Its publishes are unroutable, and it is looked for again after ABSENT_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from messagebus._io.amqp.link import Link
+from messagebus._io.loop import Tasks
+from messagebus._io.publish.publishes import Address
+from messagebus._io.wire import Topology
+from messagebus.core.outbox import Item, Outbox
+from messagebus.destination import Queue
+from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
+
+__all__ = ["Lanes"]
+
+log = logging.getLogger("messagebus.publisher")
+
+REGISTER_TIMEOUT_MS = 30_000
+RETRY_S = 0.1
+REFUSED_S = 5.0
+ABSENT_S = 1.0
+ACCESS_REFUSED, NOT_FOUND = 403, 404
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+    until_s: float
+    unroutable: bool
+
+    def holds_for(self, address: Address) -> bool:
+        return time.monotonic() < self.until_s and not (self.unroutable and _creates(address))
+
+
+class Lanes:
+    """link: gives the current link. settle, wake, leave: what the driver does then.
+
+    on_login_refused: told when an agent refuses our user; retrying does not help.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        outbox: Outbox,
+        tasks: Tasks,
+        *,
+        link: Callable[[], Link | None],
+        settle: Callable[[list[Item]], None],
+        wake: Callable[[], None],
+        leave: Callable[[], None],
+        on_login_refused: Callable[[LoginRefused], None],
+    ) -> None:
+        self._topology, self._outbox, self._tasks = topology, outbox, tasks
+        self._link, self._settle, self._wake, self._leave = link, settle, wake, leave
+        self._on_login_refused = on_login_refused
+        self._loop = asyncio.get_running_loop()
+        self.known: dict[str, Address] = {}
+        """By lane: what was asked for and is open, or will be."""
+        self._refusals: dict[str, _Refusal] = {}
+        # Deleted since they were used, as a link has shown; the next publish registers them again.
+        self._gone: dict[str, Address] = {}
+
+    def use(self, address: Address) -> None:
+        """Something is accepted for this address, in this turn of the loop."""
+        lane = address.lane
+        if lane in self.known:
+            return
+        refusal = self._refusals.get(lane)
+        if refusal is not None and refusal.holds_for(address):
+            self._loop.call_soon(self._refuse_again, lane, refusal)
+            return
+        self.known[lane] = address
+        self._gone.pop(lane, None)
+        if not address.wanted:
+            self._outbox.open_lane(lane)
+            return
+        self._tasks.spawn(self._open(address))
+
+    def _refuse_again(self, lane: str, refusal: _Refusal) -> None:
+        if lane not in self.known:
+            items = self._outbox.refuse_lane(lane, refusal.reason, unroutable=refusal.unroutable)
+            self._settle(items)
+
+    @property
+    def opening(self) -> int:
+        """Return how many are registered and settled just now."""
+        return sum(not self._outbox.lane_is_open(lane) for lane in self.known)
+
+    async def verify(self, link: Link) -> None:
+        """Look which of the destinations in use a new link has; the others wait or are refused.
+
+        Raises LinkLost.
+        """
+        used = [each for lane, each in self.known.items() if self._outbox.lane_is_open(lane)]
+        wanted = dict.fromkeys(each for address in used for each in address.wanted)
+        faults = await self._topology.verify(link, wanted)
+        for address in used:
+            fault = next((faults[each] for each in address.wanted if each in faults), None)
+            if fault is None or self.known.get(address.lane) is not address:
+                continue
+            if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
+                self._close(address, str(fault))
+            else:
+                self._refuse(address, str(fault))
+        self.open_held()
+
+    def _close(self, address: Address, reason: str) -> None:
+        log.info("destination gone destination=%s reason=%r", address.name, reason)
+        self._gone[address.lane] = address
+        del self.known[address.lane]
+        self._outbox.close_lane(address.lane)
+
+    def open_held(self) -> None:
+        """Register those again that are gone and that something waits for: nobody revives the others."""
+        for lane, address in list(self._gone.items()):
+            if self._outbox.holds(lane):
+                self.use(address)
+
+    def link_lost(self, why: LinkError) -> None:
+        """Refuse what waits for an exchange, if the broker closed the link because that is forbidden."""
+        self.open_held()
+        if not isinstance(why, ChannelRefused) or why.code != ACCESS_REFUSED:
+            return
+        for address in list(self.known.values()):
+            if f"'{address.exchange}'" in why.reason:
+                self._refuse(address, why.reason)
+
+    async def _open(self, address: Address) -> None:
+        try:
+            for each in address.wanted:
+                if isinstance(each, Queue) and not each.create and not await self._exists(each):
+                    told = f"{each} was never declared; `declare` it, or publish to Queue(..., create=True)"
+                    self._refuse(address, told, unroutable=True)
+                    return
+            await self._topology.register(
+                address.wanted, timeout_ms=REGISTER_TIMEOUT_MS, enough=True
+            )
+            if (link := self._link()) is not None:
+                for fault in (await self._topology.verify(link, address.wanted)).values():
+                    raise fault
+        except LoginRefused as fault:
+            self._on_login_refused(fault)
+            self._refuse(address, str(fault))
+        except LinkError as fault:
+            if isinstance(fault, ChannelRefused) and fault.code == ACCESS_REFUSED:
+                # Since RabbitMQ 4.2.6 who has no right on an exchange may not even look at it.
+                self._refuse(address, fault.reason)
+                return
+            # It ended meanwhile, or this broker lacks the exchange: the next link will have it.
+            self._leave()
+            self._tasks.spawn(self._open_later(address))
+        except MessageBusError as fault:
+            self._refuse(address, str(fault))
+        else:
+            self._outbox.open_lane(address.lane)
+            self._wake()
+
+    async def _open_later(self, address: Address) -> None:
+        await asyncio.sleep(RETRY_S)
+        await self._open(address)
+
+    async def _exists(self, queue: Queue) -> bool:
+        return await self._topology.exists(queue, timeout_ms=REGISTER_TIMEOUT_MS)
+
+    def _refuse(self, address: Address, reason: str, *, unroutable: bool = False) -> None:
+        log.warning("destination refused destination=%s reason=%r", address.name, reason)
+        lane = address.lane
+        self.known.pop(lane, None)
+        until_s = time.monotonic() + (ABSENT_S if unroutable else REFUSED_S)
+        self._refusals[lane] = _Refusal(reason, until_s, unroutable)
+        self._outbox.close_lane(lane)
+        self._settle(self._outbox.refuse_lane(lane, reason, unroutable=unroutable))
+
+
+def _creates(address: Address) -> bool:
+    return any(isinstance(each, Queue) and each.create for each in address.wanted)

@@ -1,0 +1,563 @@
+"""The publisher's driver: carries out what `core.outbox` and `core.route` decide, over pika.
+
+Runs on one asyncio loop; every method must be called on it. Each callback is: translate, one core
+call, perform the actions. Sends are coalesced: however many messages were submitted in one turn of
+the loop, one `_pump` sends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import pika.exceptions
+
+from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
+from messagebus._io.amqp.properties import due_first, encode, encode_entry
+from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.publish.destinations import Lanes
+from messagebus._io.publish.publishes import (
+    Bundle,
+    Many,
+    Shape,
+    Ticket,
+    Waiter,
+    lane_name,
+    message_ids,
+    tell,
+)
+from messagebus._io.publish.sender import Sender
+from messagebus._io.wire import Wire
+from messagebus.broker import BrokerList
+from messagebus.config import BusConfig, PublisherConfig
+from messagebus.core.confirms import Packing
+from messagebus.core.outbox import Entry, Item, Outbox
+from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
+from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
+from messagebus.message import Message
+
+__all__ = ["PublishDriver"]
+
+log = logging.getLogger("messagebus.publisher")
+
+# Looks for deadlines, slow confirms, links to hang up, and dials that are due. A due dial comes as
+# early as TICK_MIN_MS: publishers wait for it.
+TICK_MS, TICK_MIN_MS = 100, 5
+# A link that was left waits this long for the answers it is owed; then they are unknown.
+RETIRE_MS = 10_000
+# With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
+WINDOW_BYTES_MAX = 16 * 1024 * 1024
+FOLLOW_INTERVAL_S = 30
+# Why a broker ends a channel for one publish: too large, a wrong property, a user that is another.
+PRECONDITION_FAILED = 406
+# How soon to look again whether the socket takes more: pika does not say when it does.
+BACKED_UP_S = 0.005
+
+
+@dataclass(slots=True)
+class Counters:
+    """unconfirmed: sent, and no confirm was wanted."""
+
+    unconfirmed: int = 0
+    links_lost: int = 0
+    last_confirm_ms: int = 0
+
+
+def _encode(shape: Shape, message: Message, message_id: str, *, alone: bool) -> bytes:
+    if alone:
+        if shape.address.routing_key and message.expires_after_ms is not None:
+            message = due_first(message)
+        return encode(message, message_id, int(time.time()), persistent=shape.confirms)
+    return encode_entry(message, message_id)
+
+
+class PublishDriver:
+    """All links of one publisher."""
+
+    def __init__(
+        self, bus: BusConfig, config: PublisherConfig, on_room: Callable[[], None], wire: Wire
+    ) -> None:
+        """on_room: called when messages have left the backlog, at most once a turn."""
+        self._bus, self._config, self._on_room, self._wire = bus, config, on_room, wire
+        self.outbox = Outbox(
+            messages_max=config.backlog_messages_max,
+            bytes_max=config.backlog_bytes_max,
+            window=config.window,
+            window_bytes_max=WINDOW_BYTES_MAX,
+            attempts_max=config.attempts_max,
+            retry_unknown=config.retry_unknown,
+        )
+        self.route = Route(
+            lifetime_ms=config.connection_lifetime_s * 1000,
+            timeout_first_ms=bus.dial_timeout_ms,
+            timeout_max_ms=bus.dial_timeout_max_ms,
+        )
+        self.counters = Counters()
+        self.fatal: LoginRefused | None = None
+        self.connected = asyncio.Event()
+        """Set when a link is open, or when there will never be one (`fatal`)."""
+        self._ids = message_ids()
+        self._sender: Sender | None = None  # of the current link
+        self._unconfirmed: set[str] = set()  # lanes whose publishes nobody waits for
+        self._follower = wire.follow(
+            subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
+        )
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[int, Link] = {}
+        self._retire_at_ms: dict[int, int] = {}
+        self._tasks = Tasks()
+        # Links that are hung up. A close that is cancelled before it began would close nothing.
+        self._closing = Tasks()
+        self._lanes = Lanes(
+            wire.topology(),
+            self.outbox,
+            self._tasks,
+            link=lambda: self._links.get(self.route.current or 0),
+            settle=self._settle,
+            wake=self._wake,
+            leave=self.leave,
+            on_login_refused=self._login_refused,
+        )
+        self._known_lanes = self._lanes.known
+        self._dials: dict[int, asyncio.Task[None]] = {}
+        self._ever_listed: frozenset[str] = frozenset()
+        self._last_fault = ""
+        self._blocked = False
+        self._stopping = False
+        self._woken = False
+        self._slow_until_ms = 0
+        self._dead = 0  # the link that did not even answer a question
+        self._timer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        # What each flush waits for; a settled item at the end of its list is dropped.
+        self._flushes: list[tuple[list[Item], asyncio.Future[None]]] = []
+
+    # ------------------------------------------------------------------ life
+    def start(self) -> None:
+        self._follower.start()
+        self._tick()
+
+    async def stop(self, timeout_s: float) -> int:
+        """Wait for what is open, settle the rest, hang up. Returns how many had no known outcome."""
+        await self.flush(timeout_s)
+        left = self.outbox.give_up("the publisher was stopped")
+        count = sum(item.count for item in left)
+        if left:
+            unknown = sum(item.count for item in left if item.attempts)
+            log.warning("stopped too early unknown=%d unsent=%d", unknown, count - unknown)
+        self._settle(left)
+        self._stopping = True
+        self._arm()
+        await self._tasks.cancel()
+        await self._follower.stop()
+        links, self._links = self._links, {}
+        for link in links.values():
+            self._closing.spawn(link.close())
+        await self._closing.wait(CLOSING_TIMEOUT_S)
+        return count
+
+    async def flush(self, timeout_s: float) -> int:
+        """Wait until all publishes accepted so far are settled. Returns how many are not, in time."""
+        items, done = list(self.outbox.unsettled()), self._loop.create_future()
+        self.outbox.close_batches()
+        self._wake()
+        if items:
+            self._flushes.append((items, done))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await done
+        return sum(item.count for item in items if item.end is None)
+
+    # ------------------------------------------------------------------ accepting
+    def submit(
+        self,
+        shape: Shape,
+        body: bytes,
+        message: Message | None,
+        timeout_ms: int,
+        waiter: Waiter | Many | None,
+    ) -> Ticket:
+        """Accept a publish, whatever the backlog holds: the caller has asked for room.
+
+        message: None for nothing but a body. waiter: is told the end.
+        """
+        if shape.lane not in self._known_lanes:
+            self._open_lane(shape)
+        deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
+        if message is None:
+            ticket = Ticket(next(self._ids), shape, body, None, deadline_ms, waiter)
+            self.outbox.accept(ticket)
+        else:
+            message_id = message.message_id or next(self._ids)
+            ticket = Ticket(message_id, shape, body, None, deadline_ms, waiter)
+            alone = self._goes_alone(shape, message)
+            try:
+                # As it is now: the application may change its headers afterwards.
+                ticket.properties = _encode(shape, message, message_id, alone=alone)
+            except Exception as fault:  # whatever an AMQP table cannot hold
+                self.outbox.refuse(ticket, f"cannot be encoded: {type(fault).__name__}")
+                self._loop.call_soon(tell, [ticket], time.monotonic_ns())
+                return ticket
+            self.outbox.accept(ticket, alone=alone)
+        if not self._woken:
+            self._wake()
+        return ticket
+
+    def submit_encoded(
+        self,
+        shape: Shape,
+        body: bytes,
+        message_id: str,
+        properties: bytes,
+        timeout_ms: int,
+        waiter: Waiter,
+    ) -> None:
+        """Do as `submit`, for one whose properties are encoded and bear this id; it travels alone."""
+        if shape.lane not in self._known_lanes:
+            self._open_lane(shape)
+        deadline_ms = now_ms() + timeout_ms
+        self.outbox.accept(
+            Ticket(message_id, shape, body, properties, deadline_ms, waiter), alone=True
+        )
+        self._wake()
+
+    def submit_bundle(
+        self, shape: Shape, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
+    ) -> Bundle:
+        """Accept what `packing_of` lets go together, `size` bytes in all. As `submit`."""
+        if shape.lane not in self._known_lanes:
+            self._open_lane(shape)
+        ids = list(itertools.islice(self._ids, len(bodies)))
+        bundle = Bundle(ids, bodies, size, shape, now_ms() + timeout_ms, waiter)
+        self.outbox.accept_bundle(bundle)
+        self._wake()
+        return bundle
+
+    def packing_of(self, shape: Shape) -> Packing | None:
+        """Tell how plain bodies given together go together; None where each is its own, or waits for more."""
+        packing = self._packing(shape)
+        if packing is None or packing.linger_ms:
+            return None
+        count_max = min(packing.count_max, self._config.backlog_messages_max)
+        return packing._replace(count_max=count_max)
+
+    def _open_lane(self, shape: Shape) -> None:
+        packing = self._packing(shape)
+        if packing is not None:
+            self.outbox.pack(shape.lane, packing)
+        if not shape.confirms:
+            self._unconfirmed.add(shape.lane)
+        self._lanes.use(shape.address)
+
+    def _packing(self, shape: Shape) -> Packing | None:
+        batching = self._config.batch.get(shape.address.name)
+        if batching is None or shape.address.routing_key:
+            return None
+        return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
+
+    def _goes_alone(self, shape: Shape, message: Message) -> bool:
+        """Tell whether it is not put into a batch: the broker must see it, or it is too large."""
+        packing = self._packing(shape)
+        return (
+            packing is None
+            or message.priority is not None
+            or message.expires_after_ms is not None
+            or len(message.body) >= packing.bytes_max
+        )
+
+    # ------------------------------------------------------------------ sending
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Once a turn of the loop, or after each read: send what the window takes, in one write."""
+        self._woken = False
+        link = self._links.get(self.route.current or 0)
+        if link is not None and link.is_open and not self._blocked and self._sender is not None:
+            if not link.pipe.backed_up:
+                self._send(link, self._sender)
+            else:
+                self._woken = True
+                self._loop.call_later(BACKED_UP_S, self._pump)
+        self._on_room()
+
+    def _lingered(self) -> None:
+        """A batch has waited for more long enough; `_send` arms the timer for the next one."""
+        self._linger = None
+        self._pump()
+
+    def _send(self, link: Link, sender: Sender) -> None:
+        sent_ns = time.monotonic_ns()
+        entries = self.outbox.take(sent_ns // 1_000_000)
+        if (due_ms := self.outbox.lingers_until_ms()) is not None and self._linger is None:
+            self._linger = self._loop.call_later((due_ms - now_ms()) / 1000, self._lingered)
+        if not entries:
+            return
+        try:
+            sender.send(entries, link.broker, sent_ns)
+            link.pipe.flush()
+        except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
+            link.abort()  # it has just ended: they go out on the next one
+            return
+        if self._unconfirmed:
+            self._settle_unconfirmed(entries)
+
+    def _settle_unconfirmed(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.lane in self._unconfirmed:
+                settled = self.outbox.unconfirmed(entry)
+                self.counters.unconfirmed += len(settled)
+                self._tell(settled)
+
+    # ------------------------------------------------------------------ answers
+    def _login_refused(self, fault: LoginRefused) -> None:
+        self.fatal = fault
+        self.connected.set()
+
+    def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
+        """Settle publishes, which makes room; the pipe calls `_pump` after it."""
+        self.counters.last_confirm_ms = now_ms()
+        if self._slow_until_ms and link == self.route.current:
+            self._slow_until_ms = 0  # this one answers: not all brokers are slow
+        self._tell(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
+        if link in self._retire_at_ms:
+            self._hang_up_if_answered(link)
+
+    def _settle(self, settled: list[Item]) -> None:
+        """Tell who waits; what it was may have made room."""
+        if settled:
+            self._tell(settled)
+            self._wake()
+
+    def _tell(self, settled: list[Item]) -> None:
+        tell(cast(list[Ticket], settled), time.monotonic_ns())
+        if self._flushes:
+            self._tell_flushes()
+
+    def _tell_flushes(self) -> None:
+        for items, done in self._flushes:
+            while items and items[-1].end is not None:
+                items.pop()
+            if not items and not done.done():
+                done.set_result(None)
+        self._flushes = [each for each in self._flushes if not each[1].done()]
+
+    # ------------------------------------------------------------------ links
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Dial(link, timeout_ms):
+                    self._dials[link] = self._tasks.spawn(self._dial(link, timeout_ms))
+                case Adopt(link):
+                    self._adopt(link)
+                case HangUp(link):
+                    self._hang_up(link)
+
+    async def _dial(self, number: int, timeout_ms: int) -> None:
+        """One try: connect, log in, ask for confirms, make sure of the destinations in use."""
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                link = await self._wire.dial(None, timeout_ms=timeout_ms)
+                link.pipe.on_confirm = functools.partial(self._answered, number)
+                link.pipe.on_turn = self._pump
+                await link.confirm_select()
+                await self._lanes.verify(link)
+        except (MessageBusError, TimeoutError) as fault:
+            if link is not None:
+                link.abort()
+                self._closing.spawn(link.hang_up())
+            self._dial_failed(number, fault)
+        except asyncio.CancelledError:
+            if link is not None:
+                await link.hang_up()
+            raise
+        else:
+            self._opened(number, link)
+        finally:
+            self._dials.pop(number, None)
+
+    def _dial_failed(self, number: int, fault: Exception) -> None:
+        log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
+        if isinstance(fault, LoginRefused):
+            self.fatal = fault
+            self.connected.set()
+        self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
+        # A certificate that is not taken locks no account.
+        refused = type(fault) is LoginRefused
+        self.route.lost(number, now_ms(), random.random(), refused=refused)
+        self._arm()
+
+    def _opened(self, number: int, link: Link) -> None:
+        self._links[number] = link
+        link.channel.add_on_return_callback(
+            lambda _channel, method, properties, _body: self.outbox.returned(
+                number, lane_name(method.exchange, method.routing_key), properties.message_id
+            )
+        )
+        link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
+        link.on_lost(lambda why: self._lost(number, link, why))
+        self._perform(self.route.opened(number, link.broker, now_ms(), random.random()))
+
+    def _adopt(self, number: int) -> None:
+        new = self._links[number]
+        old = [other for other in self._links if other != number]
+        same = [
+            other
+            for other in old
+            if not new.broker or self._links[other].broker in ("", new.broker)
+        ]
+        self.outbox.link_opened(number, after=same)
+        self._sender = Sender(new.pipe)
+        self._blocked = False
+        for other in old:
+            if other == self._dead and other in same:
+                self._hang_up(other)  # its broker answers, only not on this link
+                continue
+            self._retire_at_ms.setdefault(other, now_ms() + RETIRE_MS)
+            self._hang_up_if_answered(other)
+        self.fatal, self._last_fault = None, ""
+        self.connected.set()
+        log.info("link opened broker=%s dials=%d", new.broker or new.address, self.route.dials)
+        self._wake()
+
+    def _hang_up_if_answered(self, number: int) -> None:
+        if self.outbox.is_answered(number):
+            self._hang_up(number)
+            self._wake()
+
+    def _hang_up(self, number: int) -> None:
+        self._retire_at_ms.pop(number, None)
+        if task := self._dials.get(number):
+            task.cancel()
+        if link := self._links.pop(number, None):
+            self._settle(self.outbox.link_lost(number, now_ms()))
+            self._wake()
+            self._closing.spawn(link.close())
+
+    def _lost(self, number: int, link: Link, why: LinkError) -> None:
+        if self._links.pop(number, None) is None:
+            return  # we hung up ourselves
+        self._closing.spawn(link.close())  # `stop` waits for its socket too
+        self._retire_at_ms.pop(number, None)
+        self.counters.links_lost += 1
+        in_flight = self.outbox.in_flight
+        refused = isinstance(why, ChannelRefused) and why.code == PRECONDITION_FAILED
+        self._settle(self.outbox.link_lost(number, now_ms(), why.reason, refused=refused))
+        self._lanes.link_lost(why)
+        log.warning("link lost broker=%s in_flight=%d reason=%r", why.broker, in_flight, why.reason)
+        if self.route.current == number:
+            self.connected.clear()
+        self.route.lost(number, now_ms(), random.random())
+        self._perform(self.route.tick(now_ms()))
+        self._wake()  # what it left open may go out on another link at once
+
+    def _on_blocked(self, number: int, blocked: bool) -> None:
+        if number == self.route.current:
+            self._blocked = blocked
+            if blocked:
+                log.warning("broker blocked broker=%s", self.route.broker)
+                self.leave()
+            else:
+                self._wake()
+
+    def _on_list(self, brokers: BrokerList) -> None:
+        """Leave a broker that drains, or that was listed and is no longer.
+
+        One that never was listed under its own name is not identified: nothing follows from the list.
+        """
+        entry = brokers.find(self.route.broker)
+        removed = entry is None and self.route.broker in self._ever_listed
+        self._ever_listed |= brokers.names
+        if removed or (entry is not None and entry.draining):
+            self.leave()
+
+    def leave(self) -> None:
+        """Go to another broker."""
+        self.route.leave(now_ms())
+        self._perform(self.route.tick(now_ms()))
+
+    def renew(self) -> None:
+        """Dial anew through the balancer."""
+        self.route.renew(now_ms())
+        self._perform(self.route.tick(now_ms()))
+
+    # ------------------------------------------------------------------ time
+    def put_forward(self, ms: int) -> None:
+        """So much time has passed at once: a bus in memory has a clock that is moved."""
+        self.outbox.put_forward(ms)
+        self._wake()
+        self._tick()
+
+    def _tick(self) -> None:
+        now = now_ms()
+        self._settle(self.outbox.expire(now, f"deadline passed{self._last_fault}"))
+        self._leave_if_slow(now)
+        for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
+            self._hang_up(number)
+        self._perform(self.route.tick(now))
+        if self._follower.brokers is not None:
+            self._on_list(self._follower.brokers)
+        if self._blocked:
+            self.route.leave(now)
+        self._arm()
+
+    def _arm(self) -> None:
+        """The one timer: at the next dial that is due, or after a tick."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stopping:
+            return
+        due_ms = self.route.next_due_ms()
+        wait_ms = TICK_MS if due_ms is None else min(TICK_MS, max(TICK_MIN_MS, due_ms - now_ms()))
+        self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
+
+    def _leave_if_slow(self, now: int) -> None:
+        """An fsync stall of all brokers moves nobody twice: until the new one answers, it is stayed with."""
+        slow_ms = self._config.confirm_slow_ms
+        if now < self._slow_until_ms or self.outbox.unanswered_ms(now) < slow_ms:
+            return
+        self._slow_until_ms = now + 10 * slow_ms
+        log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)
+        self.route.leave(now)
+        number = self.route.current or 0
+        link = self._links.get(number)
+        if link is not None and not link.has_heartbeats:
+            self._tasks.spawn(self._leave_if_dead(number, link, slow_ms))
+
+    async def _leave_if_dead(self, number: int, link: Link, timeout_ms: int) -> None:
+        """Without heartbeats nothing but a question tells a dead path from a broker with a slow disk."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await link.call("basic_qos", prefetch_count=0)
+        except LinkError:
+            return
+        except TimeoutError:
+            if number == self.route.current and not self._blocked:
+                log.warning("link dead broker=%s unanswered_ms>=%d", link.broker, timeout_ms)
+                self._dead = number
+                self.route.abandon(now_ms())
+                self._perform(self.route.tick(now_ms()))
+
+    @property
+    def settling(self) -> int:
+        """Destinations that are being registered."""
+        return self._lanes.opening
+
+    @property
+    def list_age_ms(self) -> int | None:
+        return self._follower.keeper.age_ms(now_ms())
+
+    @property
+    def list_faults(self) -> int:
+        return self._follower.keeper.faults

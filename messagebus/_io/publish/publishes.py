@@ -1,0 +1,267 @@
+"""A publish on its way: its destination, the message, and the caller who is told the end."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from messagebus.core.outbox import CONFIRMED, Item
+from messagebus.destination import Delay, Destination, Queue, parse_destination
+from messagebus.errors import NameInvalid
+from messagebus.message import BINARY
+from messagebus.outcome import Durability, Outcome, Published
+
+__all__ = [
+    "Address",
+    "Bundle",
+    "Many",
+    "Shape",
+    "Shapes",
+    "Ticket",
+    "Waiter",
+    "lane_name",
+    "message_ids",
+    "tell",
+]
+
+NEVER_SENT = ("", 0)
+# Far more than an application has kinds of messages; then they are made anew.
+SHAPES_MAX = 10_000
+# Half the cost of the class's own constructor, which checks its arguments by name.
+_new = tuple.__new__
+# Looked up once: an enum's members are found by a slow hook of its class, 0.1 us each time.
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+_NONE = Durability.NONE
+
+
+class Waiter(Protocol):
+    """A future of asyncio or of threads."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+
+def lane_name(exchange: str, routing_key: str) -> str:
+    """Return the outbox's name of a place to publish to; a return of the broker names both parts."""
+    return f"{exchange} {routing_key}" if routing_key else exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place that publishes go to. name: for people. wanted: what must exist before."""
+
+    name: str
+    exchange: str
+    routing_key: str
+    durability: Durability
+    wanted: tuple[Destination | Delay, ...] = ()
+
+    @classmethod
+    def of(cls, destination: Destination, delay: Delay | None = None) -> Address:
+        """A destination, at once or after a delay."""
+        name, durability = str(destination), destination.durability
+        if delay is None:
+            return cls(name, destination.exchange, "", durability, (destination,))
+        return cls(name, delay.exchange, destination.due_key, durability, (destination, delay))
+
+    @classmethod
+    def queue(cls, queue: str, durability: Durability) -> Address:
+        """A queue of a broker that is known to be there, past its exchange: for copies."""
+        return cls(queue, "", queue, durability)
+
+    @property
+    def lane(self) -> str:
+        return lane_name(self.exchange, self.routing_key)
+
+
+class Shape:
+    """The common part of publishes of one address and content type; compared by identity."""
+
+    __slots__ = ("address", "confirms", "content_type", "durability", "lane")
+
+    def __init__(self, address: Address, content_type: str) -> None:
+        self.address, self.content_type, self.lane = address, content_type, address.lane
+        self.durability = address.durability
+        self.confirms = self.durability is not Durability.NONE
+
+
+class Shapes:
+    """The shapes of what was asked for. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Durability, bool, Delay | None, str], Shape] = {}
+        self._plain: dict[str, Shape] = {}
+
+    def plain(self, destination: str) -> Shape:
+        """For bytes to a destination given as text. Raises NameInvalid."""
+        shape = self._plain.get(destination)
+        if shape is None:
+            if len(self._plain) >= SHAPES_MAX:
+                self._plain.clear()
+            shape = self._plain[destination] = self.of(parse_destination(destination), BINARY)
+        return shape
+
+    def of(self, destination: Destination, content_type: str, delay: Delay | None = None) -> Shape:
+        creates = isinstance(destination, Queue) and destination.create
+        try:
+            key = (str(destination), destination.durability, creates, delay, content_type)
+        except AttributeError:
+            raise NameInvalid(
+                f"destination {destination!r}: a name, Topic or Queue wanted"
+            ) from None
+        shape = self._known.get(key)
+        if shape is None:
+            if len(self._known) >= SHAPES_MAX:
+                self._known.clear()
+            shape = self._known[key] = Shape(Address.of(destination, delay), content_type)
+        return shape
+
+
+class Ticket(Item):
+    """properties: encoded; None for one that is nothing but a body of the shape's content type.
+
+    sent: which broker it was sent to last, and when. waiter: whom to tell. settled_ns: set by `tell`.
+    """
+
+    __slots__ = ("body", "properties", "sent", "settled_ns", "shape", "waiter")
+
+    def __init__(
+        self,
+        message_id: str,
+        shape: Shape,
+        body: bytes,
+        properties: bytes | None,
+        deadline_ms: int,
+        waiter: Waiter | Many | None,
+    ) -> None:
+        # Written out, not through Item: one call less for each message.
+        self.message_id = message_id
+        self.lane = shape.lane
+        self.size = len(body)
+        self.count = 1
+        self.deadline_ms = deadline_ms
+        self.attempts = 0
+        self.end = None
+        self.shape = shape
+        self.body = body
+        self.properties = properties
+        self.sent = NEVER_SENT
+        self.waiter = waiter
+        self.settled_ns = 0
+
+    def published(self) -> Published:
+        """The end of one that is settled."""
+        assert self.end is not None
+        outcome, reason = self.end
+        broker, sent_ns = self.sent
+        durability = self.shape.durability if outcome == CONFIRMED else _NONE
+        return _new(
+            Published,
+            (
+                self.message_id,
+                _OUTCOMES[outcome],
+                durability,
+                broker,
+                self.attempts,
+                sent_ns,
+                self.settled_ns,
+                reason,
+            ),
+        )
+
+
+class Bundle(Ticket):
+    """Plain bodies that were given together: one batch, one end, an id for each.
+
+    No object for each message: 0.3 us of client CPU instead of 2.
+    """
+
+    __slots__ = ("bodies", "ids")
+
+    def __init__(
+        self,
+        ids: list[str],
+        bodies: list[bytes],
+        size: int,
+        shape: Shape,
+        deadline_ms: int,
+        waiter: Many,
+    ) -> None:
+        super().__init__(ids[0], shape, b"", None, deadline_ms, waiter)
+        self.ids, self.bodies = ids, bodies
+        self.count, self.size = len(ids), size
+
+    def all_published(self) -> list[Published]:
+        """One for each message, in order."""
+        end = self.published()[1:]
+        return [_new(Published, (message_id, *end)) for message_id in self.ids]
+
+
+def tell(settled: list[Ticket], settled_ns: int) -> None:
+    """They are settled: whoever waits for one is told, once."""
+    for ticket in settled:
+        ticket.settled_ns = settled_ns
+        waiter, ticket.waiter = ticket.waiter, None
+        if waiter is None:
+            continue
+        if isinstance(waiter, Many):
+            waiter.unsettled -= 1
+            if not waiter.unsettled:
+                waiter.finish()
+        elif not waiter.done():
+            waiter.set_result(ticket.published())
+
+
+class Many:
+    """The one waiter of many tickets: `finished` gets a result when the last of them is settled.
+
+    Their ends are made afterwards, in one go: half as many objects live at once.
+    """
+
+    def __init__(self, finished: Waiter) -> None:
+        self._finished = finished
+        self.tickets: list[Ticket] = []
+        self.unsettled = 1
+        """One more than are open, until `all_added`. `tell` counts it down."""
+
+    def add(self, ticket: Ticket) -> None:
+        """A ticket was made that has this as its waiter, in this turn of the loop."""
+        self.tickets.append(ticket)
+        self.unsettled += 1
+
+    def all_added(self) -> None:
+        """No more are added."""
+        self.unsettled -= 1
+        if not self.unsettled:
+            self.finish()
+
+    def finish(self) -> None:
+        if not self._finished.done():
+            self._finished.set_result(None)
+
+    def results(self) -> list[Published]:
+        """In the order in which they were added."""
+        ends: list[Published] = []
+        for ticket in self.tickets:
+            if type(ticket) is Bundle:
+                ends += ticket.all_published()
+            else:
+                ends.append(ticket.published())
+        return ends
+
+
+def message_ids() -> Iterator[str]:
+    """32 hex digits each: ten random bytes for the process, six that count.
+
+    The last three digits come from a table: 0.06 us an id instead of 0.28 for formatting a number.
+    """
+    prefix = secrets.token_hex(10)
+    last = [f"{number:03x}" for number in range(16**3)]
+    for number in itertools.count():
+        first = f"{prefix}{number:09x}"
+        for digits in last:
+            yield first + digits

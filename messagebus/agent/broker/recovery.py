@@ -1,0 +1,76 @@
+"""Recovery of a broker's queues: after its boot, before the gate may open, and now and then later.
+
+A queue that died at boot is started again. One that is still being read from disk has no leader yet:
+it is listed as live and its declaration is answered, but it confirms nothing. 600,000 messages of
+1 KB in four queues took 10 to 18 s on two busy cores after a SIGKILL, and a publisher that the gate
+let in waited so long for its first confirm. Behind a shut gate nobody waits: others take the publishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from messagebus._io.admin.settle import Settler
+
+__all__ = ["LEADERS_WAIT_S", "Recovery"]
+
+log = logging.getLogger("messagebus.agent")
+
+# One queue that never comes back must not hold the others back for ever; some millions of messages
+# are read in this time.
+LEADERS_WAIT_S = 120.0
+# Workers that dead-letter end without a word of the broker; until they are started again nothing comes
+# out of a delay step.
+LOOK_EVERY_S = 10.0
+
+
+class Recovery:
+    """Of one broker. revived: queues that were dead, in all."""
+
+    def __init__(self, broker: str, settler: Settler) -> None:
+        self._broker, self._settler = broker, settler
+        self._waiting_since_s: float | None = None
+        self._looked_s = 0.0
+        self.revived = 0
+
+    async def revive(self) -> None:
+        """A queue that died at boot would hold every confirm back."""
+        await self._revive_dead_lettering()
+        revived = await self._settler.queues_revived()
+        if revived:
+            log.warning("queues revived broker=%s queues=%d", self._broker, revived)
+            self.revived += revived
+
+    async def look(self) -> None:
+        """Every LOOK_EVERY_S: have what is dead-lettered leave its queues again, where it does not."""
+        if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
+            await self._revive_dead_lettering()
+
+    async def _revive_dead_lettering(self) -> None:
+        self._looked_s = time.monotonic()
+        if workers := await self._settler.dead_lettering_revived():
+            log.warning("dead-lettering revived broker=%s queues=%d", self._broker, workers)
+
+    async def has_leaders(self) -> bool:
+        """Tell whether the queues can confirm; after LEADERS_WAIT_S, and where nobody knows, in any case."""
+        leaderless = await self._settler.queues_without_leader()
+        if not leaderless:
+            return True
+        now_s = time.monotonic()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+            log.info("queues are read from disk broker=%s queues=%d", self._broker, leaderless)
+        if now_s - self._waiting_since_s < LEADERS_WAIT_S:
+            return False
+        log.warning(
+            "queues without a leader broker=%s queues=%d waited_s=%.0f",
+            self._broker,
+            leaderless,
+            LEADERS_WAIT_S,
+        )
+        return True
+
+    def begin_anew(self) -> None:
+        """The link ended: the next one may lead to another boot."""
+        self._waiting_since_s = None

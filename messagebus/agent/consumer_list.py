@@ -1,0 +1,179 @@
+"""The consumer list as a file, noticed when it changes, and the clients that fetch it.
+
+The file is the source. A new file that is bad, of another cluster or of an older generation changes
+nothing: the last good one is served on, and the fault is counted and told once.
+
+`Clients` knows who fetched the list from this agent, and which generation they have applied. A client asks
+one agent at a time, so the truth is the union over all agents, newest wins. Time comes in as whole
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from messagebus.broker import LIST_BYTES_MAX, BrokerList
+from messagebus.errors import ListInvalid
+
+__all__ = [
+    "LOOK_INTERVAL_S",
+    "ListFile",
+    "CLIENTS_MAX",
+    "EXPIRY_MS",
+    "TEXT_MAX",
+    "Client",
+    "Clients",
+]
+
+log = logging.getLogger("messagebus.agent")
+
+# A stat of one file; a change is served within a quarter of a second.
+LOOK_INTERVAL_S = 0.2
+
+Mark = tuple[int, int, int]
+# A waiting fetch takes up to 60 s and is followed by the next one.
+EXPIRY_MS = 90_000
+# One that hung up while it waited has ended, or asks again within its back-off.
+LEFT_MS = 10_000
+# 10,000 consumers are planned for, over all agents; beyond this the longest silent one is forgotten.
+CLIENTS_MAX = 20_000
+# Of an id, and of a subscription with its topic: as long as AMQP lets a name be.
+TEXT_MAX = 255
+
+
+class ListFile:
+    """The last good list of one file.
+
+    current: None until a good list was read. faults: bad files seen. fault: why, "" while good.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._mark: Mark | None = None
+        self._news = asyncio.Event()
+        self._has_ended = False
+        self.current: BrokerList | None = None
+        self.text = ""
+        self.faults = 0
+        self.fault = "not read yet"
+
+    @property
+    def etag(self) -> str:
+        """The generation; of a file without one, a digest of its text."""
+        if self.current is not None and self.current.generation:
+            return f'"{self.current.generation}"'
+        return f'"0-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"'
+
+    async def watch(self, on_change: Callable[[], None]) -> None:
+        """Look every LOOK_INTERVAL_S, for ever; call on_change after each new good list."""
+        while True:
+            if self.look():
+                on_change()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def look(self) -> bool:
+        """Read the file if it is another one than before. Returns whether there is a new list."""
+        try:
+            stat = self._path.stat()
+            mark = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if mark == self._mark:
+                return False
+            self._mark = mark
+            return self._take(self._read())
+        except (OSError, UnicodeDecodeError, ListInvalid) as fault:
+            self._refuse(str(fault))
+            return False
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def end(self) -> None:
+        """End all waits, and those that are still to come."""
+        self._has_ended = True
+        self.wake()
+
+    async def newer_than(self, generation: int) -> bool:
+        """Wait, without a bound, until the list's generation is above this. False: `end` was called."""
+        while self.current is None or self.current.generation <= generation:
+            if self._has_ended:
+                return False
+            await self._news.wait()
+        return True
+
+    def _read(self) -> str:
+        with self._path.open("rb") as file:
+            return file.read(LIST_BYTES_MAX + 1).decode()
+
+    def _take(self, text: str) -> bool:
+        new, old = BrokerList.parse(text), self.current
+        if old is not None and new.generation < old.generation:
+            raise ListInvalid(f"generation {new.generation} is older than {old.generation}")
+        if old is not None and old.cluster and new.cluster != old.cluster:
+            raise ListInvalid(f"of cluster {new.cluster!r}, not {old.cluster!r}")
+        if old is not None and new != old and new.generation == old.generation:
+            log.warning("list changed without a new generation generation=%d", new.generation)
+        self.current, self.text, self.fault = new, text, ""
+        log.info("list read generation=%d brokers=%d", new.generation, len(new.listed))
+        self.wake()
+        return new != old
+
+    def _refuse(self, fault: str) -> None:
+        if fault == self.fault:
+            return
+        self.faults += 1
+        self.fault = fault
+        log.warning('list refused, serving the last good one file=%s fault="%s"', self._path, fault)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One client's last word. applied: generation that it works by, 0 for none yet."""
+
+    id: str
+    subscription: str
+    applied: int
+    age_ms: int
+
+
+class Clients:
+    """The clients of one agent."""
+
+    def __init__(self) -> None:
+        # (id, subscription) -> (applied, when), longest silent first
+        self._seen: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+
+    def seen(self, client_id: str, subscription: str, applied: int, now_ms: int) -> None:
+        """A client asks, or was waiting until now."""
+        key = _key(client_id, subscription)
+        self._seen[key] = (applied, now_ms)
+        self._seen.move_to_end(key)
+        if len(self._seen) > CLIENTS_MAX:
+            self._seen.popitem(last=False)
+
+    def left(self, client_id: str, subscription: str, now_ms: int) -> None:
+        """It hung up: it is forgotten LEFT_MS from now unless it is seen again."""
+        key = _key(client_id, subscription)
+        if (known := self._seen.get(key)) is not None:
+            self._seen[key] = (known[0], min(known[1], now_ms - EXPIRY_MS + LEFT_MS))
+            self._seen.move_to_end(key, last=False)
+
+    def living(self, now_ms: int) -> list[Client]:
+        """Everybody heard of within EXPIRY_MS; the rest is forgotten."""
+        for key in [key for key, (_, at_ms) in self._seen.items() if now_ms - at_ms > EXPIRY_MS]:
+            del self._seen[key]
+        return [
+            Client(id=client_id, subscription=subscription, applied=applied, age_ms=now_ms - when)
+            for (client_id, subscription), (applied, when) in self._seen.items()
+        ]
+
+
+def _key(client_id: str, subscription: str) -> tuple[str, str]:
+    return client_id[:TEXT_MAX], subscription[:TEXT_MAX]

@@ -1,0 +1,328 @@
+"""_io.agents.registration: what agents answer becomes a registration, an error of ours, or another try."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from typing import Any
+
+import httpx
+import pytest
+
+from messagebus import (
+    BusConfig,
+    CertificateRefused,
+    ChannelRefused,
+    Durability,
+    LinkError,
+    LinkLost,
+    LoginRefused,
+    NameInvalid,
+    Queue,
+    RegistrationIncomplete,
+    Secret,
+    Subscription,
+    Topic,
+    TopologyError,
+    TopologyMismatch,
+)
+from messagebus._io.agents import registration as module
+from messagebus._io.agents.registration import Agents, Alone, credentials, topology_for
+from messagebus._io.amqp.link import _parameters
+from messagebus._io.wire import Registration
+from messagebus.broker import Broker
+from messagebus.topology import Wanted, parse_wanted
+from ops.local.certificates import issue_missing
+
+COMPLETE = {"complete": True, "held": ["mb1:5672"], "later": ["mb2:5672"], "missing": {}}
+PARTLY = {"complete": False, "held": ["mb1:5672"], "later": [], "missing": {"mb2:5672": "down"}}
+
+Answer = httpx.Response | Exception
+
+
+class Asked:
+    """Answers in turn, the last one for ever."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer.status_code, content=answer.content, headers=answer.headers)
+
+
+def told(what: dict[str, Any], status: int = 200) -> httpx.Response:
+    return httpx.Response(status, json=what)
+
+
+def said(text: str, status: int) -> httpx.Response:
+    return httpx.Response(status, text=text)
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_FIRST_MS", 1)
+    monkeypatch.setattr(module, "RETRY_MAX_MS", 1)
+
+
+def agents(asked: Asked) -> Agents:
+    bus = BusConfig(
+        list_urls=("http://a.example/consumer-list", "http://b.example/consumer-list"),
+        user="bus",
+        password=Secret("s3cret"),
+    )
+    return Agents(bus, httpx.MockTransport(asked))
+
+
+async def register(asked: Asked, *, timeout_ms: int = 5_000, enough: bool = False) -> Registration:
+    wanted = [parse_wanted("orders"), parse_wanted("orders/billing")]
+    return await agents(asked).register(wanted, timeout_ms=timeout_ms, enough=enough)
+
+
+async def test_who_deletes_asks_once_and_another_agent_when_one_does_not_answer() -> None:
+    asked, source = Asked(httpx.ConnectError("refused"), told(PARTLY)), Subscription.ephemeral("t")
+    await agents(asked).delete(source, timeout_ms=1_000)
+    assert [request.url.host for request in asked.requests] == ["a.example", "b.example"]
+    content = json.loads(asked.requests[-1].content)
+    assert content["alive"] is False
+    assert [each["name"] for each in content["wanted"]] == [str(source)]
+
+
+async def test_what_no_agent_deletes_is_told() -> None:
+    asked = Asked(said("no majority", 409))
+    with pytest.raises(TopologyError, match="no majority"):
+        await agents(asked).delete(Subscription.ephemeral("t"), timeout_ms=1_000)
+    assert len(asked.requests) == 2
+
+
+async def test_a_complete_answer_is_a_complete_registration() -> None:
+    asked = Asked(told(COMPLETE))
+    assert await register(asked) == Registration(True, ("mb1:5672",), ("mb2:5672",), {})
+    (request,) = asked.requests
+    assert str(request.url) == "http://a.example/topology"
+    assert json.loads(request.content) == {"wanted": ["orders", "orders/billing"], "alive": True}
+    assert request.headers["authorization"].startswith("Basic ")
+
+
+async def test_an_incomplete_one_is_repeated_until_it_is_complete() -> None:
+    asked = Asked(told(PARTLY), told(PARTLY), told(COMPLETE))
+    assert (await register(asked)).complete
+    assert [request.url.host for request in asked.requests] == [
+        "a.example",
+        "b.example",
+        "a.example",
+    ]
+
+
+async def test_it_stays_incomplete_with_the_broker_named_and_within_its_time() -> None:
+    with pytest.raises(RegistrationIncomplete) as raised:
+        await register(Asked(told(PARTLY)), timeout_ms=30)
+    assert raised.value.missing == {"mb2:5672": "down"}
+
+
+async def test_one_broker_that_holds_it_is_enough_where_that_is_asked_for() -> None:
+    assert await register(Asked(told(PARTLY)), enough=True) == Registration(
+        False, ("mb1:5672",), (), {"mb2:5672": "down"}
+    )
+
+
+async def test_what_exists_beside_a_name_is_told_by_agents_that_say_it() -> None:
+    options = {"orders/billing": {"single_active": True, "delivery_limit": 20}}
+    assert (await register(Asked(told({**COMPLETE, "options": options})))).options == options
+    assert (await register(Asked(told(COMPLETE)))).options == {}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("late"),
+        said("no majority", 409),
+        told({"error": "no majority"}, 409),
+        told({}, 409),
+        said("own broker not reachable", 503),
+        said("", 500),
+        said("<html>hello</html>", 200),
+        told({}),
+        told({"complete": True, "held": None, "later": [], "missing": {}}),
+        told({**COMPLETE, "options": ["orders/billing"]}),
+        told({**COMPLETE, "options": {"orders/billing": 5}}),
+        said("[]", 200),
+        said("null", 200),
+        said("<html>moved</html>", 302),
+    ],
+    ids=str,
+)
+async def test_trouble_is_tried_again_and_told_in_the_end(trouble: Answer) -> None:
+    assert (await register(Asked(trouble, told(COMPLETE)))).complete
+    with pytest.raises(RegistrationIncomplete, match=r"a\.example"):
+        await register(Asked(trouble), timeout_ms=30)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_login_is_told_at_once_without_the_password(status: int) -> None:
+    asked = Asked(said("no", status))
+    with pytest.raises(LoginRefused) as raised:
+        await register(asked)
+    assert len(asked.requests) == 1
+    assert "s3cret" not in str(raised.value)
+
+
+async def test_a_mismatch_is_told_at_once() -> None:
+    asked = Asked(told({"error": "wanted fsync and exists none", "mismatch": True}, 409))
+    with pytest.raises(TopologyMismatch, match="wanted fsync and exists none"):
+        await register(asked)
+    assert len(asked.requests) == 1
+
+
+async def test_what_is_asked_beside_the_name_is_told_to_the_agent() -> None:
+    asked = Asked(told(COMPLETE))
+    agents = Agents(
+        BusConfig(list_urls=("http://a.example/consumer-list",), password=Secret("s3cret")),
+        httpx.MockTransport(asked),
+    )
+    wanted: list[Wanted] = [
+        Queue("jobs", Durability.NONE),
+        Subscription(Topic("o"), "s", single_active=True),
+    ]
+    await agents.register(wanted, timeout_ms=5_000)
+    assert json.loads(asked.requests[0].content)["wanted"] == [
+        {"name": "queue:jobs", "durability": "none"},
+        {"name": "o/s", "single_active": True},
+    ]
+
+
+async def test_a_name_that_the_agent_refuses_is_told_at_once() -> None:
+    with pytest.raises(NameInvalid, match="too long"):
+        await register(Asked(said("name is too long", 400)))
+
+
+def test_agents_own_the_topology_where_there_is_a_list() -> None:
+    assert isinstance(topology_for(BusConfig(list_urls=("http://a.example/l",))), Agents)
+    assert isinstance(topology_for(BusConfig()), Alone)
+
+
+def test_credentials_say_who_we_are(tmp_path: Any) -> None:
+    file = tmp_path / "password"
+    file.write_text("zero")
+    bus = BusConfig(user="u", password_file=str(file), vhost="v", heartbeat_s=7, client_id="me")
+    for password in ("one", "two"):  # it may rotate
+        file.write_text(password + "\n")
+        made = credentials(bus)
+        assert made.password.reveal() == password
+    assert (made.user, made.vhost, made.heartbeat_s, made.client_id) == ("u", "v", 7, "me")
+    assert credentials(BusConfig()).client_id == "messagebus"
+
+
+def test_certificates_behind_the_balancer_alone_are_for_the_server_name(tmp_path: Any) -> None:
+    issue_missing(tmp_path, {"client": ()})
+    bus = BusConfig(
+        broker="lb.example:5671",
+        tls=True,
+        tls_ca_file=str(tmp_path / "ca.pem"),
+        tls_server_name="bus.example",
+    )
+    found = credentials(bus)
+    asked = {
+        text: _parameters(Broker.parse(text), found, 500).ssl_options.server_hostname
+        for text in ("lb.example:5671", "mb1.example:5671", "10.0.0.1:5671", "[::1]:5671")
+    }
+    assert list(asked.values()) == ["bus.example", "mb1.example", "10.0.0.1", "::1"]
+    assert _parameters(Broker.parse("mb1"), credentials(BusConfig()), 500).ssl_options is None
+
+
+def not_trusted() -> httpx.ConnectError:
+    fault = httpx.ConnectError("failed")
+    fault.__cause__ = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] no")
+    fault.__cause__.verify_message = "no"
+    return fault
+
+
+async def test_one_agent_with_a_strange_certificate_is_passed_over() -> None:
+    asked = Asked(not_trusted(), not_trusted(), not_trusted(), told(COMPLETE))
+    assert (await register(asked)).complete
+
+
+async def test_many_strange_certificates_in_a_row_are_told_at_once() -> None:
+    asked = Asked(not_trusted())
+    with pytest.raises(CertificateRefused, match="its certificate is not good: no"):
+        await register(asked)
+    assert len(asked.requests) == module.STRANGERS_MAX
+
+
+class SlowLink:
+    """A broker far away: each request takes some turns of the loop; `refused` by exchange."""
+
+    def __init__(self) -> None:
+        self.address = Broker.parse("mb1:5672")
+        self.refused: dict[str, LinkError] = {}
+        self.under_way = self.most = self.asked = 0
+
+    async def try_call(self, _method: str, *, exchange: str, passive: bool) -> None:
+        self.asked, self.under_way = self.asked + 1, self.under_way + 1
+        self.most = max(self.most, self.under_way)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        if exchange in self.refused:
+            raise self.refused[exchange]
+
+
+async def test_thousands_of_destinations_are_looked_for_side_by_side_and_bounded() -> None:
+    link, topics = SlowLink(), [Topic(f"t{n}") for n in range(3_000)]
+    link.refused = {topics[7].exchange: ChannelRefused("mb1:5672", 404, "no exchange")}
+    faults = await agents(Asked(told(COMPLETE))).verify(link, topics)  # type: ignore[arg-type]
+    assert {topic: fault.code for topic, fault in faults.items()} == {topics[7]: 404}  # type: ignore[attr-defined]
+    assert (link.asked, link.most) == (3_000, module.CALLS_AT_ONCE)
+
+
+async def test_a_link_that_ends_meanwhile_is_told_as_that() -> None:
+    link, topics = SlowLink(), [Topic(f"t{n}") for n in range(9)]
+    link.refused = {topic.exchange: LinkLost("mb1:5672", "ended") for topic in topics}
+    with pytest.raises(LinkLost, match="ended"):
+        await agents(Asked(told(COMPLETE))).verify(link, topics)  # type: ignore[arg-type]
+
+
+def known(*names: str) -> httpx.Response:
+    return told({"entries": [{"wanted": name, "alive": name != "queue:gone"} for name in names]})
+
+
+async def exists(asked: Asked) -> bool:
+    return await agents(asked).exists(Queue("jobs"), timeout_ms=5_000)
+
+
+async def test_a_queue_exists_when_one_agent_knows_it() -> None:
+    assert await exists(Asked(known("orders", "queue:jobs")))
+    # The first has just started, the second does not answer.
+    assert await exists(Asked(known(), httpx.ConnectError("refused"), known("queue:jobs")))
+
+
+async def test_a_queue_is_absent_when_agents_say_so_again_and_again() -> None:
+    asked = Asked(known("queue:gone", "jobs", "orders/jobs"))
+    assert not await exists(asked)
+    assert len(asked.requests) == module.ABSENT_SURE
+    assert not await agents(Asked(known("queue:gone"))).exists(Queue("gone"), timeout_ms=5_000)
+
+
+async def test_whether_a_queue_exists_is_never_guessed() -> None:
+    with pytest.raises(RegistrationIncomplete, match="queue:jobs"):
+        await agents(Asked(said("busy", 503))).exists(Queue("jobs"), timeout_ms=20)
+    with pytest.raises(RegistrationIncomplete):
+        await agents(Asked(said("<html>", 200))).exists(Queue("jobs"), timeout_ms=20)
+    with pytest.raises(LoginRefused):
+        await exists(Asked(said("", 401)))
+
+
+async def test_what_the_rights_do_not_cover_costs_that_destination_and_is_no_refused_login() -> (
+    None
+):
+    told = {"error": "the rights of user 'bus' do not cover orders", "forbidden": True}
+    asked = Asked(httpx.Response(403, json=told))
+    with pytest.raises(ChannelRefused, match=r"ACCESS_REFUSED.*do not cover orders") as raised:
+        await register(asked)
+    assert raised.value.code == 403

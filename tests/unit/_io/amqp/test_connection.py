@@ -1,0 +1,114 @@
+"""_io.amqp.connection: the seam in pika holds; where it does not, that is seen before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from messagebus._io.amqp import connection as module
+from messagebus._io.amqp.connection import seam_problem
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    seam_problem.cache_clear()
+    yield
+    seam_problem.cache_clear()
+
+
+def test_the_pinned_pika_is_as_expected() -> None:
+    assert seam_problem() == ""
+
+
+@pytest.mark.parametrize("version", ["1.3.2", "2.0.0", "2.1.0b1", "one"])
+def test_another_pika_is_not_trusted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(pika, "__version__", version)
+    assert seam_problem()
+
+
+def _other_arguments(self: Any, data: bytes, more: int = 0) -> None:
+    pass
+
+
+def _swallow(self: Any, data_in: bytes) -> None:
+    pass
+
+
+def _keeps_part(self: Any, data_in: bytes) -> None:
+    self._frame_buffer += data_in
+
+
+def _writes_twice(self: Any, marshaled_frames: Any) -> None:
+    for each in marshaled_frames:
+        self._adapter_emit_data(each + each)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("_on_data_available", _other_arguments),
+        ("_on_data_available", _swallow),
+        ("_on_data_available", _keeps_part),
+        ("_output_marshaled_frames", _other_arguments),
+        ("_output_marshaled_frames", _writes_twice),
+        ("_proto_data_received", _swallow),
+        ("_send_message", lambda *_: None),
+    ],
+)
+def test_a_change_of_what_the_seam_rests_on_is_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, changed: Any
+) -> None:
+    monkeypatch.setattr(AsyncioConnection, name, changed)
+    assert seam_problem()
+
+
+class FakeSink:
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.reads = 0
+        self.closed = False
+
+    def on_item(self, item: Any) -> None:
+        self.items.append(item)
+
+    def on_read(self) -> None:
+        self.reads += 1
+
+    def on_closed(self) -> None:
+        self.closed = True
+
+
+def test_what_waits_goes_out_before_what_pika_writes() -> None:
+    sent: list[bytes] = []
+    connection = module._probe(lambda _item: None, lambda data: sent.append(bytes(data)))
+    connection.out += [b"one", b"two"]
+    connection._output_marshaled_frames([b"close"])
+    assert sent == [b"onetwo", b"close"]
+    assert connection.out == []
+
+
+def test_a_connection_that_has_ended_takes_nothing_and_keeps_nothing() -> None:
+    connection = module._probe(lambda _item: None, lambda _data: None)
+    connection._transport = None
+    connection.out.append(b"late")
+    connection.flush()
+    assert connection.out == []
+    assert connection.backed_up
+
+
+def test_a_closed_channel_s_items_are_told_to_nobody() -> None:
+    connection = module._probe(lambda _item: None, lambda _data: None)
+    sink = FakeSink()
+    connection._sinks = {1: sink}
+    connection._detach(1)
+    assert sink.closed
+    ack = b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50" + bytes(7) + b"\x01\x00\xce"
+    seen: list[Any] = []
+    connection._process_frame = seen.append
+    connection._on_data_available(ack)
+    assert sink.items == []
+    assert len(seen) == 1, "it is pika's"

@@ -1,0 +1,275 @@
+"""_io.amqp.frames: byte for byte what pika writes, and in any pieces what a broker sends."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pika import frame, spec
+
+from messagebus._io.amqp.frames import (
+    Confirm,
+    Contents,
+    FrameParser,
+    PublishFrames,
+    encode_ack,
+    encode_nack,
+)
+
+FRAME_MAX = 4096
+HOT, COLD = 1, 2
+SHORT = st.text(st.characters(codec="utf-8"), max_size=30)
+# A link has one consumer as a rule: most deliveries begin like the one before.
+CONSUMERS = st.sampled_from(["c1", "c1", "c1", "c2"]) | SHORT
+TAGS = st.integers(1, 2**64 - 1)
+BODIES = st.one_of(
+    st.binary(max_size=50),
+    st.integers(0, 3 * FRAME_MAX).map(lambda size: b"x" * size),
+    st.sampled_from([FRAME_MAX - 9, FRAME_MAX - 8, FRAME_MAX - 7]).map(lambda size: b"y" * size),
+)
+PROPERTIES = st.builds(
+    spec.BasicProperties,
+    message_id=st.none() | SHORT,
+    content_type=st.none() | SHORT,
+    headers=st.none() | st.dictionaries(SHORT, st.integers(0, 9) | SHORT, max_size=3),
+    priority=st.none() | st.integers(0, 9),
+    timestamp=st.none() | st.integers(0, 2**40),
+)
+
+
+def marshalled(*frames: Any) -> bytes:
+    return b"".join(each.marshal() for each in frames)
+
+
+def content(channel: int, properties: spec.BasicProperties, body: bytes) -> list[Any]:
+    parts = range(0, len(body), FRAME_MAX - 8)
+    return [
+        frame.Header(channel, len(body), properties),
+        *(frame.Body(channel, body[at : at + FRAME_MAX - 8]) for at in parts),
+    ]
+
+
+def list_of(properties: spec.BasicProperties) -> bytes:
+    return b"".join(properties.encode())
+
+
+# ---------------------------------------------------------------------- out
+@given(st.integers(1, 65535), SHORT, SHORT, PROPERTIES, BODIES)
+@settings(max_examples=200, deadline=None)
+def test_a_publish_is_byte_for_byte_what_pika_writes(
+    channel: int, exchange: str, routing_key: str, properties: spec.BasicProperties, body: bytes
+) -> None:
+    out: list[bytes] = []
+    PublishFrames(channel, exchange, routing_key, FRAME_MAX).add(out, list_of(properties), body)
+    method = spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+    pikas = marshalled(frame.Method(channel, method), *content(channel, properties, body))
+    assert b"".join(out) == pikas
+
+
+@given(st.lists(BODIES, min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_alike_publishes_are_the_same_bytes_as_single_ones(bodies: list[bytes]) -> None:
+    frames = PublishFrames(HOT, "e", "", FRAME_MAX)
+    alike = frames.alike((b"\x00\xc0\x02", b"\x00" * 8))
+    fast: list[bytes] = []
+    slow: list[bytes] = []
+    messages = [SimpleNamespace(message_id=f"{n:02}", body=body) for n, body in enumerate(bodies)]
+    alike.add(fast, messages)
+    for each in messages:
+        frames.add(slow, b"\x00\xc0\x02" + each.message_id.encode() + b"\x00" * 8, each.body)
+    assert b"".join(fast) == b"".join(slow)
+
+
+@given(st.integers(1, 65535), TAGS, st.booleans())
+def test_answers_are_byte_for_byte_what_pika_writes(channel: int, tag: int, flag: bool) -> None:
+    ack = frame.Method(channel, spec.Basic.Ack(tag, flag)).marshal()
+    nack = frame.Method(channel, spec.Basic.Nack(tag, False, flag)).marshal()
+    assert encode_ack(channel, tag, flag) == ack
+    assert encode_nack(channel, tag, flag) == nack
+
+
+# ---------------------------------------------------------------------- in
+# What a broker may send, as frames, and what must come out of it.
+Sent = tuple[list[Any], list[Any]]
+
+
+def confirm(tag: int, multiple: bool, ok: bool, channel: int = HOT) -> Sent:
+    kind = spec.Basic.Ack if ok else spec.Basic.Nack
+    frames = [frame.Method(channel, kind(tag, multiple))]
+    return frames, [Confirm(channel, tag, multiple, ok)]
+
+
+def deliver(
+    consumer: str, tag: int, redelivered: bool, properties: spec.BasicProperties, body: bytes
+) -> Sent:
+    method = spec.Basic.Deliver(consumer, tag, redelivered, "exchange", "key")
+    frames = [frame.Method(HOT, method), *content(HOT, properties, body)]
+    return frames, [Contents(HOT, [(tag, redelivered, list_of(properties), body)])]
+
+
+def of_pika(*frames: Any) -> Sent:
+    return list(frames), [each.marshal() for each in frames]
+
+
+def returned(properties: spec.BasicProperties, body: bytes) -> Sent:
+    method = spec.Basic.Return(312, "NO_ROUTE", "e", "k")
+    return of_pika(frame.Method(HOT, method), *content(HOT, properties, body))
+
+
+def cold_delivery(properties: spec.BasicProperties, body: bytes) -> Sent:
+    method = spec.Basic.Deliver("c", 1, False, "e", "k")
+    return of_pika(frame.Method(COLD, method), *content(COLD, properties, body))
+
+
+SENT = st.one_of(
+    st.builds(confirm, TAGS, st.booleans(), st.booleans()),
+    # A link has one consumer as a rule: most deliveries begin like the one before.
+    st.builds(
+        deliver,
+        st.sampled_from(["c1", "c1", "c1", "c2"]) | SHORT,
+        TAGS,
+        st.booleans(),
+        PROPERTIES,
+        BODIES,
+    ),
+    st.builds(returned, PROPERTIES, BODIES),
+    st.builds(cold_delivery, PROPERTIES, BODIES),
+    st.just(of_pika(frame.Heartbeat())),
+    st.just(of_pika(frame.Method(HOT, spec.Channel.Flow(True)))),
+    st.just(of_pika(frame.Method(COLD, spec.Basic.Ack(1, False)))),
+)
+
+
+def parser() -> FrameParser:
+    made = FrameParser(FRAME_MAX)
+    made.hot.add(HOT)
+    return made
+
+
+def flat(items: list[Any]) -> list[Any]:
+    """Every delivery on its own, however many came in a row."""
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, Contents):
+            found += [Contents(item.channel, [each]) for each in item.arrived]
+        else:
+            found.append(item)
+    return found
+
+
+def fed(made: FrameParser, stream: bytes, cuts: list[int]) -> list[Any]:
+    borders = [0, *sorted(cuts), len(stream)]
+    pieces = [stream[a:b] for a, b in pairwise(borders)]
+    return flat([item for piece in pieces if piece for item in made.feed(piece)])
+
+
+@given(st.lists(SENT, max_size=8), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_stream_in_any_pieces_comes_out_in_order(sent: list[Sent], data: st.DataObject) -> None:
+    stream = marshalled(*[each for frames, _ in sent for each in frames])
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    assert fed(parser(), stream, cuts) == [item for _, items in sent for item in items]
+
+
+def test_one_byte_at_a_time_is_enough() -> None:
+    sent = [
+        deliver("c", 7, True, spec.BasicProperties(message_id="m"), b"body"),
+        confirm(1, False, True),
+    ]
+    stream = marshalled(*[each for frames, _ in sent for each in frames])
+    assert fed(parser(), stream, list(range(len(stream)))) == [
+        i for _, items in sent for i in items
+    ]
+
+
+def test_deliveries_in_a_row_come_out_together() -> None:
+    sent = [deliver("c", tag, False, spec.BasicProperties(), b"x" * tag) for tag in range(1, 40)]
+    stream = marshalled(*[each for frames, _ in sent for each in frames])
+    (together,) = parser().feed(stream)
+    assert isinstance(together, Contents)
+    assert [tag for tag, *_ in together.arrived] == list(range(1, 40))
+
+
+def test_frames_of_other_channels_may_stand_within_a_delivery() -> None:
+    frames, (whole,) = deliver("c", 7, False, spec.BasicProperties(), b"x" * 5000)
+    beat = frame.Heartbeat()
+    mixed = [each for part in frames for each in (part, beat)]
+    items = parser().feed(marshalled(*mixed))
+    assert [item for item in items if item != beat.marshal()] == [whole]
+    assert items.count(beat.marshal()) == len(frames)
+
+
+def test_a_channel_that_is_no_longer_ours_is_pika_s() -> None:
+    made = parser()
+    made.hot.discard(HOT)
+    frames, _ = confirm(1, False, True)
+    assert made.feed(marshalled(*frames)) == [marshalled(*frames)]
+
+
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
+@settings(max_examples=500, deadline=None)
+def test_any_bytes_are_frames_or_a_fault_and_never_raise(noise: bytes, cuts: list[int]) -> None:
+    made = parser()
+    borders = [0, *sorted(min(cut, len(noise)) for cut in cuts), len(noise)]
+    pieces = [noise[a:b] for a, b in pairwise(borders)]
+    items = [item for piece in pieces for item in made.feed(piece)]
+    passed = b"".join(item for item in items if isinstance(item, bytes))
+    assert made.fault or noise.startswith(passed)
+
+
+@given(SENT, st.data())
+@settings(max_examples=300, deadline=None)
+def test_one_wrong_byte_never_raises(sent: Sent, data: st.DataObject) -> None:
+    stream = bytearray(marshalled(*sent[0]))
+    place = data.draw(st.integers(0, len(stream) - 1))
+    stream[place] = data.draw(st.integers(0, 255))
+    parser().feed(bytes(stream))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"\x09\x00\x01\x00\x00\x00\x00\xce",  # no such kind of frame
+        b"\x01\x00\x01\x00\x00\x00\x04\x00\x00\x00\x00\xff",  # no end
+        b"\x03\x00\x01\x00\x01\x00\x00" + b"x" * 10,  # larger than agreed
+    ],
+)
+def test_after_the_first_wrong_frame_nothing_more_is_read(wrong: bytes) -> None:
+    made = parser()
+    frames, items = confirm(1, False, True)
+    good = marshalled(*frames)
+    assert made.feed(good + wrong) == items
+    assert made.fault
+    assert made.feed(good) == []
+
+
+def test_a_body_longer_than_announced_is_wrong() -> None:
+    made = parser()
+    method = spec.Basic.Deliver("c", 1, False, "e", "k")
+    start = marshalled(frame.Method(HOT, method), frame.Header(HOT, 3, spec.BasicProperties()))
+    assert made.feed(start) == []
+    assert made.feed(frame.Body(HOT, b"four").marshal()) == []
+    assert "another size" in made.fault
+
+
+def test_a_content_that_is_not_finished_is_wrong() -> None:
+    made = parser()
+    method = frame.Method(HOT, spec.Basic.Deliver("c", 1, False, "e", "k"))
+    header = frame.Header(HOT, 3, spec.BasicProperties())
+    assert made.feed(marshalled(method, header, frame.Body(HOT, b"no"), method)) == []
+    assert "within a content" in made.fault
+
+
+def test_an_incomplete_frame_is_all_that_is_kept() -> None:
+    made = parser()
+    frames, _ = deliver("c", 1, False, spec.BasicProperties(), b"x" * 1000)
+    stream = marshalled(*frames)
+    for _ in range(50):
+        made.feed(stream)
+    made.feed(stream[:-1])
+    assert made._have < len(stream)
+    assert made._open[HOT].parts == []
