@@ -17,8 +17,9 @@ from rich.table import Table
 
 from consumer_lists import edit, history, listfile, nodes, show
 from consumer_lists import push as pushing
-from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, Node, load
 from consumer_lists.errors import CODES, AlreadySo
+from inventory.cluster import Cluster, Node, load
+from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program

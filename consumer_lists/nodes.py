@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from consumer_lists.cluster import Node
+from inventory.cluster import Node
 from messagebus.broker import BrokerList
 from messagebus.errors import ListInvalid
 from messagebus.tls import TlsFiles

@@ -13,12 +13,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 from lb import agents, far, fleet, gate_check, runtime, view
 from lb.apply import Applied, prepare_start, save_state
 from lb.errors import CODES, BalancerUnreachable
 from lb.fleet import Fleet
 from lb.here import write_private
-from lb.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 from lb.place import Place
 from lb.render import render
 from lb.rollout import apply_absent, apply_all, check_all

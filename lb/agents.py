@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import httpx
 
+from inventory.inventory import Inventory, Node
 from lb.errors import AgentRefused, NotReached
 from lb.fleet import Fleet, local
-from lb.inventory import Inventory, Node
 from lb.runtime import ServerState
 
 __all__ = ["drain", "ready", "set_draining"]

@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from inventory.inventory import Inventory
 from lb import lint, runtime, state
 from lb.errors import ApplyFailed, BalancerUnreachable
 from lb.here import Here
-from lb.inventory import Inventory
 from lb.place import HAPROXY, Place
 from lb.render import marker, render
 from messagebus.errors import ConfigError

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from inventory.inventory import Balancer, Inventory
 from lb.errors import ApplyFailed, BalancerUnreachable
 from lb.here import Here
-from lb.inventory import Balancer, Inventory
 from lb.place import HAPROXY, Place, is_our_master
 from messagebus.errors import MessageBusError
 

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inventory.inventory import Balancer, Inventory
 from lb import runtime
 from lb.errors import BalancerUnreachable, LbError, NotReached
-from lb.inventory import Balancer, Inventory
 from lb.runtime import SAID, ServerState
 
 __all__ = ["Fleet", "Open", "Seen", "local", "maint", "opened", "set_drain", "set_weight"]

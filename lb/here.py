@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from inventory.inventory import Balancer
 from lb.errors import ApplyFailed
-from lb.inventory import Balancer
 from lb.place import HAPROXY, is_our_master
 
 __all__ = ["Here", "write_private"]

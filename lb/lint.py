@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lb.inventory import Inventory
+from inventory.inventory import Inventory
 
 __all__ = ["faults"]
 

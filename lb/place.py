@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from lb.inventory import Balancer
+from inventory.inventory import Balancer
 
 __all__ = ["HAPROXY", "Place", "is_our_master"]
 

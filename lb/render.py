@@ -7,8 +7,8 @@ import re
 
 import jinja2
 
+from inventory.inventory import Inventory
 from lb import gate_check
-from lb.inventory import Inventory
 from messagebus.errors import ConfigError
 
 __all__ = ["BROKERS", "WEIGHT", "marker", "render"]

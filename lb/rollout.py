@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
+from inventory.inventory import Balancer, Inventory
 from lb import lint
 from lb.apply import Applied, apply, check
 from lb.errors import ApplyFailed, LbError
-from lb.inventory import Balancer, Inventory
 from lb.place import Place
 from messagebus.errors import ConfigError
 

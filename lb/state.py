@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lb.inventory import Address, Node
+from inventory.inventory import Address, Node
 from lb.render import BROKERS, WEIGHT
 
 __all__ = ["DRAIN_FLAGS", "Row", "cold", "rows", "warm"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lb.inventory import DEFAULT_PATH, ENV_PATH
+from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.commands.anywhere import option_anywhere
 from messagebus.commands.exits import Program
 from ops import shell

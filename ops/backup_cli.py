@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from consumer_lists import edit, listfile
-from lb.inventory import Inventory
+from inventory.inventory import Inventory
 from messagebus.broker import BrokerList
 from messagebus.terminal import say
 from ops import archive as archives

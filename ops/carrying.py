@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-import lb.inventory
+from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.commands.anywhere import said
 from messagebus.terminal import printable, say
 from ops import journal as journals
@@ -67,11 +67,8 @@ def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--inventory",
         "file",
         type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-        default=lambda: (
-            said("inventory")
-            or Path(os.environ.get(lb.inventory.ENV_PATH) or lb.inventory.DEFAULT_PATH)
-        ),
-        help=f"Default ${lb.inventory.ENV_PATH}, else {lb.inventory.DEFAULT_PATH}.",
+        default=lambda: said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
+        help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
     )
     return option(command)
 

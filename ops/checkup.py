@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from consumer_lists.nodes import Served
-from lb.inventory import Inventory, Node
+from inventory.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 
 __all__ = [

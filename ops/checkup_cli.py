@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-import lb.inventory
-from lb.inventory import Inventory, Node
+from inventory.inventory import Inventory, Node, load
 from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError, ListInvalid
 from messagebus.terminal import plural, say
@@ -55,7 +54,7 @@ def check(file: Path) -> int:
       python -m ops check
     """
     file = file.absolute()
-    inventory, view = lb.inventory.load(file), View(file)
+    inventory, view = load(file), View(file)
     found = sorted(
         {
             *_everywhere(inventory.brokers, lambda node: _broker(view, node)),

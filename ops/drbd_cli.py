@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lb.inventory import Host
+from inventory.inventory import Host
 from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError
 from messagebus.terminal import say

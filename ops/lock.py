@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import lb.inventory
-from lb.inventory import Balancer
+from inventory.inventory import Balancer, load
 from messagebus.errors import ConfigError
 from messagebus.terminal import say
 from ops import shell
@@ -60,7 +59,7 @@ def held_everywhere(file: Path, inventory: Path, what: str) -> Iterator[None]:
 def _far(inventory: Path) -> list[tuple[Balancer, str]]:
     """Balancers of other hosts, and how to get there; none where the inventory cannot be read."""
     with suppress(ConfigError):
-        read = lb.inventory.load(inventory)
+        read = load(inventory)
         return [(one, read.host(one.host).ssh) for one in read.balancers if one.host]
     return []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lb.inventory import Host
+from inventory.inventory import Host
 from messagebus.errors import ConfigError
 from ops.carrying import Go, carry, opened
 from ops.commands import hosts

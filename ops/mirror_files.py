@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from lb.inventory import Host, Inventory, Mirror
+from inventory.inventory import Host, Inventory, Mirror
 from ops.provision.wanted import WantedFile
 
 __all__ = [

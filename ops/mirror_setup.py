@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from lb.inventory import Host
+from inventory.inventory import Host
 from ops import shell
 from ops.mirror_files import FENCE_KEY, KNOWN_PEERS, authorized_line, files
 from ops.mirrors import MirrorView

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-import lb.inventory
-from lb.inventory import Host, Inventory, Mirror, Node
+from inventory.inventory import Host, Inventory, Mirror, Node, load
 from ops import shell
 from ops.commands import drbd as argv
 from ops.commands.hosts import as_root, power
@@ -63,7 +62,7 @@ class MirrorView:
 
     @property
     def inventory(self) -> Inventory:
-        return lb.inventory.load(self.file)
+        return load(self.file)
 
     @property
     def mirror(self) -> Mirror:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-import lb.inventory
+from inventory.inventory import Inventory, load
 from lb.agents import set_draining
-from lb.inventory import Inventory
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.moving import MessagesMoved, MovingProgress, move_messages
@@ -63,7 +62,7 @@ def hold(name: str, file: Path) -> None:
     Example:
       python -m ops hold mb4
     """
-    inventory = lb.inventory.load(file)
+    inventory = load(file)
     set_draining(inventory, inventory.find(name), draining=True)
 
 
@@ -203,7 +202,7 @@ def first_list(file: Path) -> None:
     Example:
       python -m ops inventory first-list
     """
-    inventory = lb.inventory.load(file)
+    inventory = load(file)
     if inventory.list_file.exists():
         say(f"{inventory.list_file} is there")
         return

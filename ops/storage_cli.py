@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lb.inventory import Host
+from inventory.inventory import Host
 from ops.absent import dead_balancers
 from ops.carrying import Go, carry, go_options, inventory_option, opened, settled
 from ops.errors import OpsError

@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 
 import lb.keeper
-from lb.inventory import Balancer, Inventory
+from inventory.inventory import Balancer, Inventory
 
 __all__ = ["BALANCER_STATE_UNIT", "KEEPER", "balancer_files", "worker_files"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-import lb.inventory
+from inventory.inventory import DEFAULT_PATH, ENV_PATH, load
 from ops.unit_files import balancer_files, worker_files
 
 __all__ = ["units"]
@@ -31,8 +31,8 @@ __all__ = ["units"]
     "--inventory",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=lambda: Path(os.environ.get(lb.inventory.ENV_PATH) or lb.inventory.DEFAULT_PATH),
-    help=f"Default ${lb.inventory.ENV_PATH}, else {lb.inventory.DEFAULT_PATH}.",
+    default=lambda: Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
+    help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
 )
 def units(name: str | None, program: Path | None, output: Path | None, file: Path) -> None:
     """Show the files that a host needs so that systemd runs what is ours there.
@@ -45,7 +45,7 @@ def units(name: str | None, program: Path | None, output: Path | None, file: Pat
     if program:
         files = worker_files(program)
     else:
-        inventory = lb.inventory.load(file)
+        inventory = load(file)
         balancer = inventory.find_balancer(name) if name else inventory.balancer
         files = balancer_files(inventory, balancer)
     for path, text in files.items():

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import lb.far
-from lb.inventory import Inventory, Node, User
+from inventory.inventory import Inventory, Node, User
+from inventory.tables import nearest
 from lb.rollout import apply_all
-from lb.tables import nearest
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from ops import shell

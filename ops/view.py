@@ -18,15 +18,16 @@ from urllib.parse import quote
 
 import httpx
 
-import consumer_lists.cluster
 import lb.far
 import lb.fleet
-import lb.inventory
 import lb.runtime
 from consumer_lists import nodes
 from consumer_lists.nodes import Client, Served
+from inventory.cluster import Cluster
+from inventory.cluster import Node as ListNode
+from inventory.cluster import load as load_cluster
+from inventory.inventory import Balancer, Inventory, Node, load
 from lb.errors import BalancerUnreachable, LbError
-from lb.inventory import Balancer, Inventory, Node
 from lb.runtime import ServerState
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
@@ -132,11 +133,11 @@ class View:
 
     @property
     def inventory(self) -> Inventory:
-        return lb.inventory.load(self._path)
+        return load(self._path)
 
     @property
-    def _cluster(self) -> consumer_lists.cluster.Cluster:
-        return consumer_lists.cluster.load(self._path)
+    def _cluster(self) -> Cluster:
+        return load_cluster(self._path)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -158,7 +159,7 @@ class View:
     # Agents.
 
     @property
-    def _agents(self) -> list[consumer_lists.cluster.Node]:
+    def _agents(self) -> list[ListNode]:
         return [node for node in self._cluster.nodes if node.name not in self.absent.agents]
 
     def served(self) -> list[Served]:

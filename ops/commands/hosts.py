@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lb.inventory import Host
+from inventory.inventory import Host
 from ops.mirror_files import PROGRAMS
 from ops.provision.changes import COOKIE_COPY
 from ops.provision.wanted import AGENT_USER, COOKIE, STATE

@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-import lb.inventory
+from inventory.inventory import load
 from lb.apply import prepare_start
 from lb.errors import LbError
 from lb.runtime import servers
@@ -418,7 +418,7 @@ class LocalCluster:
     def _launch(self, wanted: Part, keep_fds: Iterable[int] = ()) -> None:
         layout = self.layout
         if wanted.kind == "balancer":
-            inventory = lb.inventory.load(layout.inventory)
+            inventory = load(layout.inventory)
             prepare_start(inventory.at(inventory.find_balancer(wanted.name)))
         if wanted.kind == "broker":
             # Passwords may have changed since it was made; a broker imports its users at every boot.

@@ -6,7 +6,7 @@ the proof of the other's death and an operator's time to think.
 
 from __future__ import annotations
 
-from lb.inventory import Host
+from inventory.inventory import Host
 from ops.commands import drbd, hosts
 from ops.commands.hosts import on
 from ops.commands.paths import kit

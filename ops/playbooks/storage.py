@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from lb.inventory import Host
+from inventory.inventory import Host
 from ops.commands import balancer, drbd, hosts
 from ops.commands.hosts import on
 from ops.commands.paths import kit

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-import lb.inventory
-from lb.inventory import Inventory
+from inventory.inventory import Inventory, load
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import say
@@ -42,7 +41,7 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
       python -m ops provision --yes
     """
     file = file.absolute()
-    inventory = lb.inventory.load(file)
+    inventory = load(file)
     hosts = [inventory.host(name) for name in names] or list(inventory.hosts)
     if not hosts:
         raise ConfigError("the inventory has no [[hosts]]")

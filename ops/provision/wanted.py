@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from lb.inventory import Inventory, Node, Provision, User
+from inventory.inventory import Inventory, Node, Provision, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash

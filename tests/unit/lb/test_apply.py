@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from inventory.inventory import Balancer, Inventory
 from lb import apply as applying
 from lb import runtime
 from lb.errors import ApplyFailed, BalancerUnreachable
 from lb.here import Here
-from lb.inventory import Balancer, Inventory
 from lb.render import marker, render
 from lb.state import rows
 from messagebus.errors import ConfigError

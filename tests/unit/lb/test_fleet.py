@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from inventory.inventory import Balancer, Inventory
 from lb import fleet, runtime
 from lb.errors import BalancerUnreachable, LbError, NotReached
 from lb.fleet import Fleet
-from lb.inventory import Balancer, Inventory
 from lb.runtime import ServerState
 from tests.support.balancer import UP, inventory
 

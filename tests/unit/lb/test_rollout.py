@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from inventory.inventory import Balancer, Inventory
 from lb import rollout
 from lb.apply import Applied
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.inventory import Balancer, Inventory
 from lb.place import Place
 from messagebus.errors import ConfigError
 from tests.support.balancer import inventory

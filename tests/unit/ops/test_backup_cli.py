@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import lb.inventory
+from inventory.inventory import ENV_PATH, Inventory, Node, load
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from ops import archive as archives
@@ -51,7 +51,7 @@ class Cluster:
         self.wanted: list[dict[str, Any]] = []
         self.ran: list[tuple[str, ...]] = []
         self.dead = ""
-        monkeypatch.setenv(lb.inventory.ENV_PATH, str(self.layout.inventory))
+        monkeypatch.setenv(ENV_PATH, str(self.layout.inventory))
         monkeypatch.setattr(backup_cli, "View", lambda _file: self)
         monkeypatch.setattr(HostRunner, "run", lambda _self, command: self._run(command))
 
@@ -60,11 +60,11 @@ class Cluster:
         return "generation 6: 2 of 2\n"
 
     @property
-    def inventory(self) -> lb.inventory.Inventory:
-        return lb.inventory.load(self.layout.inventory)
+    def inventory(self) -> Inventory:
+        return load(self.layout.inventory)
 
     @property
-    def nodes(self) -> tuple[lb.inventory.Node, ...]:
+    def nodes(self) -> tuple[Node, ...]:
         return self.inventory.brokers
 
     @property

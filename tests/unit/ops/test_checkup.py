@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-import lb.inventory
 from consumer_lists.nodes import Served
-from lb.inventory import Inventory
+from inventory.inventory import Inventory, load
 from messagebus.broker import BrokerList
 from ops import checkup
 from ops.local import files
@@ -21,7 +20,7 @@ GOOD = "# cluster: local\n# generation: 3\n127.0.0.11:5672\n127.0.0.12:5672\n"
 def inventory(tmp_path: Path) -> Inventory:
     layout = Layout(dir=tmp_path, numbers=(1, 2))
     layout.inventory.write_text(files.inventory_toml(layout))
-    return lb.inventory.load(layout.inventory)
+    return load(layout.inventory)
 
 
 def lists(inventory: Inventory, ours: str, served: str | None = None, fault: str = "") -> list[str]:

@@ -6,7 +6,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from lb.inventory import Inventory, parse
+from inventory.inventory import Inventory, parse
 from ops.mirror_files import PROGRAMS, authorized_line, files, partner, proof_of_death
 from tests.support.mirrors import mirrored_inventory
 

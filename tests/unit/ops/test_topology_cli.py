@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lb.provisioning import Provision
+from inventory.machines import Provision
 from ops import topology_cli
 from ops.__main__ import main
 

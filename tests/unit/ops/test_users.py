@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from inventory.inventory import Balancer, Inventory, User
 from lb.apply import Applied
-from lb.inventory import Balancer, Inventory, User
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from ops.errors import NoAnswer, OpsError

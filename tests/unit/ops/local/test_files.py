@@ -5,7 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from lb.inventory import load, parse
+from inventory.inventory import load, parse
 from messagebus.agent import AgentConfig
 from messagebus.secret import Secret
 from messagebus.topology import GATE

@@ -1,4 +1,4 @@
-"""What this kit needs to know of a cluster: the list's file, and every node's agent and file.
+"""The part of a cluster that consumer lists need: the list's file, and every node's agent and file.
 
 Reads those keys of the operators' ``inventory.toml`` and no others; `python -m lb check` validates
 the whole file.
@@ -16,10 +16,7 @@ from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.tls import TlsFiles
 
-__all__ = ["DEFAULT_PATH", "ENV_PATH", "Cluster", "Node", "load", "parse"]
-
-ENV_PATH = "MESSAGEBUS_INVENTORY"
-DEFAULT_PATH = ".local/inventory.toml"
+__all__ = ["Cluster", "Node", "load", "parse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

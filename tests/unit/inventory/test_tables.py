@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lb.tables import Address, Table, nearest
+from inventory.tables import Address, Table, nearest
 
 BASE = Path("/somewhere")
 WORD = re.compile("[a-z]+")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from consumer_lists.cluster import Node, load
+from inventory.cluster import Node, load
 from messagebus.errors import ConfigError
 from messagebus.tls import TlsFiles
 

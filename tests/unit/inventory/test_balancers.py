@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from lb.inventory import parse
+from inventory.balancers import Timers
+from inventory.inventory import parse
+from lb.lint import faults
 from messagebus.errors import ConfigError
-from tests.support.balancer import BASE, inventory_values
+from tests.support.balancer import BASE, inventory, inventory_values
 
 
 def several(**second: Any) -> dict[str, Any]:
@@ -70,3 +73,12 @@ def test_two_balancers_of_this_machine_have_files_of_their_own() -> None:
     values["balancers"][1]["socket"] = "haproxy/admin.sock"
     with pytest.raises(ConfigError, match=r"admin socket .*/haproxy/admin.sock is there twice"):
         parse(values, base=BASE)
+
+
+def test_the_defaults_go_together() -> None:
+    assert faults(inventory()) == []
+
+
+def test_every_timer_is_explained() -> None:
+    told = Timers.__doc__ or ""
+    assert all(field.name in told for field in dataclasses.fields(Timers))
