@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from consumer_lists import edit, history, listfile, nodes, show
+from consumer_lists import edit, listfile, nodes, show
 from consumer_lists import push as pushing
 from consumer_lists.errors import CODES, AlreadySo
 from inventory.cluster import Cluster, Node, load
@@ -302,7 +302,7 @@ def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None
 
 
 def _say_what_to_commit(path: Path, cluster: str, generation: int) -> None:
-    if said := history.advice(path, f"{cluster or path.stem}: generation {generation}"):
+    if said := listfile.advice(path, f"{cluster or path.stem}: generation {generation}"):
         say(said)
 
 

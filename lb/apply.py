@@ -21,8 +21,7 @@ from pathlib import Path
 from inventory.inventory import Inventory
 from lb import lint, runtime, state
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.here import Here
-from lb.place import HAPROXY, Place
+from lb.hosts import HAPROXY, Here, Place
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import lb.far
+import lb.hosts
 from inventory.inventory import Inventory, Node, User
 from inventory.tables import nearest
-from lb.rollout import apply_all
+from lb.fleet import apply_all
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from ops import shell
@@ -133,7 +133,7 @@ def _apply(inventory: Inventory, name: str, password: Secret, say: Callable[[str
         for each in inventory.balancers
     )
     meant = dataclasses.replace(inventory, balancer=first, more=tuple(more))
-    for balancer, _done in apply_all(meant, lambda each: lb.far.place_of(shell, meant, each)):
+    for balancer, _done in apply_all(meant, lambda each: lb.hosts.place_of(shell, meant, each)):
         say(f"balancer {balancer.name} asks as {name}")
 
 

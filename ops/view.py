@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 import httpx
 
-import lb.far
 import lb.fleet
+import lb.hosts
 import lb.runtime
 from consumer_lists import nodes
 from consumer_lists.nodes import Client, Served
@@ -287,7 +287,7 @@ class View:
         inventory = self.inventory
         balancer = inventory.find_balancer(name)
         try:
-            with lb.far.place_of(shell, inventory, balancer) as place:
+            with lb.hosts.place_of(shell, inventory, balancer) as place:
                 return not place.signal_master(balancer, None)
         except LbError:
             return False
@@ -305,7 +305,7 @@ class View:
         return found, silent
 
     def _admin_socket(self, balancer: Balancer) -> AbstractContextManager[Path]:
-        return lb.far.forwarded(shell, self.inventory.host(balancer.host).ssh, balancer)
+        return lb.hosts.forwarded(shell, self.inventory.host(balancer.host).ssh, balancer)
 
     # Brokers.
 

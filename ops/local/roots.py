@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lb.place import HAPROXY
+from lb.hosts import HAPROXY
 from ops import shell
 from ops.commands.broker import EPMD, RABBITMQ_SERVER
 from ops.commands.paths import CHECKOUT

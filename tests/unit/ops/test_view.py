@@ -190,13 +190,13 @@ def test_a_balancer_has_ended_when_its_host_knows_no_process_of_it(
     view: View, fronts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert view.balancer_has_ended("haproxy2")
-    monkeypatch.setattr("lb.here.Here.signal_master", lambda *_: True)
+    monkeypatch.setattr("lb.hosts.Here.signal_master", lambda *_: True)
     assert not view.balancer_has_ended("haproxy2")
 
     def away(*_: object) -> bool:
         raise BalancerUnreachable("no SSH")
 
-    monkeypatch.setattr("lb.here.Here.signal_master", away)
+    monkeypatch.setattr("lb.hosts.Here.signal_master", away)
     assert not view.balancer_has_ended("haproxy2")
 
 

@@ -1,7 +1,8 @@
-"""lb.far with a host that is made up; on real SSH: tests/integration/test_balancers.py."""
+"""lb.hosts with a host that is made up; on real SSH: tests/integration/test_balancers.py."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,48 @@ from pathlib import Path
 import pytest
 
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.far import Connection, Far
+from lb.hosts import Connection, Far, Here, is_our_master, write_private
 from ops.errors import CommandFailed
 from tests.support.balancer import inventory
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "is_ours"),
+    [
+        (b"/usr/sbin/haproxy\0-Ws\0-f\0/etc/x.cfg\0-p\0pid\0", True),
+        (b"haproxy\0-f\0/etc/x.cfg\0", True),
+        (b"/usr/sbin/haproxy\0-f\0/etc/y.cfg\0", False),
+        (b"vi\0/etc/x.cfg\0", False),
+        (b"", False),
+    ],
+)
+def test_our_master_is_a_haproxy_with_our_configuration(cmdline: bytes, is_ours: bool) -> None:
+    assert is_our_master(cmdline, Path("/etc/x.cfg")) is is_ours
+
+
+def test_a_file_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    here = Here()
+    assert here.read(tmp_path / "file") == ""
+    here.write(tmp_path / "file", "text")
+    assert here.read(tmp_path / "file") == "text"
+
+
+@pytest.mark.parametrize("text", ["", "no number", "1", "999999999", str(os.getpid())])
+def test_a_pid_that_is_not_our_haproxy_is_never_signalled(tmp_path: Path, text: str) -> None:
+    read = inventory(base=tmp_path)
+    read.balancer.master_pid_file.parent.mkdir()
+    read.balancer.master_pid_file.write_text(text)
+    assert not Here().signal_master(read.balancer, signal.SIGUSR2)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_private(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_private(path, "\ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
 
 BALANCER = inventory().balancer
 
