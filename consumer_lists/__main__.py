@@ -25,8 +25,8 @@ from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
 from messagebus.errors import ListInvalid
 from messagebus.terminal import plural, say
-from ops import shell
 from ops.errors import CommandFailed
+from ops.run import shell
 
 __all__ = ["main"]
 

@@ -24,7 +24,7 @@ from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural, say
-from ops import shell
+from ops.run import shell
 
 __all__ = ["main"]
 

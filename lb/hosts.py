@@ -177,7 +177,7 @@ class Connection(Protocol):
 
 
 class Ssh(Protocol):
-    """What `ops.shell` offers."""
+    """What `ops.run.shell` offers."""
 
     def remote(self, host: str, /) -> AbstractContextManager[Connection]: ...
     def forwarded(

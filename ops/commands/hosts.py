@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inventory.inventory import Host
-from ops.mirror_files import PROGRAMS
+from ops.mirror.files import PROGRAMS
 from ops.provision.changes import COOKIE_COPY
 from ops.provision.wanted import AGENT_USER, COOKIE, STATE
-from ops.step import Command
+from ops.run.plan import Command
 
 __all__ = [
     "AGENT_UNIT",

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ops.commands import hosts
-from ops.commands.paths import kit
+from ops.commands.kits import kit
+from ops.provision.units import BALANCER_STATE_UNIT
 from ops.provision.wanted import COOKIE
-from ops.step import Command
-from ops.unit_files import BALANCER_STATE_UNIT
+from ops.run.plan import Command
 
 __all__ = ["ENDED", "LocalNodes", "Supervisor", "SystemdNodes"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lb.hosts import HAPROXY
 from ops.commands import broker
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 from ops.local.layout import EPMD, BalancerLayout, Layout
 from ops.local.roots import entered
 

@@ -5,7 +5,7 @@ belongs to somebody else is never signalled. Everything that a part starts carri
 environment, so that its children are found although they leave its process group.
 
 These processes outlive the command that starts them, which `sh` is not made for; commands that end
-are run by `ops.shell`.
+are run by `ops.run.shell`.
 """
 
 from __future__ import annotations

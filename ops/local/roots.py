@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lb.hosts import HAPROXY
-from ops import shell
 from ops.commands.broker import EPMD, RABBITMQ_SERVER
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
 from ops.local.layout import HERE
+from ops.run import shell
 
 __all__ = [
     "ENV_ROOT",

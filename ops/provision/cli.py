@@ -13,13 +13,13 @@ from inventory.inventory import Inventory, load
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import say
-from ops import shell
-from ops.carrying import inventory_option, locked
 from ops.errors import OpsError
 from ops.provision.changes import Change, changes, restart_wanted
 from ops.provision.hosts import Root, look, make, see_room
 from ops.provision.program import Program, pack
 from ops.provision.wanted import secret_files, wanted_host
+from ops.run import shell
+from ops.run.command import inventory_option, locked
 
 __all__ = ["provision", "read_secrets", "root_of"]
 

@@ -20,7 +20,7 @@ from inventory.inventory import Inventory, Node, Provision, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
-from ops.unit_files import BALANCER_STATE_UNIT, balancer_files
+from ops.provision.units import BALANCER_STATE_UNIT, balancer_files
 
 __all__ = [
     "AGENT_UNIT",

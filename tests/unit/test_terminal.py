@@ -37,7 +37,7 @@ ALLOWED = {
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
     "lb/__main__.py": {"text", "line", "view.server_table(shown)"},
-    "ops/units_cli.py": {"f'# ---- {path}\\n{text}'", "there"},
+    "ops/provision/units.py": {"f'# ---- {path}\\n{text}'", "there"},
     "ops/local/cli.py": {"f'export {key}={shlex.quote(value)}'", "table"},
     # Figures and our own words.
     "lb/view.py": {

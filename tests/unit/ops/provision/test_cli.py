@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from inventory.inventory import parse
-from ops import lock
 from ops.__main__ import main
 from ops.errors import HostUnreachable
 from ops.provision import cli
 from ops.provision.changes import Change
+from ops.run import command
 from tests.support.balancer import BASE, mirrored_values
 
 
@@ -47,7 +47,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     for name, function in replaced.items():
         monkeypatch.setattr(cli, name, function)
-    for module in (cli, lock):
+    for module in (cli, command):
         monkeypatch.setattr(module, "load", lambda _file: inventory)
     return done
 
@@ -76,7 +76,7 @@ def test_the_lock_of_the_cluster_is_held_on_balancers_hosts_too_while_hosts_are_
         assert changed == ["a1: install x"]
         held.remove(what)
 
-    monkeypatch.setattr("ops.lock.held_everywhere", everywhere)
+    monkeypatch.setattr("ops.run.command.held_everywhere", everywhere)
 
     def look(_wanted: object, root: str) -> str:
         assert held == ["provision a1"]
