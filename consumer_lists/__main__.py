@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the commands work. file: in place of the inventory's, None for that."""
+    """The place where the commands work. file: in place of the inventory's, None for that."""
 
     inventory: Path
     file: Path | None

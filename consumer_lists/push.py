@@ -27,7 +27,7 @@ Write = Callable[[Node, Path, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What came of a push. differing: node name -> why it does not serve this list.
+    """The outcome of a push. differing: node name -> why it does not serve this list.
 
     silent: node name -> why a recovery could not ask it, so that it may know a newer generation.
     jump: from which generation a recovery went up, and on whose word.

@@ -89,7 +89,7 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
 
 
 def _hosts(values: Mapping[str, Any], broker: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where a broker may run. On a local cluster: here."""
+    """Return where a broker may run. On a local cluster: here."""
     ssh = {_text(each, "name"): _text(each, "ssh") for each in values.get("hosts", [])}
     for mirror in values.get("mirrors", []):
         if mirror["name"] == broker["name"]:

@@ -144,7 +144,7 @@ class Inventory:
 
     @property
     def scheme(self) -> str:
-        """What agents and management APIs speak."""
+        """Return what agents and management APIs speak."""
         return "https" if self.tls else "http"
 
     def agent_url(self, node: Node) -> str:
@@ -174,7 +174,7 @@ class Inventory:
         raise ConfigError(f"no broker {name!r} in the inventory{nearest(name, known)}")
 
     def ssh_of(self, node: Node) -> str:
-        """How the host that a broker runs on is reached."""
+        """Return how the host that a broker runs on is reached."""
         return self.host(node.host).ssh if node.host else node.address.host
 
     def host(self, name: str) -> Host:
@@ -186,7 +186,7 @@ class Inventory:
         raise ConfigError(f"no host {name!r} in the inventory{nearest(name, known)}")
 
     def mirror(self, name: str) -> Mirror:
-        """Of the broker of this name. Raises ConfigError."""
+        """Return that of the broker of this name. Raises ConfigError."""
         for mirror in self.mirrors:
             if mirror.name == name:
                 return mirror
@@ -265,7 +265,7 @@ def _read_tls(table: Table) -> Tls:
 
 
 def _digest(*files: Path) -> str:
-    """Of their content; of a file that cannot be read, nothing: HAProxy tells of it."""
+    """Sum up their content; a file that cannot be read adds nothing: HAProxy tells of it."""
     summed = hashlib.sha256()
     for file in files:
         with suppress(OSError):

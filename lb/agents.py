@@ -95,7 +95,7 @@ def _wait(
 
 
 def _health(inventory: Inventory, node: Node) -> str:
-    """Why an agent calls its broker not ready; "" when it does not say."""
+    """Return why an agent calls its broker not ready; "" when it does not say."""
     try:
         answer = httpx.get(
             f"{inventory.agent_url(node)}/health",

@@ -37,7 +37,7 @@ HERE = Here()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What `apply` did.
+    """The outcome of `apply`.
 
     changed: the file is another one now. reloaded: a new process serves it.
     pid: of the process that serves, 0 when HAProxy does not run.
@@ -49,7 +49,7 @@ class Applied:
 
 
 def start_command(inventory: Inventory) -> list[str]:
-    """How to start HAProxy in the foreground: a master, whose pid file it writes, and a worker."""
+    """Return what starts HAProxy in the foreground: a master, whose pid file it writes, and a worker."""
     balancer = inventory.balancer
     return [HAPROXY, "-W", "-f", str(balancer.config), "-p", str(balancer.master_pid_file)]
 

@@ -50,7 +50,7 @@ class Seen:
         return not self.silent and all(map(is_so, self.shown.values()))
 
     def but(self, is_so: Condition) -> str:
-        """What those say of which it is not so, in one line."""
+        """Return what those say of which it is not so, in one line."""
         found = {
             name: f"HAProxy says {state.verdict} (check: {state.check}; agent: {state.agent})"
             for name, state in self.shown.items()

@@ -50,7 +50,7 @@ class Place(Protocol):
         """Replace a file at once and for good; only its owner can read it."""
 
     def complaint(self, text: str, config: Path) -> str:
-        """What HAProxy has against a configuration that would go to this path; "" for nothing."""
+        """Return what HAProxy has against a configuration that would go to this path; "" for nothing."""
 
     def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
         """Send a signal to our master, none with None. False when it does not run."""
@@ -63,7 +63,7 @@ class Place(Protocol):
 
 
 def is_our_master(cmdline: bytes, config: Path) -> bool:
-    """Whether a process's command line is that of a HAProxy with this configuration.
+    """Return whether a process's command line is that of a HAProxy with this configuration.
 
     A pid file may outlive its process, and its number may belong to another one by now.
     """
@@ -177,7 +177,7 @@ class Connection(Protocol):
 
 
 class Ssh(Protocol):
-    """What `ops.run.shell` offers."""
+    """The part of `ops.run.shell` that is needed here."""
 
     def remote(self, host: str, /) -> AbstractContextManager[Connection]: ...
     def forwarded(

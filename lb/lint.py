@@ -1,4 +1,4 @@
-"""What HAProxy would accept and a message bus must not have. Pure."""
+"""Faults that HAProxy would accept and a message bus must not have. Pure."""
 
 from __future__ import annotations
 

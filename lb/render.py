@@ -62,6 +62,6 @@ def render(inventory: Inventory) -> str:
 
 
 def marker(config: str) -> str:
-    """What ``show info`` of a process with this configuration has as description; "" for none."""
+    """Return what ``show info`` of a process with this configuration has as description; "" for none."""
     found = _MARKER.search(config)
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""What the balancers show, as a table for people and as plain values for programs."""
+"""The state that balancers show, as a table for people and as plain values for programs."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def restore(
 def _restore_files(
     kept: Archive, file: Path, outside: tuple[Path, ...], *, dry_run: bool, yes: bool
 ) -> None:
-    """What is written is what the inventory names: the one that is here, else the archive's.
+    """Write what the inventory names: the one that is here, else the archive's.
 
     That may name a file anywhere on this machine: outside of its folder by the operator's word only.
     """
@@ -261,7 +261,7 @@ def _restore_cluster(
 
 
 def _rights(inventory: Inventory) -> Rights:
-    """Of the users that the inventory names."""
+    """Return those of the users that the inventory names."""
     admins = {each.name for each in inventory.users if each.role == "operator"}
     admins.add(inventory.admin_user)
     users = {inventory.balancer.probe_user, *(each.name for each in inventory.users)}
@@ -309,7 +309,7 @@ def _see_young(kept: Archive, names: list[str]) -> None:
 
 
 def _is_password(inventory: Inventory, user: str, stored: str) -> bool:
-    """Whether a broker's stored hash is of the password that the inventory has of this user."""
+    """Return whether a broker's stored hash is of the password that the inventory has of this user."""
     files = {
         inventory.admin_user: inventory.admin_password_file,
         inventory.balancer.probe_user: inventory.balancer.probe_password_file,

@@ -1,4 +1,4 @@
-"""What a backup of a cluster holds, and what of it is missing from a cluster. Pure.
+"""The contents of a backup of a cluster, and what of them is missing from a cluster. Pure.
 
 In it: the inventory and what it names on this machine, the consumer list, every agent's topology, and every
 broker's definitions. Not in it: messages. Those are on the brokers' disks, and their copies are mirrors.
@@ -63,7 +63,7 @@ _AGENTS = "mb."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """Whom a restore may make again and give rights to. users: names. admins: those who may do all."""
+    """Users whom a restore may make again and give rights to. users: names. admins: those who may do all."""
 
     users: frozenset[str] = frozenset()
     admins: frozenset[str] = frozenset()
@@ -104,7 +104,7 @@ def files_named(inventory: str, base: Path) -> dict[Path, bool]:
 
 
 def is_named(inventory: str, base: Path, path: Path) -> bool:
-    """Whether an inventory names this path, of a normal form, or its folder. It need not be there."""
+    """Return whether an inventory names this path, of a normal form, or its folder. It need not be there."""
 
     def normal(value: str) -> Path:
         return Path(os.path.normpath(base / value))
@@ -121,7 +121,7 @@ def definitions_of(archive: Archive, node: str) -> dict[str, Any] | None:
 
 
 def topology_of(archive: Archive) -> dict[str, Mapping[str, Any]]:
-    """Of every name the newest entry, over all agents."""
+    """Return the newest entry of every name, over all agents."""
     maps = {
         name: {entry["wanted"]: entry for entry in json.loads(raw)["entries"]}
         for name, raw in archive.files.items()
@@ -135,7 +135,7 @@ def generation_of(archive: Archive) -> int:
 
 
 def age_of(archive: Archive, now: datetime) -> timedelta:
-    """Since it was made. Raises ValueError, KeyError when it does not say so."""
+    """Return how long ago it was made. Raises ValueError, KeyError when it does not say so."""
     made_at = datetime.strptime(archive.facts["made_at"], "%Y-%m-%dT%H:%M:%SZ")
     return now - made_at.replace(tzinfo=UTC)
 
@@ -147,7 +147,7 @@ def missing_definitions(
     rights: Rights = NOBODY,
     is_password: Callable[[str, str], bool] = lambda user, stored: False,
 ) -> Missing:
-    """What of a broker's definitions it does not have any more.
+    """Return what of a broker's definitions it does not have any more.
 
     is_password: whether a stored hash is of the password that is known of this user. A broker that was
     set up anew stores the same password under another salt.
@@ -178,7 +178,7 @@ def _why_left(
     there: set[str],
     is_password: Callable[[str, str], bool],
 ) -> str:
-    """Why a user who is missing, or a right, stays so; "" for what may be made again."""
+    """Return why a user who is missing, or a right, stays so; "" for what may be made again."""
     if kind not in _USER:
         return ""
     name = one[_USER[kind]]
@@ -217,7 +217,7 @@ def missing_topology(
     floor: int = 0,
     only: Iterable[str] = ("*",),
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """What to register again, as agents take it; and each other name that they lack, and why it stays so.
+    """Return what to register again, as agents take it; and other names they lack, and why that stays so.
 
     floor: of the agents; what they do not know and has a number up to this was deleted.
     only: patterns of the names that may come back.
@@ -243,7 +243,7 @@ def missing_topology(
 def without_memory(
     before: Mapping[str, Mapping[str, Any]], snapshots: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Whether no agent remembers the time of the backup, and so what was deleted since.
+    """Return whether no agent remembers the time of the backup, and so what was deleted since.
 
     Numbers of changes never begin again below those that an agent knows.
     """

@@ -1,4 +1,4 @@
-"""Who is dead, by proof: a playbook goes on without them. Who is only silent still stops it.
+"""The dead, by proof: a playbook goes on without them. One that is only silent still stops it.
 
 Nothing that answers is dead. What does not answer is dead when its supervisor says that no process of
 it is left, or when an operator has seen that its host is off.
@@ -90,7 +90,7 @@ def _answers(ask: Callable[[str], object], name: str) -> bool:
 
 
 def _is_ended(state: Command, runner: Runner) -> bool:
-    """Whether the supervisor says so; one that cannot be asked says nothing."""
+    """Return whether the supervisor says so; one that cannot be asked says nothing."""
     try:
         return runner.run(state).strip() in ENDED
     except CommandFailed:

@@ -47,7 +47,7 @@ NAMES_SHOWN = 5
 
 
 class Steady:
-    """What statistics show is believed when it was so in looks more than one interval apart.
+    """Statistics are believed when they show the same in looks more than one interval apart.
 
     They show the past: what began a moment before a look is not in them yet.
     """
@@ -58,13 +58,13 @@ class Steady:
         self._since: float | None = None
 
     def holds(self) -> bool:
-        """It was so in this look. Returns whether it has been for long enough."""
+        """Note that it was so in this look. Returns whether it has been for long enough."""
         now = self._clock()
         self._since = now if self._since is None else self._since
         return now - self._since > self._interval_s
 
     def broken(self) -> None:
-        """It was not so in this look, or proved wrong."""
+        """Note that it was not so in this look, or proved wrong."""
         self._since = None
 
 
@@ -220,7 +220,7 @@ def off_the_list(view: View, name: str, address: str) -> Check:
 
 
 def unused(view: View, name: str, address: str) -> Check:
-    """As `off_the_list`; and the broker, if it answers, has no message and no client.
+    """Check as `off_the_list` does; and the broker, if it answers, has no message and no client.
 
     For a broker that was never in use: one that was is emptied first.
     """
@@ -269,7 +269,7 @@ def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
 
 
 def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:
-    """As `View.sending`; and why it is not known, where it is not."""
+    """Return `View.sending`; and why it is not known, where it is not."""
     try:
         return view.sending(), ""
     except NoAnswer as fault:
@@ -279,7 +279,7 @@ def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:
 def _not_serving(
     view: View, name: str, address: str, sending: Mapping[str, Collection[str]]
 ) -> str:
-    """Why a broker does not take publishes, "" when it does."""
+    """Return why a broker does not take publishes, "" when it does."""
     if fault := not_ready(view, name, address):
         return fault
     closed = sorted(lb for lb, brokers in sending.items() if name not in brokers)
@@ -287,7 +287,7 @@ def _not_serving(
 
 
 def not_ready(view: View, name: str, address: str) -> str:
-    """Why a broker should not be published to, by the list and by its agent; "" when it should."""
+    """Return why a broker should not be published to, by the list and by its agent; "" when it should."""
     entry = view.listed.find(address)
     if entry is None or entry.draining:
         return "draining" if entry else "not on the list"
@@ -315,7 +315,7 @@ def is_dead(view: View, name: str) -> Check:
 
 
 def nobody_answers(view: View) -> Check:
-    """There is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
+    """See that there is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
 
     def check() -> str:
         for node in view.nodes:
@@ -328,13 +328,13 @@ def nobody_answers(view: View) -> Check:
 
 
 def lists_all(view: View) -> str:
-    """Whether the operators' list names every broker of the inventory, as a check."""
+    """Check that the operators' list names every broker of the inventory."""
     missing = {str(node.address) for node in view.nodes} - view.listed.names
     return f"it does not name {some(sorted(missing))}" if missing else ""
 
 
 def all_welcome(view: View) -> Check:
-    """As `welcomes`, of every broker."""
+    """Check `welcomes` of every broker."""
 
     def check() -> str:
         said = {node.name: welcomes(view, node.name)() for node in view.nodes}
@@ -377,7 +377,7 @@ def behind(maps: Mapping[str, Mapping[str, tuple[int, str, bool]]], name: str) -
 
 
 def clients_told(view: View) -> str:
-    """How many clients work by the list as it is, for a proof. Raises NoAnswer."""
+    """Return how many clients work by the list as it is, for a proof. Raises NoAnswer."""
     clients, wanted = view.clients(), view.listed.generation
     applied = sum(each.applied >= wanted for each in clients)
     return f"{applied} of {len(clients)} clients work by generation {wanted}"
@@ -388,7 +388,7 @@ def _who(connections: Iterable[Connection]) -> str:
 
 
 def _late(view: View) -> str:
-    """That nobody is late proves nothing where somebody consumes and nobody asks for the list."""
+    """Name who is late; that nobody is proves nothing where queues are consumed and nobody asks."""
     wanted, clients = view.listed.generation, view.clients()
     if not clients:
         queues = (queue for node in view.brokers for queue in view.queues(node.name))

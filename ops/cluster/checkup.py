@@ -1,4 +1,4 @@
-"""What of a cluster is otherwise than its inventory says. Pure: each takes what was seen, and tells it."""
+"""Differences of a cluster from its inventory. Pure: each function takes what was seen, and tells them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Finding:
 
 
 def of_lists(inventory: Inventory, ours: BrokerList, served: Iterable[Served]) -> Iterator[Finding]:
-    """Of the operators' list, and of what each agent serves."""
+    """Tell faults of the operators' list, and of what each agent serves."""
     known = {str(node.address) for node in inventory.brokers}
     if ours.cluster and ours.cluster != inventory.cluster:
         yield Finding("list", f"is of cluster {ours.cluster!r}, not {inventory.cluster!r}")
@@ -71,7 +71,7 @@ def _of_served(inventory: Inventory, ours: BrokerList, one: Served) -> Iterator[
 
 
 def of_health(name: str, health: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of what an agent says of its broker."""
+    """Tell faults by what an agent says of its broker."""
     if health["verdict"] != "ready":
         reason = health.get("reason", "no reason given")
         yield Finding(name, f"takes no new publishers: {health['verdict']}, {reason}")
@@ -80,7 +80,7 @@ def of_health(name: str, health: Mapping[str, Any]) -> Iterator[Finding]:
 def of_broker(
     node: Node, overview: Mapping[str, Any], resources: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Of what a broker says of itself."""
+    """Tell faults by what a broker says of itself."""
     version = str(overview.get("rabbitmq_version", ""))
     if node.version and node.version.partition("-")[0] != version:
         yield Finding(node.name, f"runs RabbitMQ {version}, not {node.version}")
@@ -97,7 +97,7 @@ def of_broker(
 
 
 def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of what every HAProxy shows. shown: `lb status --json`."""
+    """Tell faults by what every HAProxy shows. shown: `lb status --json`."""
     names = {node.name for node in inventory.brokers}
     for balancer in shown["balancers"]:
         where = f"balancer {balancer['name']}"

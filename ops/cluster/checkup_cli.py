@@ -107,7 +107,7 @@ def _is_open(node: Node, name: str) -> bool:
 
 
 def _host(inventory: Inventory, name: str) -> Iterator[Finding]:
-    """As `ops provision` would find it."""
+    """Look as `ops provision` does."""
     try:
         with root_of(inventory, name) as root:
             before = time.time()

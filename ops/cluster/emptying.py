@@ -1,4 +1,4 @@
-"""When a broker is empty, and what is said of it when it does not become so.
+"""The emptiness of a broker, and what is said of it when it does not become empty.
 
 Statistics show the past: so zeros in two looks more than one interval apart, then a basic.get on every
 queue that finds nothing. Messages that nobody will take are not waited for.
@@ -29,7 +29,7 @@ HELD_WITHIN_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left in a broker, by who will take it.
+    """Messages left in a broker, by who will take them.
 
     read: somebody consumes it. unread: nobody does, and it does not leave by itself. delayed: it does.
     """
@@ -110,7 +110,7 @@ class Emptying:
         return self._progress(left)
 
     def taken(self) -> str:
-        """How many messages left while this was looked at, for a proof."""
+        """Return how many messages left while this was looked at, for a proof."""
         began = self._first[1] if self._first else 0
         return f"{plural(max(0, began - self._left), 'message')} taken by their consumers"
 
@@ -131,7 +131,7 @@ class Emptying:
         return ""
 
     def _is_unread(self, left: Left) -> bool:
-        """Whether it is certain who reads what. Raises Blocked for what nobody does."""
+        """Return whether it is certain who reads what. Raises Blocked for what nobody does."""
         if not self._moves:
             self._raise_if_overdue(left.delayed)
         if not left.unread and not (self._moves and not left.read):
@@ -223,7 +223,7 @@ def _count(queues: Iterable[Queue]) -> int:
 
 
 def delayed(queues: Iterable[Queue]) -> tuple[int, float]:
-    """How many delayed messages wait, and for how many seconds the longest of them may."""
+    """Return how many delayed messages wait, and for how many seconds the longest of them may."""
     held = [each for each in queues if each.messages and each.name in DELAYS_S]
     return sum(each.messages or 0 for each in held), max(
         (DELAYS_S[each.name] for each in held), default=0.0

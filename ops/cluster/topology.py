@@ -1,4 +1,4 @@
-"""Whether all agents know the same topology, and every broker has it. Pure.
+"""The comparison of what all agents know of the topology, and every broker has. Pure.
 
 Agents repeat what they know to each other every second, so a difference that stays is one of an agent that
 is not on the list, is cut off, or cannot bring its broker about.
@@ -75,7 +75,7 @@ def differences(
     settled: Mapping[str, Mapping[str, bool]],
     queues: Mapping[str, Mapping[str, int | None]],
 ) -> list[Difference]:
-    """What one agent or broker has otherwise than the newest map says.
+    """Return what one agent or broker has otherwise than the newest map says.
 
     settled: node -> wanted queue -> whether it is there and settled, as its agent says. queues: node ->
     queue that its broker has -> messages in it.

@@ -128,7 +128,7 @@ def _new_password(file: Path, given: Secret | None) -> Secret:
 
 
 def _keep(file: Path, password: Secret) -> None:
-    """As the file was: mode and owner stay."""
+    """Replace the file; mode and owner stay."""
     was = file.stat()
     write_secret(file, password.reveal() + "\n", mode=was.st_mode & 0o777)
     with suppress(PermissionError):
@@ -147,7 +147,7 @@ def _apply(inventory: Inventory, name: str, password: Secret, say: Callable[[str
 
 
 def _write_at_hosts(inventory: Inventory, node: Node, user: User, password: Secret) -> None:
-    """What its broker reads at its next start, and its agent at each use: before the broker is told."""
+    """Write what its broker reads at its next start, and its agent at each use: before the broker is told."""
     known = {**read_secrets(inventory), user.password_file: password}
     for host in sorted(hosts_of(inventory, node)):
         files = wanted_host(inventory, host, known, program="").files

@@ -1,4 +1,4 @@
-"""What a cluster says about itself: questions to agents, management APIs and HAProxy.
+"""A cluster as it shows itself: questions to agents, management APIs and HAProxy.
 
 Only reads, apart from `hang_up` and `merge`. Every question has a deadline; who does not answer is told by
 NoAnswer with its name, never left out in silence.
@@ -73,7 +73,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Of an application to one broker. name: the broker's. client: what it calls itself, or its address.
+    """A connection of an application. name: the broker's. client: what it calls itself, or its address.
 
     unacked: deliveries that it holds without an answer.
     """
@@ -163,11 +163,11 @@ class View:
         return [node for node in self._cluster.nodes if node.name not in self.absent.agents]
 
     def served(self) -> list[Served]:
-        """What each agent serves, or why it does not."""
+        """Return what each agent serves, or why it does not."""
         return nodes.served(self._agents)
 
     def generations(self) -> dict[str, int]:
-        """Which generation each agent serves, by name of the node. Raises NoAnswer."""
+        """Return which generation each agent serves, by name of the node. Raises NoAnswer."""
         served = self.served()
         _raise_silent({one.node: one.fault for one in served if one.served is None})
         return {one.node: one.generation for one in served}
@@ -213,7 +213,7 @@ class View:
             raise NoAnswer(f"agent of {name}: {answer['reason']}")
 
     def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
-        """What of these exists otherwise on its broker, in words; "" for nothing. Raises NoAnswer."""
+        """Return what of these exists otherwise on its broker, in words; "" for nothing. Raises NoAnswer."""
         answer = self._operator(name, "/topology/try", {"wanted": wanted})
         return str(answer.json()["mismatch"])
 
@@ -283,7 +283,7 @@ class View:
         return list(self._balancers_asked()[1])
 
     def balancer_has_ended(self, name: str) -> bool:
-        """Whether its host says that no process of it is left; one that cannot be asked says nothing."""
+        """Return whether its host says that none of its processes is left; a silent one says nothing."""
         inventory = self.inventory
         balancer = inventory.find_balancer(name)
         try:
@@ -293,7 +293,7 @@ class View:
             return False
 
     def _balancers_asked(self) -> tuple[dict[str, dict[str, ServerState]], dict[str, str]]:
-        """What each shows of each broker; and why it does not, where it does not."""
+        """Return what each shows of each broker; and why it does not, where it does not."""
         found = dict[str, dict[str, ServerState]]()
         with lb.fleet.opened(self.inventory, self._admin_socket) as fleet:
             silent = dict(fleet.away)
@@ -310,14 +310,14 @@ class View:
     # Brokers.
 
     def queues(self, name: str) -> list[Queue]:
-        """Of one broker, as its statistics have it: up to one interval old. Raises NoAnswer.
+        """Return those of one broker, as its statistics have it: up to one interval old. Raises NoAnswer.
 
         Without those that belong to one connection, as each agent has one for events, and the gate's.
         """
         return [each for each in self.all_queues(name) if each.vhost == DEFAULT_VHOST]
 
     def all_queues(self, name: str) -> list[Queue]:
-        """As `queues`, of every virtual host."""
+        """Return `queues` of every virtual host."""
         columns = (
             "columns=vhost,name,type,arguments,messages,messages_unacknowledged,message_bytes,"
             "consumers,exclusive"
@@ -345,7 +345,7 @@ class View:
         return [(each["source"], each["destination"], each["routing_key"]) for each in found.json()]
 
     def holds_message(self, name: str, queue: Queue) -> bool | None:
-        """Whether a basic.get finds one; it is put back. Raises NoAnswer.
+        """Return whether a basic.get finds one; it is put back. Raises NoAnswer.
 
         None where one cannot be had: of streams, and where a consumer has the queue for itself.
         """
@@ -392,12 +392,12 @@ class View:
         return held
 
     def overview(self, name: str) -> dict[str, Any]:
-        """Of one broker: its version, its own name. Raises NoAnswer."""
+        """Ask one broker for its version and its own name. Raises NoAnswer."""
         answer: dict[str, Any] = self._manage(name, "GET", "/api/overview").json()
         return answer
 
     def resources(self, name: str) -> dict[str, Any]:
-        """Of one broker: memory, disk, and their alarms. Raises NoAnswer."""
+        """Ask one broker for memory, disk, and their alarms. Raises NoAnswer."""
         found = self._manage(name, "GET", "/api/nodes").json()
         return dict(found[0]) if found else {}
 
@@ -474,7 +474,7 @@ class View:
 
 
 def next_file(file: Path) -> Path:
-    """Where a new password lies until all have it. There is one while its change is not finished."""
+    """Return where a new password lies until all have it. There is one while its change is not finished."""
     return file.with_name(f"{file.name}.next")
 
 

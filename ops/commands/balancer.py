@@ -33,7 +33,7 @@ def ready(inventory: Path, name: str, absent: Iterable[str] = ()) -> Command:
 
 
 def hold(inventory: Path, name: str) -> Command:
-    """As `drain`, for a broker that HAProxy does not know yet."""
+    """Do as `drain`, for a broker that HAProxy does not know yet."""
     return kit("ops", "hold", name, "--inventory", str(inventory))
 
 

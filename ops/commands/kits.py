@@ -1,4 +1,4 @@
-"""Where the kit is, and how its own commands are called."""
+"""The kits: where they are, and how their own commands are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How brokers and agents are started and stopped where they run. Pure.
+"""Starts and stops of brokers and agents where they run. Pure.
 
 A local node is a part of `ops local`; elsewhere a node is a host with systemd units.
 """
@@ -79,7 +79,7 @@ class LocalNodes:
         return self._local("forget", name)
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
-        """Of the version that is installed on this machine."""
+        """Install the version that this machine has."""
         return (*self._local("forget", name), *self._local("provision", name))
 
     def data(self, name: str) -> Command:

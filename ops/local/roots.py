@@ -55,7 +55,7 @@ def default_root() -> Path:
 
 
 def entered(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
-    """How a program of a root folder is started that works in a folder of this system."""
+    """Return the command that starts a program of a root folder that works in a folder of this system."""
     if root == HERE:
         return list(argv)
     # Whoever is not root may do this in a user namespace of his own, where the system allows it.

@@ -139,7 +139,7 @@ def _to_be_erased(
 
 
 def _is_ours(side: Status) -> bool:
-    """From an earlier run of the same plan: DRBD holds the disk, or it has metadata and never had data."""
+    """Tell a disk of an earlier run of the plan: DRBD holds it, or it has metadata and never had data."""
     is_new = side.generations is not None and not side.generations.current
     return is_new or (side.is_up and side.disk != "Diskless")
 
@@ -407,7 +407,7 @@ def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
 
 
 def _belongings(view: MirrorView, host: Host, side: Status) -> str:
-    """What an operator decides by."""
+    """Return what an operator decides by."""
     words = [str(side), f"{side.out_of_sync_kib:,} KiB written since the other was lost"]
     runs = view.succeeds(host, hosts.service("is-active", hosts.BROKER_UNIT))
     words.append("its broker runs" if runs else "no broker runs")

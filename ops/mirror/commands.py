@@ -70,7 +70,7 @@ def link(mirror: str) -> Argv:
 
 
 def generations(mirror: str) -> Argv:
-    """Which generation of the data the host has, and which came before. Also where it is down."""
+    """Return which generation of the data the host has, and which came before. Also where it is down."""
     return _adm("get-gi", mirror)
 
 

@@ -250,9 +250,8 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
     )
 
 
-# --------------------------------------------------------------------------- steps, commands, checks
 def _disconnected(view: MirrorView, host: Host) -> Step:
-    """Of a host that is alone already the kernel does not know the connection, and refuses."""
+    """Disconnect; of a host that is alone already the kernel does not know the connection, and refuses."""
     return Step(
         name=f"disconnect {host.name}",
         commands=on([host], commands.disconnect(view.name)),

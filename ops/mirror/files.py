@@ -82,7 +82,7 @@ def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[WantedFile,
 
 
 def authorized_line(peer: Host, public_key: str) -> str:
-    """Of root's authorized_keys: the peer's key may have this host outdate its data, and nothing else.
+    """Return root's authorized key: the peer's may have this host outdate its data, and nothing else.
 
     public_key: as ``ssh-keygen`` wrote it; its comment is replaced, so that it is found again.
     """

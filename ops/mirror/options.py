@@ -17,8 +17,8 @@ from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror.files import partner
 from ops.mirror.state import Alone, No, Status, may_promote
 from ops.mirror.view import MirrorView
-from ops.playbooks.pieces import write_whole
 from ops.run.command import Go, carry, opened
+from ops.run.journal import write_whole
 from ops.run.plan import Plan
 
 __all__ = [
@@ -63,7 +63,7 @@ def of_mirror(view: MirrorView, name: str) -> Host:
 
 
 def both_answer(view: MirrorView) -> dict[str, Status]:
-    """What each host says. Raises NoAnswer when one of them cannot be asked."""
+    """Return what each host says. Raises NoAnswer when one of them cannot be asked."""
     sides = view.sides()
     for side in sides.values():
         if isinstance(side, NoAnswer):
@@ -105,12 +105,12 @@ def not_dead(name: str, answer: Status | NoAnswer) -> None:
 
 
 def agents(view: MirrorView, host: Host) -> bool:
-    """Whether agents run beside brokers here."""
+    """Return whether agents run beside brokers here."""
     return view.succeeds(host, ("systemctl", "cat", hosts.AGENT_UNIT))
 
 
 def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[str, bool]:
-    """How the host may be promoted: the arguments of `ops.mirror.promotion.promotion`.
+    """Return how the host may be promoted: the arguments of `ops.mirror.promotion.promotion`.
 
     Raises OpsError with the reason when it may not.
     """

@@ -1,4 +1,4 @@
-"""What DRBD 8.4 says, as values, and what may be done then. Pure.
+"""The state of a mirror by DRBD 8.4, as values, and what may be done then. Pure.
 
 A state is read from ``drbdsetup events2 --now --statistics``, which tells the connection in words of
 DRBD 9, and told in those of 8.4, which operators find in ``drbdadm cstate`` and /proc/drbd. Never from
@@ -65,7 +65,6 @@ class Bad(OpsError):
     """Raised when DRBD says something that is not of version 8.4; look at what it wrote."""
 
 
-# --------------------------------------------------------------------------- generations
 @dataclass(frozen=True, slots=True)
 class Generations:
     """current: of the data. base: that the peer had when they parted; "" while nobody is ahead of it.
@@ -85,7 +84,7 @@ _GENERATIONS = re.compile(r"[0-9A-F]{16}(:[0-9A-F]{16}){3}(:[0-9]){7}")
 
 
 def parse_generations(text: str) -> Generations | None:
-    """None of a disk without DRBD's metadata. Raises Bad."""
+    """Return None for a disk without DRBD's metadata. Raises Bad."""
     line = text.strip().splitlines()[-1].strip() if text.strip() else ""
     if not line:
         return None
@@ -120,7 +119,7 @@ class Alone:
 
 
 class Relation(Enum):
-    """Of this host's data to the other's."""
+    """The relation of this host's data to the other's."""
 
     SAME = auto()
     AHEAD = auto()
@@ -147,7 +146,6 @@ def relation(here: Generations, there: Generations) -> Relation:
     return Relation.SPLIT if old & {there.base, *there.history} else Relation.FOREIGN
 
 
-# -------------------------------------------------------------------------------- status
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """One host's side of a mirror. The words are DRBD 8.4's; "Unknown" and "DUnknown" of what is not.
@@ -188,7 +186,7 @@ class Status:
 
     @property
     def done_percent(self) -> float:
-        """Of the copying."""
+        """Return the percentage of the copying."""
         if not self.size_kib:
             return 100.0
         return 100.0 * (1 - self.out_of_sync_kib / self.size_kib)
@@ -207,7 +205,7 @@ class Status:
 
 
 def parse_events(text: str, generations: Generations | None = None) -> Status:
-    """What ``drbdsetup events2 --now`` wrote, of one mirror. Raises Bad."""
+    """Read what ``drbdsetup events2 --now`` wrote, of one mirror. Raises Bad."""
     said: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         what, kind, *pairs = line.split() or [""] * 2
@@ -246,7 +244,7 @@ def _link(connection: str, replication: str) -> str:
 
 
 def parse_link(text: str) -> str:
-    """What ``drbdadm cstate`` wrote. Raises Bad."""
+    """Read what ``drbdadm cstate`` wrote. Raises Bad."""
     lines = text.split()
     if len(lines) != 1 or not lines[0].isalnum():
         raise Bad(f"cstate: {text!r}")
@@ -272,10 +270,9 @@ def is_split(sides: Mapping[str, Status]) -> bool:
     return relation(here.generations, there.generations) is Relation.SPLIT
 
 
-# ------------------------------------------------------------------------------ promotion
 @dataclass(frozen=True, slots=True)
 class Yes:
-    """It loses nothing, or only what the operator gave up by name."""
+    """The verdict that nothing is lost, or only what the operator gave up by name."""
 
     def __bool__(self) -> bool:
         return True
@@ -308,7 +305,7 @@ def may_promote(
     given_up: str = "",
     alone: Alone | None = None,
 ) -> Verdict:
-    """Whether making this host primary keeps every write that was ever confirmed.
+    """Return whether making this host primary keeps every write that was ever confirmed.
 
     there: what the peer itself says; None where it cannot be asked, which proves nothing. A peer that is
         down, and whose generations cannot be read, says nothing either.
@@ -334,7 +331,7 @@ def may_promote(
 
 
 def lacks(here: Status, alone: Alone | None, *, peer: str) -> str:
-    """Why this host does not have what its peer wrote alone, "" where it has, or there is no such word."""
+    """Return why this host lacks what its peer wrote alone, "" where it has it, or nobody wrote so."""
     if alone is None or alone.host != peer:
         return ""
     mine = here.generations

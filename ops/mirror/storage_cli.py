@@ -17,8 +17,9 @@ from ops.mirror.files import partner
 from ops.mirror.options import agents, both_answer, of_mirror, permitted, proof_options
 from ops.mirror.view import MirrorView
 from ops.playbooks.inventory_text import with_host
-from ops.playbooks.pieces import inventory, write_whole
+from ops.playbooks.pieces import inventory
 from ops.run.command import Go, carry, go_options, inventory_option, opened, settled
+from ops.run.journal import write_whole
 from ops.run.plan import Plan
 
 __all__ = ["storage"]

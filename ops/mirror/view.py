@@ -91,12 +91,12 @@ class MirrorView:
 
     @property
     def hosts(self) -> tuple[Host, Host]:
-        """As the inventory orders them: home first."""
+        """Return them as the inventory orders them: home first."""
         home, standby = self.mirror.hosts
         return self.inventory.host(home), self.inventory.host(standby)
 
     def status(self, host: Host) -> Status:
-        """What one host says. Raises NoAnswer where it cannot be reached, CannotTell where it is refused."""
+        """Ask one host. Raises NoAnswer where it cannot be reached, CannotTell where it is refused."""
         with self._connect(host.ssh) as there:
             events = _said(there, host, argv.events(self.name), _NO_MIRROR)
             generations = _said(there, host, argv.generations(self.name), _NO_GENERATIONS)
@@ -108,7 +108,7 @@ class MirrorView:
             raise Bad(f"{host.name}: {fault}") from fault
 
     def sides(self) -> dict[str, Status | NoAnswer]:
-        """What each host says, both asked at the same time; by name, home first.
+        """Return what each host says, both asked at the same time; by name, home first.
 
         Who was silent a moment ago is not asked again.
         """
@@ -117,14 +117,14 @@ class MirrorView:
             return dict(zip((host.name for host in self.hosts), answers, strict=True))
 
     def is_split(self) -> bool:
-        """Of those that answer, in two looks: between the questions of one they may have connected."""
+        """Compare those that answer, in two looks: between the questions of one they may have connected."""
         return all(
             is_split({n: s for n, s in self.sides().items() if isinstance(s, Status)})
             for _look in range(2)
         )
 
     def succeeds(self, host: Host, command: tuple[str, ...]) -> bool:
-        """Whether a command that changes nothing ends with 0 there. Raises NoAnswer, CannotTell."""
+        """Return whether a command that changes nothing ends with 0 there. Raises NoAnswer, CannotTell."""
         try:
             with self._connect(host.ssh) as there:
                 there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
@@ -137,7 +137,7 @@ class MirrorView:
         return True
 
     def tells(self, host: Host, command: tuple[str, ...]) -> str:
-        """What such a command writes. Raises NoAnswer, also where it fails."""
+        """Return what such a command writes. Raises NoAnswer, also where it fails."""
         try:
             with self._connect(host.ssh) as there:
                 return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
@@ -145,7 +145,7 @@ class MirrorView:
             raise NoAnswer(f"{host.name}: {fault}") from fault
 
     def power_of(self, host: Host) -> str:
-        """What its power controller says, asked from here. Raises CommandFailed."""
+        """Return what its power controller says, asked from here. Raises CommandFailed."""
         return shell.run(power(host.power, "status", host.name), timeout_s=ASK_WITHIN_S).strip()
 
     def _status_or_fault(self, host: Host) -> Status | NoAnswer:
@@ -180,7 +180,7 @@ class MirrorView:
 
 
 def _said(there: There, host: Host, command: tuple[str, ...], none: re.Pattern[str]) -> str | None:
-    """None where it fails with what `none` matches. Raises NoAnswer, CannotTell."""
+    """Return None where it fails with what `none` matches. Raises NoAnswer, CannotTell."""
     try:
         return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
     except CommandFailed as fault:

@@ -54,7 +54,7 @@ class Target:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a journal keeps of it, beside the name: the inventory may not know it any more."""
+        """Return what a journal keeps of it, beside the name: the inventory may not know it any more."""
         known = {"address": self.address, "agent_port": self.agent_port}
         return {**known, "ssh": self.ssh, "sudo": self.sudo} if self.ssh else known
 
@@ -112,7 +112,7 @@ def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
 
 
 def joined(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
-    """It has all that is wanted, and takes no publishes yet."""
+    """Give it all that is wanted; it takes no publishes yet."""
     name = target.name
     return (
         Step(

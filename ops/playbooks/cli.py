@@ -252,7 +252,7 @@ def _carry(
 
 
 def _view(go: Go, but: Collection[str], dead: Iterable[str]) -> View:
-    """Of the cluster, without those that are dead, who are told."""
+    """View the cluster, without those that are dead, who are told."""
     view = View(go.file)
     absent = find_absent(view, lambda names: _of(go.file, view, names), but, dead)
     if told := absent.in_words():
@@ -265,7 +265,7 @@ def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
 
 
 def _afterwards(view: View) -> list[str]:
-    """What those that were dead meanwhile will need."""
+    """Return what those that were dead meanwhile will need."""
     return [
         f"{name} was dead meanwhile; when it is back: `python -m consumer_lists push`, and"
         " `python -m ops check` says what else differs"

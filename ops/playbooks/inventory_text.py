@@ -90,7 +90,7 @@ def with_host(text: str, name: str, host: str) -> str:
 
 
 def _said(text: str) -> dict[str, Any] | None:
-    """None of what is no TOML."""
+    """Return None for what is no TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -98,7 +98,7 @@ def _said(text: str) -> dict[str, Any] | None:
 
 
 def _tables(text: str, kind: str) -> Iterator[tuple[int, int]]:
-    """Where each table of this kind begins, and where the last line ends that says something in it."""
+    """Return where each table of this kind begins, and where the last line ends that says something in it."""
     for table in re.finditer(rf"^\s*\[\[\s*{kind}\s*\]\]", text, re.MULTILINE):
         follows = _TABLE.search(text, table.end())
         lines = text[table.end() : follows.start() if follows else len(text)].splitlines(

@@ -19,8 +19,9 @@ from ops.cluster.view import Connection, View
 from ops.errors import OpsError
 from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
 from ops.run.command import inventory_option
+from ops.run.journal import write_whole
 
-__all__ = ["hangup", "hold", "inventory", "move", "write_whole"]
+__all__ = ["hangup", "hold", "inventory", "move"]
 
 PROGRESS_EVERY_S = 0.5
 
@@ -212,11 +213,3 @@ def first_list(file: Path) -> None:
     )
     made = BrokerList(cluster=inventory.cluster, generation=1, listed=listed)
     write_whole(inventory.list_file, made.render())
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file of the operator's: a reader sees the old text or the new one."""
-    part = file.with_name(file.name + ".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(text)
-    part.replace(file)

@@ -62,7 +62,7 @@ MOVE_WITHIN_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """How a broker is emptied.
+    """Options of emptying a broker.
 
     statistics_s: how far its counts may lag. delayed: how many delayed messages it has now, and for how
     many seconds at most they wait. moves: what nobody takes goes to the other brokers. held_within_s: how

@@ -91,7 +91,7 @@ def _change(inventory: Inventory, one: _Looked, program: Program) -> None:
 
 @contextmanager
 def root_of(inventory: Inventory, name: str) -> Iterator[Root]:
-    """As root on the host of this name."""
+    """Be root on the host of this name."""
     host = inventory.host(name)
     with shell.remote(host.ssh) as remote:
         yield Root(remote, host=host.name, sudo=host.sudo)

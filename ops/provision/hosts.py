@@ -41,7 +41,7 @@ class Root:
             raise
 
     def ask(self, argv: Sequence[str]) -> str:
-        """What it wrote, whatever its exit code."""
+        """Return what it wrote, whatever its exit code."""
         try:
             return self.run(argv)
         except (HostUnreachable, SudoRefused):

@@ -40,7 +40,7 @@ _TEMPLATES = jinja2.Environment(
 
 
 def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
-    """What the host of a balancer should have: path -> text; beside Debian's haproxy.service."""
+    """Return what the host of a balancer should have: path -> text; beside Debian's haproxy.service."""
     words = {
         "cluster": inventory.cluster,
         "balancer": balancer,
@@ -57,7 +57,7 @@ def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
 
 
 def worker_files(program: Path) -> dict[Path, str]:
-    """Of all workers of a host, an instance for each app. program: the command ``messagebus``."""
+    """Return those of all workers of a host, one instance an app. program: the command ``messagebus``."""
     name = "messagebus-worker@.service"
     return {UNITS / name: _render(f"{name}.j2", {"program": program, "grace_s": WORKER_GRACE_S})}
 

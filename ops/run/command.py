@@ -62,7 +62,7 @@ OLD = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """What the operator said beside the playbook and its broker."""
+    """Options that the operator said beside the playbook and its broker."""
 
     file: Path
     dry_run: bool
@@ -115,7 +115,7 @@ def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def journal_of(file: Path, name: str) -> Journal:
-    """Of the playbook of this name; its unfinished run is taken up. Raises JournalUnreadable."""
+    """Open that of the playbook of this name; its unfinished run is taken up. Raises JournalUnreadable."""
     return Journal(file.parent / JOURNALS, name)
 
 

@@ -1,4 +1,4 @@
-"""What a playbook has done, on disk before the next step begins, so that an interrupted run resumes.
+"""The record of a playbook: on disk before the next step begins, so that an interrupted run resumes.
 
 A journal is a hint: it says what was done, not what is so now. A step that erases looks for itself
 (`ops.run.plan.Step.guard`, `ops.run.plan.Step.sealed_by`).
@@ -18,7 +18,7 @@ from typing import Any
 
 from ops.errors import JournalUnreadable
 
-__all__ = ["FORMAT", "Journal", "OpenRun", "abandon", "open_runs"]
+__all__ = ["FORMAT", "Journal", "OpenRun", "abandon", "open_runs", "write_whole"]
 
 FORMAT = 2
 """Of the lines; a file of another format is not taken up."""
@@ -76,7 +76,7 @@ class Journal:
 
     def seal(self, step: str, listing: str) -> None:
         """Keep the files that a node had when this step had stopped it. On disk when it returns."""
-        _write(self._seal(step), listing)
+        write_whole(self._seal(step), listing, to_disk=True)
 
     def sealed(self, step: str) -> str | None:
         """The listing that `seal` kept, None where there is none."""
@@ -92,7 +92,7 @@ class Journal:
         return self._file.with_name(f"{self._file.name}.{step.replace(' ', '+')}.seal")
 
     def _append(self, line: dict[str, Any]) -> None:
-        """After the last whole line: a line that a crash cut off is overwritten."""
+        """Write after the last whole line: a line that a crash cut off is overwritten."""
         line = {**line, "at": datetime.now(UTC).strftime(_AT)}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("ab+") as file:
@@ -137,7 +137,7 @@ class OpenRun:
             self.last = str(lines[-1]["at"])
 
     def concerns(self, brokers: frozenset[str]) -> bool:
-        """Whether it changes one of these, or may."""
+        """Return whether it changes one of these, or may."""
         return self.brokers is None or bool(self.brokers & brokers)
 
 
@@ -191,10 +191,16 @@ def _when(line: dict[str, Any]) -> datetime:
     return at
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str, *, to_disk: bool = False) -> None:
+    """Replace a file of the operator's: a reader sees the old text or the new one.
+
+    to_disk: the new text is on disk before it takes the place of the old one.
+    """
     part = file.with_name(file.name + ".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
     with part.open("w") as out:
         out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
+        if to_disk:
+            out.flush()
+            os.fsync(out.fileno())
     part.replace(file)

@@ -185,7 +185,7 @@ def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
 
 
 def _look(check: Check) -> tuple[str, bool]:
-    """What is missing, and whether that is an answer. Who does not answer now may at the next look."""
+    """Return what is missing, and whether that is an answer. Who does not answer now may at the next look."""
     try:
         return check(), False
     except (MessageBusError, OSError) as fault:

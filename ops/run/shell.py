@@ -259,7 +259,7 @@ def forwarded(
 
 
 class _Said:
-    """What the far end of a forwarded socket said: its own words, once it has come to read them."""
+    """The words of the far end of a forwarded socket: its own words, once it has come to read them."""
 
     HELD = "held\n"
 

@@ -47,7 +47,6 @@ def recorded(name: str) -> Status:
     return parse_events(outputs[EVENTS], parse_generations(outputs["drbdadm get-gi r0"]))
 
 
-# ------------------------------------------------------------------------------- parsers
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
 def test_the_state_by_events_is_the_one_that_the_kernel_shows_elsewhere(file: Path) -> None:
     """The oracle is /proc/drbd, which nothing of ours reads, and which speaks 8.4's own words."""
@@ -115,7 +114,6 @@ def test_a_disk_without_metadata_has_no_generations() -> None:
     assert parse_generations("\n") is None
 
 
-# ----------------------------------------------------------------------------- relations
 @pytest.mark.parametrize(
     ("here", "there", "expected"),
     [
@@ -172,7 +170,6 @@ def test_whole_is_only_what_has_two_good_copies_that_follow_each_other() -> None
         assert recorded(f"{number} {host}").is_whole == (number in whole), path.name
 
 
-# ----------------------------------------------------------------------------- promotion
 # State and host -> may it be promoted: nobody asked, peer asked, peer dead, given up and dead.
 PROMOTION = {
     "01 A": "no no no no",  # down
@@ -282,7 +279,6 @@ def test_a_consistent_disk_after_a_boot_is_not_known_to_be_the_newest() -> None:
     assert may_promote(here, None, peer="mbA", peer_is_dead=True, given_up="mbA")
 
 
-# ------------------------------------------------------------------------ the naive oracle
 @dataclasses.dataclass
 class Side:
     """A host of the model: which writes its disk has, and what DRBD knows there."""
