@@ -307,14 +307,19 @@ def unguarded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "_see_seal", nothing)
 
 
+def by_name_alone(patch: pytest.MonkeyPatch) -> None:
+    for module in (runner, command):
+        patch.setattr(
+            module,
+            "done_before",
+            lambda plan, kept: [one.name for one in plan.steps if one.name in kept.done],
+        )
+
+
 def others_are_only_a_note(patch: pytest.MonkeyPatch) -> None:
     unguarded(patch)
     patch.setattr(OpenRun, "concerns", lambda _self, _brokers: False)
-    patch.setattr(
-        runner,
-        "_done_before",
-        lambda plan, kept: [one.name for one in plan.steps if one.name in kept.done],
-    )
+    by_name_alone(patch)
 
 
 def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
@@ -369,11 +374,7 @@ def nobody_looks_at_the_others(patch: pytest.MonkeyPatch) -> None:
 
 def what_was_proved_before_is_still_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "_see_seal", nothing)
-    patch.setattr(
-        runner,
-        "_done_before",
-        lambda plan, kept: [one.name for one in plan.steps if one.name in kept.done],
-    )
+    by_name_alone(patch)
 
 
 def a_torn_line_is_appended_to(patch: pytest.MonkeyPatch) -> None:

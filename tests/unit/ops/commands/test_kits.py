@@ -8,4 +8,4 @@ from ops.run.plan import Command
 
 def test_the_kits_commands_run_here_under_the_same_python() -> None:
     assert kit("lb", "apply") == Command((sys.executable, "-m", "lb", "apply"))
-    assert (CHECKOUT / "ops" / "commands" / "paths.py").is_file()
+    assert (CHECKOUT / "ops" / "commands" / "kits.py").is_file()

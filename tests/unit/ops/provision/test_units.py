@@ -76,17 +76,17 @@ def test_haproxy_may_open_two_files_for_each_connection() -> None:
 
 
 @pytest.fixture
-def inventory(tmp_path: Path) -> Path:
+def file(tmp_path: Path) -> Path:
     layout = Layout(dir=tmp_path, numbers=(1, 2))
     layout.inventory.write_text(inventory_toml(layout))
     return layout.inventory
 
 
 def test_a_balancer_s_host_gets_its_units_and_the_keeper(
-    inventory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(["units", "--inventory", str(inventory), "--out", str(out)]) == 0
+    assert main(["units", "--inventory", str(file), "--out", str(out)]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert all(path.read_text() for path in written)
     assert [str(path.relative_to(out)) for path in written] == [
@@ -103,6 +103,6 @@ def test_a_worker_s_host_needs_no_inventory(capsys: pytest.CaptureFixture[str]) 
     assert "ExecStart=/opt/shop/bin/messagebus worker ${APP} " in shown
 
 
-def test_an_unknown_balancer_is_told(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["units", "--inventory", str(inventory), "--balancer", "haprox"]) == 2
+def test_an_unknown_balancer_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["units", "--inventory", str(file), "--balancer", "haprox"]) == 2
     assert "did you mean 'haproxy'?" in capsys.readouterr().err
