@@ -13,9 +13,9 @@ from urllib.parse import quote
 import httpx
 
 import lb.apply
-import lb.inventory
 from bench.errors import BenchError
 from bench.manifest import write_atomically
+from inventory.inventory import load
 from messagebus.broker import BrokerList
 from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
@@ -81,7 +81,7 @@ def _alarm(cluster: LocalCluster, target: str) -> Fault:
 
 def _reload(cluster: LocalCluster, _target: str) -> Fault:
     def begin() -> None:
-        lb.apply.apply(lb.inventory.load(cluster.inventory), reload=True)
+        lb.apply.apply(load(cluster.inventory), reload=True)
 
     return Fault("reload", "", 0.0, "", begin, _nothing)
 

@@ -15,17 +15,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from consumer_lists import edit, history, listfile, nodes, show
+from consumer_lists import edit, listfile, nodes, show
 from consumer_lists import push as pushing
-from consumer_lists.cluster import DEFAULT_PATH, ENV_PATH, Cluster, Node, load
 from consumer_lists.errors import CODES, AlreadySo
+from inventory.cluster import Cluster, Node, load
+from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
 from messagebus.errors import ListInvalid
 from messagebus.terminal import plural, say
-from ops import shell
 from ops.errors import CommandFailed
+from ops.run import shell
 
 __all__ = ["main"]
 
@@ -35,7 +36,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the commands work. file: in place of the inventory's, None for that."""
+    """The place where the commands work. file: in place of the inventory's, None for that."""
 
     inventory: Path
     file: Path | None
@@ -301,7 +302,7 @@ def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None
 
 
 def _say_what_to_commit(path: Path, cluster: str, generation: int) -> None:
-    if said := history.advice(path, f"{cluster or path.stem}: generation {generation}"):
+    if said := listfile.advice(path, f"{cluster or path.stem}: generation {generation}"):
         say(said)
 
 

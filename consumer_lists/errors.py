@@ -1,4 +1,4 @@
-"""What goes wrong with a list that operators keep.
+"""Errors of a list that operators keep.
 
 ListsError
     EditRefused   the list stays as it is

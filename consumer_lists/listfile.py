@@ -1,10 +1,15 @@
-"""The list as a file: read, change under a lock, replaced at once and for good."""
+"""The list as a file: read, changed under a lock, replaced at once and for good.
+
+That its history is in version control is advised, and left to the operator.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import getpass
 import os
+import shlex
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +20,13 @@ from consumer_lists.errors import Locked
 from messagebus.broker import LIST_BYTES_MAX, BrokerList
 from messagebus.errors import ListInvalid
 
-__all__ = ["change", "locked", "read", "replace"]
+__all__ = [
+    "advice",
+    "change",
+    "locked",
+    "read",
+    "replace",
+]
 
 # Agents that run as another user read it, and it holds no secret.
 MODE = 0o644
@@ -90,3 +101,31 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return f"user {os.getuid()}"
+
+
+GIT_WITHIN_S = 5.0
+
+
+def advice(path: Path, message: str) -> str:
+    """The command that keeps a changed file, in one line; "" when there is nothing to keep.
+
+    Where git is not to be had, nothing is said; a file outside of every work tree is told.
+    """
+    argv = ["git", "-C", str(path.parent), "status", "--porcelain", "--ignored", "--", path.name]
+    try:
+        asked = subprocess.run(
+            argv, capture_output=True, text=True, timeout=GIT_WITHIN_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if asked.returncode:
+        return f"{path} is under no version control"
+    begin = f"git -C {shlex.quote(str(path.parent))}"
+    name, said = shlex.quote(path.name), shlex.quote(message)
+    match asked.stdout[:2]:
+        case "" | "!!":
+            return ""
+        case "??":
+            return f"to keep: {begin} add {name} && {begin} commit -m {said} -- {name}"
+        case _:
+            return f"to keep: {begin} commit -m {said} -- {name}"

@@ -1,4 +1,4 @@
-"""What the nodes serve, and what clients told them: asked of all agents side by side.
+"""Lists that the nodes serve, and what clients told them: asked of all agents side by side.
 
 A node that does not answer is shown as that, and never counted as anything else.
 """
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from consumer_lists.cluster import Node
+from inventory.cluster import Node
 from messagebus.broker import BrokerList
 from messagebus.errors import ListInvalid
 from messagebus.tls import TlsFiles
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What one node serves: a list, or why there is none."""
+    """The list that one node serves, or why there is none."""
 
     node: str
     served: BrokerList | None = None
@@ -51,7 +51,7 @@ class Client:
 
 
 def served(nodes: Sequence[Node]) -> list[Served]:
-    """What every node serves now, in the order given."""
+    """Return what every node serves now, in the order given."""
     return ask_all(nodes, _served)
 
 

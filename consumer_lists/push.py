@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from consumer_lists import edit, listfile, nodes
-from consumer_lists.cluster import Cluster, Node
 from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Client, Served
+from inventory.cluster import Cluster, Node
 from messagebus.broker import BrokerList
 
 __all__ = ["JUMP_MAX", "Pushed", "Write", "push", "recover", "write_local"]
@@ -27,7 +27,7 @@ Write = Callable[[Node, Path, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What came of a push. differing: node name -> why it does not serve this list.
+    """The outcome of a push. differing: node name -> why it does not serve this list.
 
     silent: node name -> why a recovery could not ask it, so that it may know a newer generation.
     jump: from which generation a recovery went up, and on whose word.

@@ -1,4 +1,4 @@
-"""What the nodes serve and the clients have applied, as tables, plain values and differences."""
+"""Lists that nodes serve and clients have applied, as tables, plain values and differences."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plain(
 
 
 def differences(ours: BrokerList, node: Served) -> list[str]:
-    """How a node's list differs from ours, a sentence each; empty when it does not."""
+    """Return how a node's list differs from ours, a sentence each; empty when it does not."""
     if node.served is None:
         return [f"serves no list: {node.fault}"]
     theirs = node.served

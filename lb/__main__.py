@@ -13,20 +13,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from lb import agents, far, fleet, gate_check, runtime, view
+from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
+from lb import agents, fleet, gate_check, hosts, runtime, view
 from lb.apply import Applied, prepare_start, save_state
 from lb.errors import CODES, BalancerUnreachable
-from lb.fleet import Fleet
-from lb.here import write_private
-from lb.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
-from lb.place import Place
+from lb.fleet import Fleet, apply_absent, apply_all, check_all
+from lb.hosts import Place, write_private
 from lb.render import render
-from lb.rollout import apply_absent, apply_all, check_all
 from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural, say
-from ops import shell
+from ops.run import shell
 
 __all__ = ["main"]
 
@@ -57,8 +55,8 @@ _without = click.option(
 
 @contextmanager
 def _fleet(inventory: Inventory) -> Iterator[Fleet]:
-    def open_socket(balancer: Balancer) -> far.Socket:
-        return far.forwarded(shell, inventory.host(balancer.host).ssh, balancer)
+    def open_socket(balancer: Balancer) -> hosts.Socket:
+        return hosts.forwarded(shell, inventory.host(balancer.host).ssh, balancer)
 
     with fleet.opened(inventory, open_socket) as all_balancers:
         yield all_balancers
@@ -108,7 +106,7 @@ def check_command() -> None:
       python -m lb check
     """
     inventory = _inventory()
-    check_all(inventory, lambda balancer: far.place_of(shell, inventory, balancer))
+    check_all(inventory, lambda balancer: hosts.place_of(shell, inventory, balancer))
     several = f", {len(inventory.balancers)} balancers" if inventory.more else ""
     say(f"good: {plural(len(inventory.brokers), 'broker')} of {inventory.cluster}{several}")
 
@@ -128,7 +126,7 @@ def apply_command(reload: bool, without: tuple[str, ...]) -> None:
     inventory = _inventory()
 
     def reach(balancer: Balancer) -> AbstractContextManager[Place]:
-        return far.place_of(shell, inventory, balancer)
+        return hosts.place_of(shell, inventory, balancer)
 
     for balancer, done in apply_all(inventory.without(without), reach, reload=reload):
         say((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import httpx
 
+from inventory.inventory import Inventory, Node
 from lb.errors import AgentRefused, NotReached
 from lb.fleet import Fleet, local
-from lb.inventory import Inventory, Node
 from lb.runtime import ServerState
 
 __all__ = ["drain", "ready", "set_draining"]
@@ -95,7 +95,7 @@ def _wait(
 
 
 def _health(inventory: Inventory, node: Node) -> str:
-    """Why an agent calls its broker not ready; "" when it does not say."""
+    """Return why an agent calls its broker not ready; "" when it does not say."""
     try:
         answer = httpx.get(
             f"{inventory.agent_url(node)}/health",

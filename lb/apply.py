@@ -18,11 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from inventory.inventory import Inventory
 from lb import lint, runtime, state
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.here import Here
-from lb.inventory import Inventory
-from lb.place import HAPROXY, Place
+from lb.hosts import HAPROXY, Here, Place
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 
@@ -38,7 +37,7 @@ HERE = Here()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What `apply` did.
+    """The outcome of `apply`.
 
     changed: the file is another one now. reloaded: a new process serves it.
     pid: of the process that serves, 0 when HAProxy does not run.
@@ -50,7 +49,7 @@ class Applied:
 
 
 def start_command(inventory: Inventory) -> list[str]:
-    """How to start HAProxy in the foreground: a master, whose pid file it writes, and a worker."""
+    """Return what starts HAProxy in the foreground: a master, whose pid file it writes, and a worker."""
     balancer = inventory.balancer
     return [HAPROXY, "-W", "-f", str(balancer.config), "-p", str(balancer.master_pid_file)]
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a balancer.
+"""Errors of a balancer.
 
 LbError
     BalancerUnreachable   nothing answers on the admin socket

@@ -1,5 +1,6 @@
 """All balancers of an inventory as one: what each shows, and an order to each that is read back from each.
 
+An inventory is applied one by one, after every balancer has been checked.
 One that cannot be reached is told by its name, and never counted as anything else.
 """
 
@@ -10,12 +11,28 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lb import runtime
-from lb.errors import BalancerUnreachable, LbError, NotReached
-from lb.inventory import Balancer, Inventory
+from inventory.inventory import Balancer, Inventory
+from lb import lint, runtime
+from lb.apply import Applied, apply, check
+from lb.errors import ApplyFailed, BalancerUnreachable, LbError, NotReached
+from lb.hosts import Place
 from lb.runtime import SAID, ServerState
+from messagebus.errors import ConfigError
 
-__all__ = ["Fleet", "Open", "Seen", "local", "maint", "opened", "set_drain", "set_weight"]
+__all__ = [
+    "Fleet",
+    "Open",
+    "Reach",
+    "Seen",
+    "apply_absent",
+    "apply_all",
+    "check_all",
+    "local",
+    "maint",
+    "opened",
+    "set_drain",
+    "set_weight",
+]
 
 Open = Callable[[Balancer], AbstractContextManager[Path]]
 """Have the admin socket of a balancer of another host here. Raises BalancerUnreachable."""
@@ -33,7 +50,7 @@ class Seen:
         return not self.silent and all(map(is_so, self.shown.values()))
 
     def but(self, is_so: Condition) -> str:
-        """What those say of which it is not so, in one line."""
+        """Return what those say of which it is not so, in one line."""
         found = {
             name: f"HAProxy says {state.verdict} (check: {state.check}; agent: {state.agent})"
             for name, state in self.shown.items()
@@ -153,3 +170,66 @@ def _order(
     if not seen.everywhere(is_so):
         raise NotReached(f"{name} is not {wanted} on every balancer: {seen.but(is_so)}")
     return seen
+
+
+Reach = Callable[[Balancer], AbstractContextManager[Place]]
+"""Have a balancer's machine at hand."""
+
+
+def check_all(inventory: Inventory, reach: Reach) -> None:
+    """Lint, and let every balancer's own HAProxy read its configuration. Touches nothing.
+
+    Raises ConfigError, BalancerUnreachable, ApplyFailed.
+    """
+    with ExitStack() as stack:
+        _check(inventory, reach, stack)
+
+
+def apply_all(
+    inventory: Inventory, reach: Reach, *, reload: bool = False
+) -> Iterator[tuple[Balancer, Applied]]:
+    """Apply to one balancer after the other; each serves before the next is touched.
+
+    Raises as `check_all` with nothing touched; ApplyFailed that names the balancer, with those
+    before it done and those after it as they were.
+    """
+    with ExitStack() as stack:
+        places = _check(inventory, reach, stack)
+        for number, (balancer, place) in enumerate(places):
+            try:
+                yield balancer, apply(inventory.at(balancer), place, reload=reload)
+            except LbError as fault:
+                left = ", ".join(after.name for after, _ in places[number + 1 :])
+                told = f"{fault}; not touched: {left}" if left else str(fault)
+                raise type(fault)(f"{_begin(inventory, balancer)}{told}") from fault
+
+
+def apply_absent(inventory: Inventory, reach: Reach, balancer: Balancer) -> Applied | str:
+    """Apply to a balancer that is said to be dead, as far as it is there: its host may be alive.
+
+    Returns why nothing was done, where nothing was.
+    """
+    try:
+        with reach(balancer) as place:
+            return apply(inventory.at(balancer), place)
+    except (ConfigError, LbError) as fault:
+        return str(fault)
+
+
+def _check(inventory: Inventory, reach: Reach, stack: ExitStack) -> list[tuple[Balancer, Place]]:
+    if found := lint.faults(inventory):
+        raise ConfigError("balancer: " + "; ".join(found))
+    places = []
+    for balancer in inventory.balancers:
+        try:
+            place = stack.enter_context(reach(balancer))
+            check(inventory.at(balancer), place)
+        except (ConfigError, LbError) as fault:
+            kind = ConfigError if isinstance(fault, ConfigError) else ApplyFailed
+            raise kind(f"{_begin(inventory, balancer)}{fault}") from fault
+        places.append((balancer, place))
+    return places
+
+
+def _begin(inventory: Inventory, balancer: Balancer) -> str:
+    return f"{balancer.name}: " if inventory.more else ""

@@ -1,10 +1,10 @@
-"""What HAProxy would accept and a message bus must not have. Pure."""
+"""Faults that HAProxy would accept and a message bus must not have. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lb.inventory import Inventory
+from inventory.inventory import Inventory
 
 __all__ = ["faults"]
 

@@ -7,8 +7,8 @@ import re
 
 import jinja2
 
+from inventory.inventory import Inventory
 from lb import gate_check
-from lb.inventory import Inventory
 from messagebus.errors import ConfigError
 
 __all__ = ["BROKERS", "WEIGHT", "marker", "render"]
@@ -62,6 +62,6 @@ def render(inventory: Inventory) -> str:
 
 
 def marker(config: str) -> str:
-    """What ``show info`` of a process with this configuration has as description; "" for none."""
+    """Return what ``show info`` of a process with this configuration has as description; "" for none."""
     found = _MARKER.search(config)
     return found[1] if found else ""

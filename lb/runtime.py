@@ -1,4 +1,4 @@
-"""What a running HAProxy says, and what only its admin socket can do.
+"""A running HAProxy: its answers, and what only its admin socket can do.
 
 The one module that uses haproxyadmin. It asks with one command for all servers, because the library
 asks three times for each.
@@ -77,7 +77,7 @@ class ServerState:
 
 
 def process(socket: Path) -> Process:
-    """Who serves. Raises BalancerUnreachable."""
+    """Return the process that serves. Raises BalancerUnreachable."""
     with _answers(socket) as ask:
         known = dict(line.split(": ", 1) for line in ask("show info") if ": " in line)
         return Process(
@@ -101,7 +101,7 @@ def servers(socket: Path) -> dict[str, ServerState]:
 
 
 def server_state_text(socket: Path) -> str:
-    """What HAProxy would need to start again as it is. Raises BalancerUnreachable."""
+    """Return what HAProxy would need to start again as it is. Raises BalancerUnreachable."""
     with _answers(socket) as ask:
         return "\n".join(ask("show servers state")) + "\n"
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lb.inventory import Address, Node
+from inventory.inventory import Address, Node
 from lb.render import BROKERS, WEIGHT
 
 __all__ = ["DRAIN_FLAGS", "Row", "cold", "rows", "warm"]
@@ -91,7 +91,7 @@ def _down(node: Node, admin_state: int = 0) -> str:
 
 
 def _same(address: Address, node: Node) -> bool:
-    """Whether a server is still where it was; a host name is taken to mean the same host."""
+    """Return whether a server is still where it was; a host name is taken to mean the same host."""
     literal = _literal(node.address.host)
     return address.port == node.address.port and literal in ("", _literal(address.host))
 

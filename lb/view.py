@@ -1,4 +1,4 @@
-"""What the balancers show, as a table for people and as plain values for programs."""
+"""The state that balancers show, as a table for people and as plain values for programs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
+from inventory.inventory import Inventory
 from lb import runtime
 from lb.errors import BalancerUnreachable
 from lb.fleet import Fleet
-from lb.inventory import Inventory
 from lb.render import marker, render
 from lb.runtime import Process, ServerState
 from messagebus.errors import ConfigError

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import click
 
-from lb.inventory import DEFAULT_PATH, ENV_PATH
+from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.commands.anywhere import option_anywhere
 from messagebus.commands.exits import Program
-from ops import shell
-from ops.backup_cli import backup, restore
-from ops.checkup_cli import check
-from ops.cli import add, found, remove, replace, restart, upgrade
-from ops.drbd_cli import drbd
+from ops.backup.cli import backup, restore
+from ops.cluster.checkup_cli import check
+from ops.cluster.topology_cli import topology
+from ops.cluster.users import users
 from ops.errors import CODES
 from ops.local.cli import local
-from ops.pieces import hangup, hold, inventory, move
+from ops.mirror.cli import drbd
+from ops.mirror.storage_cli import storage
+from ops.playbooks.cli import add, found, remove, replace, restart, upgrade
+from ops.playbooks.pieces import hangup, hold, inventory, move
 from ops.provision.cli import provision
-from ops.storage_cli import storage
-from ops.topology_cli import topology
-from ops.units_cli import units
-from ops.users_cli import users
+from ops.provision.units import units
+from ops.run import shell
 
 __all__ = ["main"]
 

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 from ops.errors import OpsError
 
 __all__ = ["build", "main"]

@@ -1,4 +1,4 @@
-"""What goes wrong when a cluster is operated.
+"""Errors of operating a cluster.
 
 OpsError
     LocalFault     the local cluster cannot do what was asked; one line says why

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ops.__main__ import main
-from ops.shell import fabric_task
+from ops.run.shell import fabric_task
 
 __all__ = [
     "add",

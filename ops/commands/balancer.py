@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ops.commands.paths import kit
-from ops.step import Command
+from ops.commands.kits import kit
+from ops.run.plan import Command
 
 __all__ = ["apply", "drain", "hold", "ready"]
 
@@ -33,7 +33,7 @@ def ready(inventory: Path, name: str, absent: Iterable[str] = ()) -> Command:
 
 
 def hold(inventory: Path, name: str) -> Command:
-    """As `drain`, for a broker that HAProxy does not know yet."""
+    """Do as `drain`, for a broker that HAProxy does not know yet."""
     return kit("ops", "hold", name, "--inventory", str(inventory))
 
 

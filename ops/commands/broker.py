@@ -1,4 +1,4 @@
-"""How a RabbitMQ node is started by hand, without a service manager. Pure."""
+"""Commands that start a RabbitMQ node by hand, without a service manager. Pure."""
 
 from __future__ import annotations
 

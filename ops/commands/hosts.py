@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lb.inventory import Host
-from ops.mirror_files import PROGRAMS
+from inventory.inventory import Host
+from ops.mirror.files import PROGRAMS
 from ops.provision.changes import COOKIE_COPY
 from ops.provision.wanted import AGENT_USER, COOKIE, STATE
-from ops.step import Command
+from ops.run.plan import Command
 
 __all__ = [
     "AGENT_UNIT",
@@ -105,7 +105,7 @@ def agent_folder(folder: Path) -> Argv:
 
 
 def mount_state(folder: Path) -> Argv:
-    """What the agent knows goes where its broker goes: else it would have to ask a majority of the others."""
+    """Move what the agent knows with its broker: else it would have to ask a majority of the others."""
     return ("mount", "--bind", str(folder / AGENT_FOLDER), str(STATE))
 
 
@@ -118,7 +118,7 @@ def write_out(folder: Path) -> Argv:
 
 
 def settle(folder: Path) -> Argv:
-    """After topology, users, cookie or a first start: wait, write out, and see that it was all."""
+    """Wait, write out, and see that it was all: after topology, users, cookie or a first start."""
     return (f"{PROGRAMS}/settle", str(folder))
 
 

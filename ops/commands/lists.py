@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ops.commands.paths import kit
-from ops.step import Command
+from ops.commands.kits import kit
+from ops.run.plan import Command
 
 __all__ = ["add", "drain", "push", "ready", "recover", "remove"]
 

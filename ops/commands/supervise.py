@@ -1,4 +1,4 @@
-"""How brokers and agents are started and stopped where they run. Pure.
+"""Starts and stops of brokers and agents where they run. Pure.
 
 A local node is a part of `ops local`; elsewhere a node is a host with systemd units.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ops.commands import hosts
-from ops.commands.paths import kit
+from ops.commands.kits import kit
+from ops.provision.units import BALANCER_STATE_UNIT
 from ops.provision.wanted import COOKIE
-from ops.step import Command
-from ops.unit_files import BALANCER_STATE_UNIT
+from ops.run.plan import Command
 
 __all__ = ["ENDED", "LocalNodes", "Supervisor", "SystemdNodes"]
 
@@ -79,7 +79,7 @@ class LocalNodes:
         return self._local("forget", name)
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
-        """Of the version that is installed on this machine."""
+        """Install the version that this machine has."""
         return (*self._local("forget", name), *self._local("provision", name))
 
     def data(self, name: str) -> Command:

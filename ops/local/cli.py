@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from messagebus.terminal import plural, printable, say
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
 from ops.local.layout import BALANCERS_MAX, DEFAULT_NETWORK
 from ops.local.roots import ENV_ROOT, RELEASES, of_version

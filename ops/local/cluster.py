@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-import lb.inventory
+from inventory.inventory import load
 from lb.apply import prepare_start
 from lb.errors import LbError
 from lb.runtime import servers
@@ -232,7 +232,7 @@ class LocalCluster:
 
     @property
     def names(self) -> list[str]:
-        """Of all brokers: mb1, mb2, ..."""
+        """Return those of all brokers: mb1, mb2, ..."""
         return [node.name for node in self.layout.nodes]
 
     def node(self, name: str) -> NodeLayout:
@@ -253,7 +253,7 @@ class LocalCluster:
 
     @property
     def password(self) -> Secret:
-        """Of the user bus."""
+        """Return that of the user bus."""
         return secrets.read(self.layout.secret(secrets.BUS))
 
     @property
@@ -266,7 +266,7 @@ class LocalCluster:
         return secrets.read(self.layout.secret(secrets.TOKEN))
 
     def client_env(self) -> dict[str, str]:
-        """What a client's process needs in its environment."""
+        """Return what a client's process needs in its environment."""
         layout = self.layout
         env = {
             "MESSAGEBUS_BROKER": self.broker,
@@ -303,7 +303,7 @@ class LocalCluster:
         return self._find(_part_name(name, agent))
 
     def status(self) -> dict[str, Any]:
-        """What runs where, as `python -m ops local status --json` prints it."""
+        """Return what runs where, as `python -m ops local status --json` prints it."""
         layout = self.layout
         listed = self.consumer_list()
         return {
@@ -418,7 +418,7 @@ class LocalCluster:
     def _launch(self, wanted: Part, keep_fds: Iterable[int] = ()) -> None:
         layout = self.layout
         if wanted.kind == "balancer":
-            inventory = lb.inventory.load(layout.inventory)
+            inventory = load(layout.inventory)
             prepare_start(inventory.at(inventory.find_balancer(wanted.name)))
         if wanted.kind == "broker":
             # Passwords may have changed since it was made; a broker imports its users at every boot.
@@ -593,7 +593,7 @@ def _operator(layout: Layout) -> TlsFiles:
 
 
 def _verdict(layout: Layout, node: NodeLayout) -> str:
-    """What the node's agent says: ready, drain or down; silent when it does not answer."""
+    """Return what the node's agent says: ready, drain or down; silent when it does not answer."""
     try:
         answer = httpx.get(
             f"{layout.scheme}://{node.agent}/health",
@@ -607,7 +607,7 @@ def _verdict(layout: Layout, node: NodeLayout) -> str:
 
 
 def _balancer_states(front: BalancerLayout) -> dict[str, str]:
-    """What HAProxy says of each broker: up, down, drain, maint; empty when it does not answer."""
+    """Return what HAProxy says of each broker: up, down, drain, maint; empty when it does not answer."""
     try:
         return {name: server.verdict for name, server in servers(front.admin_socket).items()}
     except LbError:

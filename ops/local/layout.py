@@ -131,7 +131,7 @@ class NodeLayout:
 
     @property
     def sockets(self) -> list[tuple[str, int]]:
-        """Where it listens for others."""
+        """Return where it listens for others."""
         ports = (self.amqp_port, self.management_port, self.agent_port, self.check_port)
         return [(self.host, port) for port in ports]
 
@@ -220,7 +220,7 @@ class Layout:
 
     @property
     def epmd_hosts(self) -> list[str]:
-        """Where agents ask epmd about another broker, which may be added later."""
+        """Return where agents ask epmd about another broker, which may be added later."""
         return [self._node(number).host for number in range(1, EPMD_HOSTS_MAX + 1)]
 
     def with_node(self, name: str) -> Layout:
@@ -269,7 +269,7 @@ class Layout:
 
     @property
     def sockets(self) -> Iterator[tuple[str, int]]:
-        """Where the cluster listens for others: what must be free before it starts."""
+        """Return where the cluster listens for others: what must be free before it starts."""
         for front in self.fronts:
             for address in (front.amqp, front.list_address, front.stats):
                 host, _, port = address.rpartition(":")
@@ -289,12 +289,12 @@ class Layout:
         return self.dir / "tls"
 
     def tls_file(self, name: str) -> Path:
-        """Of the folder of certificates: ``ca.pem``; NAME.pem and NAME.key of mb1, client, ..."""
+        """Return a file of the certificates' folder: ``ca.pem``; NAME.pem and NAME.key of mb1, client, ..."""
         return self.tls_dir / name
 
     @property
     def scheme(self) -> str:
-        """What agents and management APIs speak."""
+        """Return what agents and management APIs speak."""
         return "https" if self.tls else "http"
 
     @property
@@ -319,7 +319,7 @@ class Layout:
         return self.front.admin_socket
 
     def log_file(self, part: str) -> Path:
-        """What a part (mb1, mb1-agent, haproxy, epmd) writes to its standard output."""
+        """Return what a part (mb1, mb1-agent, haproxy, epmd) writes to its standard output."""
         return self.run_dir / f"{part}.log"
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from lb.place import HAPROXY
+from lb.hosts import HAPROXY
 from ops.commands import broker
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 from ops.local.layout import EPMD, BalancerLayout, Layout
 from ops.local.roots import entered
 

@@ -61,7 +61,7 @@ def claim(layout: Layout, *, port_offset: int | None = None) -> Claim:
 
 
 def taken(sockets: Iterable[tuple[str, int]]) -> list[str]:
-    """Which of these addresses cannot be listened on, as ``host:port``."""
+    """Return which of these addresses cannot be listened on, as ``host:port``."""
     return [f"{host}:{port}" for host, port in sockets if not _is_free(host, port)]
 
 

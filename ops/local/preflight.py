@@ -1,4 +1,4 @@
-"""What must be so before a local cluster starts: programs, memory, disk, short paths."""
+"""Conditions before a local cluster starts: programs, memory, disk, short paths."""
 
 from __future__ import annotations
 

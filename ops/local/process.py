@@ -5,7 +5,7 @@ belongs to somebody else is never signalled. Everything that a part starts carri
 environment, so that its children are found although they leave its process group.
 
 These processes outlive the command that starts them, which `sh` is not made for; commands that end
-are run by `ops.shell`.
+are run by `ops.run.shell`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def spawn(
 
 
 def recorded(pid_file: Path) -> Process | None:
-    """What a pid file says, alive or not; None when there is none or it makes no sense."""
+    """Return what a pid file says, alive or not; None when there is none or it makes no sense."""
     try:
         pid, started = pid_file.read_text().split()
         return Process(int(pid), int(started))
@@ -153,7 +153,7 @@ def wait_gone(processes: Iterable[Process], *, within_s: float) -> list[Process]
 
 
 def _has_threads(pid: int) -> bool:
-    """Whether more than the first one is left."""
+    """Return whether more than the first one is left."""
     try:
         return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:

@@ -12,12 +12,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lb.place import HAPROXY
-from ops import shell
+from lb.hosts import HAPROXY
 from ops.commands.broker import EPMD, RABBITMQ_SERVER
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
 from ops.local.layout import HERE
+from ops.run import shell
 
 __all__ = [
     "ENV_ROOT",
@@ -55,7 +55,7 @@ def default_root() -> Path:
 
 
 def entered(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
-    """How a program of a root folder is started that works in a folder of this system."""
+    """Return the command that starts a program of a root folder that works in a folder of this system."""
     if root == HERE:
         return list(argv)
     # Whoever is not root may do this in a user namespace of his own, where the system allows it.

@@ -53,7 +53,7 @@ def read(path: Path) -> Secret:
 
 
 def password_hash(password: Secret, salt: bytes = b"") -> str:
-    """As RabbitMQ stores it: base64 of a salt of 4 bytes and sha256(salt + password).
+    """Hash a password as RabbitMQ stores it: base64 of a salt of 4 bytes and sha256(salt + password).
 
     Source: https://www.rabbitmq.com/docs/passwords.
     """
@@ -63,7 +63,7 @@ def password_hash(password: Secret, salt: bytes = b"") -> str:
 
 
 def is_hash_of(stored: str, password: Secret) -> bool:
-    """Whether a broker's stored hash is of this password, whatever its salt."""
+    """Return whether a broker's stored hash is of this password, whatever its salt."""
     try:
         salt = base64.b64decode(stored, validate=True)[:SALT_BYTES]
     except ValueError:

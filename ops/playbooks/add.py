@@ -17,18 +17,47 @@ The order is part of the correctness:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from messagebus.terminal import plural
-from ops import checks
+from ops.cluster import checks
+from ops.cluster.view import View
 from ops.commands import balancer, lists
 from ops.commands.supervise import Supervisor
-from ops.plan import Plan
-from ops.playbooks.target import Target
-from ops.step import Step
-from ops.view import View
+from ops.run.plan import Plan, Step
 
-__all__ = ["joined", "list_brought", "listed", "plan", "ready", "started"]
+__all__ = [
+    "Target",
+    "joined",
+    "list_brought",
+    "listed",
+    "plan",
+    "ready",
+    "started",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """name: in the inventory. address: ``host:port``, its name in the list.
+
+    ssh: how its host is reached, "" on a local cluster. sudo: who logs in there is not root.
+    """
+
+    name: str
+    address: str
+    agent_port: int
+    ssh: str = ""
+    sudo: bool = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what a journal keeps of it, beside the name: the inventory may not know it any more."""
+        known = {"address": self.address, "agent_port": self.agent_port}
+        return {**known, "ssh": self.ssh, "sudo": self.sudo} if self.ssh else known
+
 
 BOOT_WITHIN_S = 120.0
 TOPOLOGY_WITHIN_S = 120.0
@@ -83,7 +112,7 @@ def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
 
 
 def joined(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
-    """It has all that is wanted, and takes no publishes yet."""
+    """Give it all that is wanted; it takes no publishes yet."""
     name = target.name
     return (
         Step(

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ops import checks
+from ops.cluster import checks
+from ops.cluster.view import View
 from ops.commands import balancer
-from ops.commands.paths import kit
+from ops.commands.kits import kit
 from ops.commands.supervise import SystemdNodes
-from ops.plan import Plan
 from ops.playbooks import add
-from ops.step import Step
-from ops.view import View
+from ops.run.plan import Plan, Step
 
 __all__ = ["plan"]
 

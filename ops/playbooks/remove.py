@@ -28,16 +28,15 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops import checks
+from ops.cluster import checks
+from ops.cluster.emptying import HELD_WITHIN_S, Emptying, in_words
+from ops.cluster.view import View
 from ops.commands import balancer, lists
-from ops.commands.paths import kit
+from ops.commands.kits import kit
 from ops.commands.supervise import Supervisor
-from ops.emptying import HELD_WITHIN_S, Emptying, in_words
-from ops.plan import Plan
 from ops.playbooks import add
-from ops.playbooks.target import Target
-from ops.step import Command, Step
-from ops.view import View
+from ops.playbooks.add import Target
+from ops.run.plan import Command, Plan, Step
 
 __all__ = [
     "Drain",
@@ -63,7 +62,7 @@ MOVE_WITHIN_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """How a broker is emptied.
+    """Options of emptying a broker.
 
     statistics_s: how far its counts may lag. delayed: how many delayed messages it has now, and for how
     many seconds at most they wait. moves: what nobody takes goes to the other brokers. held_within_s: how

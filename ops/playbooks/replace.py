@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ops import checks
+from ops.cluster import checks
+from ops.cluster.view import View
 from ops.commands import balancer, lists
-from ops.commands.paths import kit
+from ops.commands.kits import kit
 from ops.commands.supervise import Supervisor
-from ops.plan import Plan
 from ops.playbooks import add
-from ops.playbooks.target import Target
-from ops.step import Step
-from ops.view import View
+from ops.playbooks.add import Target
+from ops.run.plan import Plan, Step
 
 __all__ = ["plan"]
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ops import checks
+from ops.cluster import checks
+from ops.cluster.view import View
 from ops.commands.supervise import Supervisor
-from ops.plan import Plan
 from ops.playbooks import add, remove
+from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
-from ops.playbooks.target import Target
-from ops.step import Step
-from ops.view import View
+from ops.run.plan import Plan, Step
 
 __all__ = ["plan"]
 

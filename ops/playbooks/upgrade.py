@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ops.cluster.view import View
 from ops.commands.supervise import Supervisor
-from ops.plan import Plan
 from ops.playbooks import add, remove
+from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
-from ops.playbooks.target import Target
-from ops.view import View
+from ops.run.plan import Plan
 
 __all__ = ["plan"]
 

@@ -1,4 +1,4 @@
-"""From what a host has to what it should have: the changes, in their order. Pure.
+"""The changes, in their order, from what a host has to what it should have. Pure.
 
 A broker that runs is never restarted by this: a change that it reads at its start is told, and `ops restart`
 brings it about without losing anything.
@@ -49,7 +49,7 @@ class Change:
 
 
 def changes(wanted: WantedHost, observed: Observed) -> list[Change]:
-    """None when the host is as it should be."""
+    """Return the changes that are needed; none when the host is as it should be."""
     return [
         *_packages(wanted, observed),
         *_users(wanted, observed),
@@ -136,6 +136,6 @@ def _is_agents(path: Path) -> bool:
 
 
 def restart_wanted(made: list[Change], observed: Observed) -> bool:
-    """Whether the broker runs, and reads some of this only when it starts."""
+    """Return whether the broker runs, and reads some of this only when it starts."""
     paths = [change.file.path for change in made if change.file]
     return BROKER_UNIT in observed.active and any(path.name in READ_AT_START for path in paths)

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import click
 
-import lb.inventory
-from lb.inventory import Inventory
+from inventory.inventory import Inventory, load
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import say
-from ops import shell
-from ops.carrying import inventory_option, locked
 from ops.errors import OpsError
 from ops.provision.changes import Change, changes, restart_wanted
 from ops.provision.hosts import Root, look, make, see_room
 from ops.provision.program import Program, pack
 from ops.provision.wanted import secret_files, wanted_host
+from ops.run import shell
+from ops.run.command import inventory_option, locked
 
 __all__ = ["provision", "read_secrets", "root_of"]
 
@@ -42,7 +41,7 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
       python -m ops provision --yes
     """
     file = file.absolute()
-    inventory = lb.inventory.load(file)
+    inventory = load(file)
     hosts = [inventory.host(name) for name in names] or list(inventory.hosts)
     if not hosts:
         raise ConfigError("the inventory has no [[hosts]]")
@@ -92,7 +91,7 @@ def _change(inventory: Inventory, one: _Looked, program: Program) -> None:
 
 @contextmanager
 def root_of(inventory: Inventory, name: str) -> Iterator[Root]:
-    """As root on the host of this name."""
+    """Be root on the host of this name."""
     host = inventory.host(name)
     with shell.remote(host.ssh) as remote:
         yield Root(remote, host=host.name, sudo=host.sudo)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ops import shell
 from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
 from ops.provision.changes import COOKIE_COPY, Change
 from ops.provision.observed import Observed, observe
 from ops.provision.program import Program, unpack_command
 from ops.provision.wanted import WantedFile, WantedHost
-from ops.shell import Remote
+from ops.run import shell
+from ops.run.shell import Remote
 
 __all__ = ["ASK_WITHIN_S", "Root", "look", "make", "see_room"]
 
@@ -41,7 +41,7 @@ class Root:
             raise
 
     def ask(self, argv: Sequence[str]) -> str:
-        """What it wrote, whatever its exit code."""
+        """Return what it wrote, whatever its exit code."""
         try:
             return self.run(argv)
         except (HostUnreachable, SudoRefused):

@@ -1,4 +1,4 @@
-"""What a host has: the questions, as commands, and how their answers are read. Pure.
+"""The state of a host: the questions, as commands, and how their answers are read. Pure.
 
 Every command ends well whatever the host has, so that its answer tells and not its exit code.
 """

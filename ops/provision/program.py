@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 from ops.errors import OpsError
 from ops.provision.wanted import PROGRAMS
 

@@ -1,4 +1,4 @@
-"""What a host should have: packages, files, system users, units. Pure, from the inventory and secrets.
+"""The wanted state of a host: packages, files, system users, units. Pure, from the inventory and secrets.
 
 Nothing here knows what the host has already; `changes` compares.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 import jinja2
 
-from lb.inventory import Inventory, Node, Provision, User
+from inventory.inventory import Inventory, Node, Provision, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
-from ops.unit_files import BALANCER_STATE_UNIT, balancer_files
+from ops.provision.units import BALANCER_STATE_UNIT, balancer_files
 
 __all__ = [
     "AGENT_UNIT",
@@ -97,7 +97,7 @@ class WantedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedHost:
-    """What one host should have.
+    """The wanted state of one host.
 
     packages: name -> version, "" for any. users: system users of ours -> the group of others that they
     are in. folders: path -> owner. files: in the order in which they are written.
@@ -114,7 +114,7 @@ class WantedHost:
 
 
 def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str) -> WantedHost:
-    """Of the host of this name, from what runs on it. program: digest of the agent's program.
+    """Return that of the host of this name, from what runs on it. program: digest of the agent's program.
 
     Raises OpsError when nothing is to run there, or more than one broker.
     """
@@ -149,7 +149,7 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
 
 
 def hosts_of(inventory: Inventory, node: Node) -> set[str]:
-    """Where its broker runs, or would: both hosts of a mirror."""
+    """Return where its broker runs, or would: both hosts of a mirror."""
     mirrored = (mirror.hosts for mirror in inventory.mirrors if mirror.name == node.name)
     return {node.host}.union(*mirrored)
 

@@ -13,7 +13,7 @@ import pytest
 
 import lb.agents
 import lb.apply
-import lb.inventory
+from inventory.inventory import load as load_inventory
 from messagebus import (
     BusConfig,
     Consumer,
@@ -43,7 +43,7 @@ def test_a_drain_holds_while_the_balancer_is_reloaded(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
     register(broken, f"queue:{topic}")
-    inventory = lb.inventory.load(broken.inventory)
+    inventory = load_inventory(broken.inventory)
     third = broken.node("mb3").broker
     with publishing(bus, f"queue:{topic}") as load:
         eventually(lambda: load.confirmed_by(third) > 0, within_s=SEEN_WITHIN_S)
@@ -74,7 +74,7 @@ def test_a_reload_of_the_balancer_cuts_nobody(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
     with _watched(broken, bus, topic) as load:
-        lb.apply.apply(lb.inventory.load(broken.inventory), reload=True)
+        lb.apply.apply(load_inventory(broken.inventory), reload=True)
         _wait_some_more(load, SOME)
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import suppress
 
-import lb.inventory
+from inventory.inventory import load
 from messagebus import BusConfig
 from tests.hosts.lab import DATA_DISK, ROOT, Host, Lab
 from tests.support.eventually import FACTOR, eventually
@@ -45,7 +45,7 @@ class Mirrored:
     @property
     def primary(self) -> Host:
         """Where the broker runs, as the playbooks wrote it down."""
-        return self.lab[lb.inventory.load(self.inventory).find(NAME).host]
+        return self.lab[load(self.inventory).find(NAME).host]
 
     @property
     def standby(self) -> Host:

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from ops import shell
 from ops.errors import CommandFailed
+from ops.run import shell
 from tests.hosts.lab import DATA_DISK, Lab
 
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from inventory.inventory import Inventory, load
 from lb import agents, runtime
 from lb.apply import apply
-from lb.inventory import Inventory, load
 from lb.runtime import SAID
 from messagebus.broker import Broker
 from ops.local.cluster import LocalCluster

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from inventory.inventory import load
 from lb import agents, runtime
 from lb.apply import apply, save_state
 from lb.errors import ApplyFailed, LbError
-from lb.inventory import load
 from lb.runtime import SAID
 from messagebus.errors import ConfigError
 from tests.support.eventually import FACTOR, eventually

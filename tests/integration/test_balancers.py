@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from inventory.inventory import Inventory, load
 from lb import runtime
 from lb.__main__ import cli
 from lb.apply import prepare_start, save_state
-from lb.inventory import Inventory, load
 from lb.runtime import SAID, ServerState
 from tests.support.eventually import FACTOR, eventually
 from tests.support.haproxy import Rig

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from consumer_lists import edit, listfile, nodes
-from consumer_lists.cluster import Cluster, load
 from consumer_lists.errors import PushRefused
 from consumer_lists.push import push, recover
+from inventory.cluster import Cluster, load
 from messagebus.broker import Broker, BrokerList
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually

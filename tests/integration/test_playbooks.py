@@ -25,11 +25,11 @@ from messagebus import (
     declare,
 )
 from messagebus._io.amqp.link import Credentials, Link, dial
-from ops.carrying import JOURNALS, journal_of
 from ops.errors import LocalFault
-from ops.journal import open_runs
 from ops.local import process
 from ops.local.cluster import LocalCluster
+from ops.run.command import JOURNALS, journal_of
+from ops.run.journal import open_runs
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually, eventually_async
 from tests.support.faults import delete_queue, direct, operators_drain

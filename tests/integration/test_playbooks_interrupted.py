@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from messagebus import BusConfig
-from ops.carrying import journal_of
 from ops.local.cluster import LocalCluster
+from ops.run.command import journal_of
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.playbooks import AuditedLoad, argv, ops

@@ -1,4 +1,4 @@
-"""ops.shell over real SSH: commands, files, sockets, and keys that are not the ones expected."""
+"""ops.run.shell over real SSH: commands, files, sockets, and keys that are not the ones expected."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ops import shell
-from ops.carrying import locked
 from ops.errors import CommandFailed, HostKeyWrong, LockHeld
 from ops.provision.hosts import Root
+from ops.run import shell
+from ops.run.command import locked
 from tests.support.eventually import eventually
 from tests.support.mirrors import mirrored_inventory
 from tests.support.sshd import Sshd, ssh_server
@@ -153,7 +153,7 @@ def test_operators_with_an_inventory_each_are_kept_apart_by_the_balancers_host(
 
 HOLD = """
 import pathlib, sys, time
-from ops.carrying import locked
+from ops.run.command import locked
 with locked(pathlib.Path(sys.argv[1]) / "inventory.toml", "remove mb1"):
     print("held", flush=True)
     time.sleep(600)

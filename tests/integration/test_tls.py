@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from inventory.inventory import load
 from lb.apply import check
-from lb.inventory import load
 from messagebus import (
     AsyncPublisher,
     BusConfig,

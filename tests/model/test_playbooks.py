@@ -21,14 +21,15 @@ import pytest
 
 from consumer_lists.errors import ListsError
 from messagebus.errors import MessageBusError
-from ops import absent, carrying, checks, cli, lock, runner, storage_cli, view
-from ops.absent import find_absent
-from ops.carrying import Go
-from ops.journal import Journal, OpenRun, open_runs
-from ops.plan import Plan
-from ops.playbooks import upgrade
-from ops.playbooks.target import Target
-from ops.step import Step
+from ops.cluster import absent, checks, view
+from ops.cluster.absent import find_absent
+from ops.mirror import storage_cli
+from ops.playbooks import cli, upgrade
+from ops.playbooks.add import Target
+from ops.run import command, runner
+from ops.run.command import Go
+from ops.run.journal import Journal, OpenRun, open_runs
+from ops.run.plan import Plan, Step
 from tests.support.simulated_cluster import (
     Killed,
     SimulatedCluster,
@@ -107,11 +108,11 @@ class World:
         monkeypatch.setattr(
             cli, "find_absent", lambda *words: find_absent(*words, runner=self.cluster)
         )
-        monkeypatch.setattr(carrying, "HostRunner", lambda _show: self.cluster)
+        monkeypatch.setattr(command, "HostRunner", lambda _show: self.cluster)
         self.told: list[str] = []
         self._depth = 0
         self.meanwhile: Callable[[], object] | None = None
-        monkeypatch.setattr(carrying, "confirm", self._confirmed)
+        monkeypatch.setattr(command, "confirm", self._confirmed)
 
     def _view(self, absent: Any) -> SimulatedView:
         return SimulatedView(self.cluster, absent) if absent else SimulatedView(self.cluster)
@@ -259,7 +260,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def world_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    monkeypatch.setattr(carrying, "Console", Quiet)
+    monkeypatch.setattr(command, "Console", Quiet)
     monkeypatch.setattr(click, "echo", lambda *_, **__: None)
     monkeypatch.setattr(cli, "STATISTICS_LOCAL_S", -1.0)
     monkeypatch.setattr(storage_cli, "dead_balancers", lambda *_: frozenset())
@@ -306,14 +307,19 @@ def unguarded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "_see_seal", nothing)
 
 
+def by_name_alone(patch: pytest.MonkeyPatch) -> None:
+    for module in (runner, command):
+        patch.setattr(
+            module,
+            "done_before",
+            lambda plan, kept: [one.name for one in plan.steps if one.name in kept.done],
+        )
+
+
 def others_are_only_a_note(patch: pytest.MonkeyPatch) -> None:
     unguarded(patch)
     patch.setattr(OpenRun, "concerns", lambda _self, _brokers: False)
-    patch.setattr(
-        runner,
-        "_done_before",
-        lambda plan, kept: [one.name for one in plan.steps if one.name in kept.done],
-    )
+    by_name_alone(patch)
 
 
 def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
@@ -336,7 +342,7 @@ def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
 
 def the_journal_is_read_before_the_question(patch: pytest.MonkeyPatch) -> None:
     unguarded(patch)
-    patch.setattr(lock, "held", lambda _file, _what: nullcontext())
+    patch.setattr(command, "held", lambda _file, _what: nullcontext())
 
 
 def an_undo_is_not_kept(patch: pytest.MonkeyPatch) -> None:
@@ -368,11 +374,7 @@ def nobody_looks_at_the_others(patch: pytest.MonkeyPatch) -> None:
 
 def what_was_proved_before_is_still_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "_see_seal", nothing)
-    patch.setattr(
-        runner,
-        "_done_before",
-        lambda plan, kept: [one.name for one in plan.steps if one.name in kept.done],
-    )
+    by_name_alone(patch)
 
 
 def a_torn_line_is_appended_to(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from consumer_lists.cluster import Cluster, Node
+from inventory.cluster import Cluster, Node
 
 __all__ = ["AgentsHttp", "cluster_of"]
 

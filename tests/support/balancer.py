@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lb.inventory import Inventory, parse
+from inventory.inventory import Inventory, parse
 from lb.runtime import ServerState
 from messagebus.secret import Secret
 

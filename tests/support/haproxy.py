@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from inventory.inventory import Inventory, load
 from lb import runtime
 from lb.apply import prepare_start, start_command
 from lb.errors import BalancerUnreachable
-from lb.inventory import Inventory, load
 from lb.runtime import ServerState
 from ops.local.roots import default_root, entered
 from tests.support.eventually import FACTOR, eventually

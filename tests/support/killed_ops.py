@@ -12,7 +12,7 @@ import signal
 import sys
 
 from ops.__main__ import main
-from ops.journal import Journal
+from ops.run.journal import Journal
 
 
 def killed(after: int, words: list[str]) -> int:

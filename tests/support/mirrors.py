@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.errors import CommandFailed
-from ops.mirrors import MirrorView
-from ops.plan import Plan
+from ops.mirror.view import MirrorView
+from ops.run.plan import Plan
 
 __all__ = ["FakeHosts", "mirror_view", "mirrored_inventory", "ran", "recorded_outputs"]
 
-OUTPUTS = Path(__file__).resolve().parents[1] / "unit" / "ops" / "drbd_outputs"
+OUTPUTS = Path(__file__).resolve().parents[1] / "unit" / "ops" / "mirror" / "drbd_outputs"
 MIRROR = "r0"  # its name in the records
 
 
@@ -127,7 +127,7 @@ class FakeHosts:
 
     @contextmanager
     def connect(self, host: str) -> Iterator[FakeHost]:
-        """As `ops.shell.remote`."""
+        """As `ops.run.shell.remote`."""
         yield FakeHost(self, host)
 
     def run(self, host: str, argv: Sequence[str]) -> str:

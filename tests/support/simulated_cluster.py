@@ -19,9 +19,9 @@ import httpx
 from consumer_lists.nodes import Served
 from messagebus.broker import BrokerList
 from messagebus.errors import ConfigError
+from ops.cluster.view import NOBODY, Absent, Connection, Queue, View
 from ops.errors import CommandFailed, NoAnswer
-from ops.step import Command
-from ops.view import NOBODY, Absent, Connection, Queue, View
+from ops.run.plan import Command
 
 __all__ = ["Killed", "SimulatedCluster", "Violation"]
 
@@ -433,7 +433,7 @@ def as_node(name: str) -> Any:
 
 
 class SimulatedView:
-    """As `ops.view.View`, of a simulated cluster."""
+    """As `ops.cluster.view.View`, of a simulated cluster."""
 
     def __init__(self, cluster: SimulatedCluster, absent: Absent = NOBODY) -> None:
         self._cluster = cluster

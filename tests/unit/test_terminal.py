@@ -18,7 +18,7 @@ from messagebus.terminal import escaped, plural, printable, say
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of bench and spark all that is printed is their own: names and figures of what they started.
-KITS = ("messagebus", "lb", "consumer_lists", "ops")
+KITS = ("messagebus", "inventory", "lb", "consumer_lists", "ops")
 PRINTS = {"echo", "print", "add_row"}
 WRITES = {f"sys.{stream}.{name}" for stream in ("stdout", "stderr") for name in ("buffer", "write")}
 # What makes text fit to be printed. json writes ASCII.
@@ -37,7 +37,7 @@ ALLOWED = {
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
     "lb/__main__.py": {"text", "line", "view.server_table(shown)"},
-    "ops/units_cli.py": {"f'# ---- {path}\\n{text}'", "there"},
+    "ops/provision/units.py": {"f'# ---- {path}\\n{text}'", "there"},
     "ops/local/cli.py": {"f'export {key}={shlex.quote(value)}'", "table"},
     # Figures and our own words.
     "lb/view.py": {
@@ -223,7 +223,7 @@ def test_what_is_printed_to_operators_counts_by_the_one_helper() -> None:
     """One message, not 1 messages."""
     by_hand = [
         f"{path.relative_to(ROOT)}: {found[0]}"
-        for kit in ("lb", "consumer_lists", "ops", "spark")
+        for kit in ("inventory", "lb", "consumer_lists", "ops", "spark")
         for path in sorted((ROOT / kit).rglob("*.py"))
         for found in COUNTED.finditer(path.read_text())
         if "plural(" not in found["what"] and not NEVER_ONE.search(found["what"])

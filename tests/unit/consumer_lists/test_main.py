@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from consumer_lists import __main__ as command
-from consumer_lists import history
+from consumer_lists import listfile
 from consumer_lists import push as pushing
-from ops import shell
 from ops.errors import CommandFailed
+from ops.run import shell
 from tests.support.agents_http import AgentsHttp
 
 INVENTORY = """
@@ -46,7 +46,7 @@ def http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AgentsHttp:
     (tmp_path / "prod.txt").write_text(TEXT)
     monkeypatch.setenv("MESSAGEBUS_INVENTORY", str(tmp_path / "inventory.toml"))
     monkeypatch.setattr(pushing, "POLL_S", 0)
-    monkeypatch.setattr(history, "advice", lambda path, said: f"keep {path.name}: {said}")
+    monkeypatch.setattr(listfile, "advice", lambda path, said: f"keep {path.name}: {said}")
     http = AgentsHttp(monkeypatch)
     http.answers = {"a:8081/consumer-list": TEXT, "a:8081/clients": '{"clients": []}'}
     return http

@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from inventory.inventory import Inventory
 from lb import agents, runtime
 from lb.errors import AgentRefused, BalancerUnreachable, NotReached
 from lb.fleet import Fleet
-from lb.inventory import Inventory
 from lb.runtime import ServerState
 from messagebus.errors import ConfigError
 from messagebus.proof import TokenProof

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from inventory.inventory import Balancer, Inventory
 from lb import apply as applying
 from lb import runtime
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.here import Here
-from lb.inventory import Balancer, Inventory
+from lb.hosts import Here
 from lb.render import marker, render
 from lb.state import rows
 from messagebus.errors import ConfigError
@@ -163,7 +163,7 @@ def test_no_haproxy_program_is_told(balancer: FakeHAProxy, monkeypatch: pytest.M
 def test_a_second_operator_waits_and_is_told(
     balancer: FakeHAProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lb.here.SAVE_WAITS_S", 0)
+    monkeypatch.setattr("lb.hosts.SAVE_WAITS_S", 0)
     with (
         Here().locked(balancer.read.balancer),
         pytest.raises(ApplyFailed, match="somebody else applies"),

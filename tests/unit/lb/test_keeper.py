@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lb import keeper, render, runtime, state
-from lb.here import Here
+from lb.hosts import Here
 from lb.state import rows
 from tests.support.balancer import inventory
 

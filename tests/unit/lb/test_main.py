@@ -10,11 +10,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from inventory.inventory import Inventory
 from lb import __main__ as command
 from lb import agents, runtime
 from lb.apply import Applied
 from lb.errors import BalancerUnreachable, NotReached
-from lb.inventory import Inventory
 from tests.support.balancer import PASSWORD, UP, inventory
 
 HIDDEN_DRAIN = dataclasses.replace(UP, name="mb2", verdict="down", drained=True)

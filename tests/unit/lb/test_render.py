@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.inventory import Inventory, parse
+from inventory.inventory import Inventory, parse
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lb.inventory import Address
+from inventory.inventory import Address
 from lb.state import cold, rows, warm
 from tests.support.balancer import inventory
 

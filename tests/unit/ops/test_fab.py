@@ -9,7 +9,7 @@ import pytest
 
 from ops import fab
 from ops.__main__ import cli
-from ops.commands.paths import CHECKOUT
+from ops.commands.kits import CHECKOUT
 
 
 @pytest.mark.parametrize(

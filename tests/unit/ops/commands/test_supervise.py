@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from ops.commands.supervise import LocalNodes, SystemdNodes
-from ops.step import Command
+from ops.run.plan import Command
 
 
 def test_a_local_node_is_a_part_of_the_local_cluster() -> None:

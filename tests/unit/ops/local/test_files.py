@@ -5,14 +5,14 @@ import re
 import tomllib
 from pathlib import Path
 
-from lb.inventory import load, parse
+from inventory.inventory import load, parse
 from messagebus.agent import AgentConfig
 from messagebus.secret import Secret
 from messagebus.topology import GATE
-from ops.cli import STATISTICS_LOCAL_S
 from ops.local import files
 from ops.local.certificates import issue_missing
 from ops.local.layout import Layout
+from ops.playbooks.cli import STATISTICS_LOCAL_S
 
 LAYOUT = Layout(dir=Path('/tmp/a "quoted" folder'), numbers=(1, 2), offset=1000)
 NODE = LAYOUT.nodes[1]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes, SystemdNodes
 from ops.playbooks import add
-from ops.playbooks.target import Target
-from ops.view import View
+from ops.playbooks.add import Target
 
 FILE = Path("/c/inventory.toml")
 TARGET = Target(name="mb4", address="127.0.0.14:5672", agent_port=8081)
@@ -63,3 +63,10 @@ def test_on_hosts_the_same_steps_run_over_ssh() -> None:
         "",
         "mb4.example",
     }
+
+
+def test_what_a_journal_keeps_makes_the_same_target_again() -> None:
+    target = Target(name="mb2", address="127.0.0.12:5672", agent_port=8081)
+    assert Target(name="mb2", **target.facts) == target
+    far = Target(name="mb2", address="h2:5672", agent_port=8081, ssh="op@h2", sudo=True)
+    assert Target(name="mb2", **far.facts) == far

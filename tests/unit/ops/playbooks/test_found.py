@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ops.cluster.view import View
 from ops.commands.supervise import SystemdNodes
-from ops.plan import Plan
 from ops.playbooks import found
-from ops.view import View
+from ops.run.plan import Plan
 
 FILE = Path("/c/inventory.toml")
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes
-from ops.plan import Plan
 from ops.playbooks import replace
-from ops.playbooks.target import Target
-from ops.view import View
+from ops.playbooks.add import Target
+from ops.run.plan import Plan
 
 FILE = Path("/c/inventory.toml")
 TARGET = Target(name="mb2", address="127.0.0.12:5672", agent_port=8081)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes
-from ops.plan import Plan
 from ops.playbooks import restart
+from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
-from ops.playbooks.target import Target
-from ops.view import View
+from ops.run.plan import Plan
 
 FILE = Path("/c/inventory.toml")
 TARGETS = [Target(name=f"mb{n}", address=f"127.0.0.1{n}:5672", agent_port=8081) for n in (1, 2)]

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-import lb.inventory
+from inventory.inventory import parse
 from ops.__main__ import main
 from ops.errors import HostUnreachable
 from ops.provision import cli
 from ops.provision.changes import Change
+from ops.run import command
 from tests.support.balancer import BASE, mirrored_values
 
 
@@ -22,7 +23,7 @@ from tests.support.balancer import BASE, mirrored_values
 def changed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was done; hosts a1 and a2 need it, b1 does not, b2 is away."""
     done: list[str] = []
-    inventory = lb.inventory.parse(mirrored_values(), base=BASE)
+    inventory = parse(mirrored_values(), base=BASE)
 
     @contextmanager
     def root_of(_inventory: object, name: str) -> Iterator[str]:
@@ -46,7 +47,8 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     for name, function in replaced.items():
         monkeypatch.setattr(cli, name, function)
-    monkeypatch.setattr(lb.inventory, "load", lambda _file: inventory)
+    for module in (cli, command):
+        monkeypatch.setattr(module, "load", lambda _file: inventory)
     return done
 
 
@@ -74,7 +76,7 @@ def test_the_lock_of_the_cluster_is_held_on_balancers_hosts_too_while_hosts_are_
         assert changed == ["a1: install x"]
         held.remove(what)
 
-    monkeypatch.setattr("ops.lock.held_everywhere", everywhere)
+    monkeypatch.setattr("ops.run.command.held_everywhere", everywhere)
 
     def look(_wanted: object, root: str) -> str:
         assert held == ["provision a1"]

@@ -11,7 +11,7 @@ from ops.provision.changes import Change
 from ops.provision.hosts import Root, look, make, see_room
 from ops.provision.program import Program
 from ops.provision.wanted import WantedFile, WantedHost
-from ops.shell import Remote
+from ops.run.shell import Remote
 
 SECRET = "pa55"
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-import lb.inventory
-from lb.inventory import Inventory, Mirror, Provision
+from inventory.inventory import Inventory, Mirror, Provision, parse
 from messagebus.agent.config import AgentConfig
 from messagebus.secret import Secret
 from messagebus.topology import LADDER, declarations, parse_wanted
@@ -70,7 +69,7 @@ VALUES: dict[str, Any] = {
 
 
 def inventory(**more: Any) -> Inventory:
-    return lb.inventory.parse({**VALUES, **more}, base=Path("/inv"))
+    return parse({**VALUES, **more}, base=Path("/inv"))
 
 
 def secrets(of: Inventory) -> Secrets:

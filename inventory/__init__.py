@@ -1,0 +1,1 @@
+"""The operators' inventory of one cluster: its balancers, brokers, hosts and mirrors, read and checked."""

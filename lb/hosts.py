@@ -1,0 +1,273 @@
+"""The machine of a balancer, as `lb.apply` needs it: this one, or one behind SSH.
+
+Here files, processes and the lock are the system's own; there they are the same, by commands.
+What reaches the host is handed in: this kit runs no SSH of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from inventory.inventory import Balancer, Inventory
+from lb.errors import ApplyFailed, BalancerUnreachable
+from messagebus.errors import MessageBusError
+
+__all__ = [
+    "HAPROXY",
+    "Connection",
+    "Far",
+    "Here",
+    "Place",
+    "Socket",
+    "Ssh",
+    "forwarded",
+    "is_our_master",
+    "place_of",
+    "write_private",
+]
+
+HAPROXY = "/usr/sbin/haproxy"
+
+
+class Place(Protocol):
+    """Raises BalancerUnreachable where the machine cannot be reached."""
+
+    def read(self, path: Path) -> str:
+        """A file's text; "" where there is none."""
+
+    def write(self, path: Path, text: str) -> None:
+        """Replace a file at once and for good; only its owner can read it."""
+
+    def complaint(self, text: str, config: Path) -> str:
+        """Return what HAProxy has against a configuration that would go to this path; "" for nothing."""
+
+    def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
+        """Send a signal to our master, none with None. False when it does not run."""
+
+    def locked(self, balancer: Balancer) -> AbstractContextManager[Path]:
+        """Be the one writer of configuration and state, and have the admin socket on this machine.
+
+        Raises ApplyFailed when another one does not end in time.
+        """
+
+
+def is_our_master(cmdline: bytes, config: Path) -> bool:
+    """Return whether a process's command line is that of a HAProxy with this configuration.
+
+    A pid file may outlive its process, and its number may belong to another one by now.
+    """
+    arguments = cmdline.split(b"\0")
+    return arguments[0].endswith(b"haproxy") and str(config).encode() in arguments
+
+
+CHECK_WITHIN_S = 10.0
+"""For `haproxy -c`; host names that do not resolve take it longest."""
+SAVE_WAITS_S = 20.0
+"""For an `apply` of somebody else to end: longer than one may take."""
+POLL_S = 0.05
+
+
+class Here:
+    """This machine, as a `Place`."""
+
+    def read(self, path: Path) -> str:
+        try:
+            # What is damaged is compared and looked through, and never stops a start.
+            return path.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def write(self, path: Path, text: str) -> None:
+        write_private(path, text)
+
+    def complaint(self, text: str, config: Path) -> str:
+        # In a folder of its own: HAProxy would find its state file by the same name beside it.
+        with tempfile.TemporaryDirectory(prefix="messagebus-lb-") as folder:
+            candidate = Path(folder) / config.name
+            write_private(candidate, text)
+            # Not "-q": then it is silent about certificates that it cannot load.
+            argv = [HAPROXY, "-c", "-f", str(candidate)]
+            try:
+                done = subprocess.run(
+                    argv, capture_output=True, text=True, timeout=CHECK_WITHIN_S, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as fault:
+                raise ApplyFailed(f"cannot run {HAPROXY} -c: {fault}") from fault
+        return done.stderr if done.returncode else ""
+
+    def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
+        """The process is held by a descriptor while it is looked at."""
+        try:
+            pid = int(balancer.master_pid_file.read_text())
+            process = os.pidfd_open(pid)
+        except (OSError, ValueError):
+            return False
+        try:
+            cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
+            ended = select.select([process], [], [], 0)[0]
+            if ended or not is_our_master(cmdline, balancer.config):
+                return False
+            if number is not None:
+                signal.pidfd_send_signal(process, number)
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(process)
+
+    @contextmanager
+    def locked(self, balancer: Balancer) -> Iterator[Path]:
+        path = balancer.lock_file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            until = time.monotonic() + SAVE_WAITS_S
+            while not _locked(file.fileno()):
+                if time.monotonic() > until:
+                    raise ApplyFailed(f"somebody else applies a configuration ({path})")
+                time.sleep(POLL_S)
+            yield balancer.socket
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file at once and for good; only its owner can read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+Socket = AbstractContextManager[Path]
+
+COMMAND_WITHIN_S = 15.0
+LOCK_WITHIN_S = 20.0
+"""For an `apply` of somebody else to end: longer than one may take."""
+
+
+class Connection(Protocol):
+    """One host. Both raise MessageBusError for a failed command, and for a host that is away."""
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str: ...
+    def write(self, path: Path, text: str, *, mode: int) -> None: ...
+
+
+class Ssh(Protocol):
+    """The part of `ops.run.shell` that is needed here."""
+
+    def remote(self, host: str, /) -> AbstractContextManager[Connection]: ...
+    def forwarded(
+        self, host: str, socket: Path, /, *, lock: Path | None = None, within_s: float = 0
+    ) -> AbstractContextManager[Path]: ...
+
+
+class Far:
+    """One host behind SSH, as a `Place`. host: ``[user@]host[:port]``."""
+
+    def __init__(self, ssh: Ssh, host: str, connection: Connection) -> None:
+        self._ssh = ssh
+        self._host = host
+        self._connection = connection
+
+    def read(self, path: Path) -> str:
+        argv = ["env", "LC_ALL=C", "cat", str(path)]
+        try:
+            return self._connection.run(argv, timeout_s=COMMAND_WITHIN_S)
+        except MessageBusError as fault:
+            if "No such file or directory" in str(getattr(fault, "output", "")):
+                return ""
+            raise BalancerUnreachable(str(fault)) from fault
+
+    def write(self, path: Path, text: str) -> None:
+        try:
+            self._connection.write(path, text, mode=0o600)
+        except MessageBusError as fault:
+            raise BalancerUnreachable(str(fault)) from fault
+
+    def complaint(self, text: str, config: Path) -> str:
+        candidate = config.with_name(f".{config.name}.candidate")
+        self.write(candidate, text)
+        try:
+            self._connection.run([HAPROXY, "-c", "-f", str(candidate)], timeout_s=COMMAND_WITHIN_S)
+        except MessageBusError as fault:
+            said = str(getattr(fault, "output", "")) or str(fault)
+            if "[ALERT]" not in said:
+                raise ApplyFailed(f"cannot run {HAPROXY} -c: {fault}") from fault
+            return said
+        finally:
+            self._run(["rm", "-f", str(candidate)])
+        return ""
+
+    def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
+        pid = self.read(balancer.master_pid_file).strip()
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", pid):
+            return False
+        cmdline = self.read(Path(f"/proc/{pid}/cmdline")).encode()
+        if not is_our_master(cmdline, balancer.config):
+            return False
+        if number is not None:
+            self._run(["kill", f"-{number.value}", pid])
+        return True
+
+    @contextmanager
+    def locked(self, balancer: Balancer) -> Iterator[Path]:
+        self._run(["mkdir", "-p", str(balancer.config.parent)])
+        with forwarded(self._ssh, self._host, balancer, lock=balancer.lock_file) as socket:
+            yield socket
+
+    def _run(self, argv: Sequence[str]) -> str:
+        try:
+            return self._connection.run(argv, timeout_s=COMMAND_WITHIN_S)
+        except MessageBusError as fault:
+            raise BalancerUnreachable(str(fault)) from fault
+
+
+@contextmanager
+def place_of(ssh: Ssh, inventory: Inventory, balancer: Balancer) -> Iterator[Place]:
+    """Reach the machine of a balancer: this one, or one behind SSH."""
+    if not balancer.host:
+        yield Here()
+        return
+    host = inventory.host(balancer.host).ssh
+    with ssh.remote(host) as connection:
+        yield Far(ssh, host, connection)
+
+
+@contextmanager
+def forwarded(
+    ssh: Ssh, host: str, balancer: Balancer, *, lock: Path | None = None
+) -> Iterator[Path]:
+    """Have the admin socket of a balancer on another host here. Raises BalancerUnreachable."""
+    connecting = ssh.forwarded(host, balancer.socket, lock=lock, within_s=LOCK_WITHIN_S)
+    try:
+        socket = connecting.__enter__()
+    except MessageBusError as fault:
+        raise BalancerUnreachable(str(fault)) from fault
+    try:
+        yield socket
+    finally:
+        connecting.__exit__(None, None, None)

@@ -1,0 +1,1 @@
+"""Everything of a cluster but its messages, kept in one file."""

@@ -1,0 +1,345 @@
+"""`python -m ops backup` and `restore`: everything of a cluster but its messages, kept in one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from consumer_lists import edit, listfile
+from inventory.inventory import Inventory
+from messagebus.broker import BrokerList
+from messagebus.terminal import say
+from ops.backup import archive as archives
+from ops.backup.archive import Archive
+from ops.backup.contents import (
+    INVENTORY,
+    Missing,
+    Rights,
+    age_of,
+    definitions_of,
+    files_named,
+    generation_of,
+    is_named,
+    missing_definitions,
+    missing_topology,
+    topology_of,
+    without_memory,
+)
+from ops.cluster.topology import latest
+from ops.cluster.view import View
+from ops.commands import lists
+from ops.errors import OpsError
+from ops.local import secrets
+from ops.run.command import confirm, inventory_option, locked
+from ops.run.runner import HostRunner
+
+__all__ = ["backup", "restore"]
+
+INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
+# Topology of an older backup comes back by name, where nobody remembers what was deleted since.
+OLD = timedelta(days=14)
+
+
+@click.command(short_help="Write what the cluster is made of to ARCHIVE.")
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--with-secrets",
+    is_flag=True,
+    help="Also the files of passwords, tokens and keys that the inventory names.",
+)
+@inventory_option
+def backup(archive: Path, with_secrets: bool, file: Path) -> None:
+    """Write inventory, consumer list, topology and every broker's definitions to ARCHIVE, of mode 0600.
+
+    Definitions hold password hashes. Messages are not in it. Every broker and agent must answer.
+
+    \b
+    Example:
+      python -m ops backup /backup/prod-2026-11-21.tar.gz
+    """
+    made = _collect(file.absolute(), with_secrets=with_secrets)
+    archives.write(archive, made)
+    for name in made.files:
+        say(f"{name}{'  (secret)' if name in made.secret else ''}")
+    left_out = made.facts["left_out"]
+    if left_out:
+        say(f"not in it: {', '.join(left_out)}", err=True)
+
+
+def _collect(file: Path, *, with_secrets: bool) -> Archive:
+    view, base = View(file), file.parent
+    text = file.read_text()
+    files: dict[str, bytes] = {}
+    secret, left_out = set(), []
+    for path, is_secret in files_named(text, base).items():
+        name = os.path.relpath(path, base)
+        if not path.is_file() or (is_secret and not with_secrets):
+            left_out.append(name)
+            continue
+        files[f"files/{name}"] = path.read_bytes()
+        if is_secret:
+            secret.add(f"files/{name}")
+    for name, snapshot in view.snapshots().items():
+        files[f"topology/{name}.json"] = json.dumps(snapshot, indent=1).encode()
+    for node in view.nodes:
+        name = f"definitions/{node.name}.json"
+        files[name] = json.dumps(view.definitions(node.name), indent=1).encode()
+        secret.add(name)
+    facts = {
+        "cluster": view.inventory.cluster,
+        "generation": view.listed.generation,
+        "made_at": time.strftime("%FT%TZ", time.gmtime()),
+        "left_out": left_out,
+    }
+    return Archive(facts, {INVENTORY: text.encode(), **files}, frozenset(secret))
+
+
+@click.command()
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--files",
+    "only_files",
+    is_flag=True,
+    help="The inventory and the files that it names, to this machine; no host is asked.",
+)
+@click.option(
+    "--users",
+    is_flag=True,
+    help="Also users and rights that are missing, of users that the inventory names.",
+)
+@click.option(
+    "--topology",
+    "only",
+    metavar="PATTERN",
+    multiple=True,
+    help="Of topology only these names, as 'orders/*'; for a backup whose time no agent remembers.",
+)
+@click.option(
+    "--outside",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path, resolve_path=False),
+    help="With --files: also this one, which the inventory names outside of its folder. Several.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what is missing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@inventory_option
+def restore(
+    archive: Path,
+    only_files: bool,
+    users: bool,
+    only: tuple[str, ...],
+    outside: tuple[Path, ...],
+    dry_run: bool,
+    yes: bool,
+    file: Path,
+) -> None:
+    """Bring back what ARCHIVE holds and is missing now. What is there is never changed.
+
+    First, on a machine that has lost them, --files; then the hosts are provisioned and run; then, without
+    it, what brokers and agents miss: policies, queues of others, topology. The consumer list gets a
+    generation above all that clients may know. What was deleted on purpose looks like what was lost: look
+    at what it would bring back.
+
+    \b
+    Example:
+      python -m ops restore /backup/prod-2026-11-21.tar.gz --files --yes
+      python -m ops restore /backup/prod-2026-11-21.tar.gz --dry-run
+    """
+    kept = archives.read(archive)
+    say(f"{kept.facts['cluster']} of {kept.facts['made_at']}")
+    file = file.absolute()
+    if only_files:
+        _restore_files(kept, file, outside, dry_run=dry_run, yes=yes)
+    else:
+        with nullcontext() if dry_run else locked(file, "restore"):
+            _restore_cluster(kept, file, users=users, only=only, dry_run=dry_run, yes=yes)
+
+
+def _restore_files(
+    kept: Archive, file: Path, outside: tuple[Path, ...], *, dry_run: bool, yes: bool
+) -> None:
+    """Write what the inventory names: the one that is here, else the archive's.
+
+    That may name a file anywhere on this machine: outside of its folder by the operator's word only.
+    """
+    text = file.read_text() if file.exists() else kept.files[INVENTORY].decode()
+    may_write = {Path(os.path.normpath(Path.cwd() / path)) for path in outside}
+    wanted, left_out = {file: INVENTORY}, []
+    for name in kept.files:
+        if not name.startswith("files/"):
+            continue
+        path = Path(os.path.normpath(file.parent / name.removeprefix("files/")))
+        if not is_named(text, file.parent, path):
+            say(f"left out, because the inventory does not name it: {path}", err=True)
+        elif path.is_relative_to(file.parent) or path in may_write or path.exists():
+            wanted[path] = name
+        else:
+            left_out.append(str(path))
+    missing = {path: name for path, name in wanted.items() if not path.exists()}
+    for path, name in wanted.items():
+        if path not in missing and path.read_bytes() != kept.files[name]:
+            say(f"is another one now: {path}", err=True)
+    for path in missing:
+        say(f"write {path}")
+    if not missing:
+        say("nothing is missing")
+    elif not dry_run:
+        if not yes:
+            confirm()
+        for path, name in missing.items():
+            _write(path, kept.files[name], SECRET_MODE if name in kept.secret else INVENTORY_MODE)
+    if left_out:
+        raise OpsError(
+            f"left out, because it is outside of {file.parent}: {', '.join(left_out)};"
+            " to write one: --outside PATH"
+        )
+
+
+def _write(path: Path, raw: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """definitions: by broker. left: names of topology that stay away, and why.
+
+    generation: below which the list must not stay, 0 where it is above.
+    """
+
+    definitions: Mapping[str, Missing]
+    topology: list[dict[str, Any]]
+    left: Mapping[str, str]
+    generation: int
+
+    @property
+    def is_nothing(self) -> bool:
+        some = any(missing.definitions for missing in self.definitions.values())
+        return not (some or self.topology or self.generation)
+
+    def lines(self) -> Iterator[str]:
+        for node, missing in self.definitions.items():
+            yield from (f"{node}: make {name}" for name in missing.names)
+            yield from (f"{node}: leave: {told}" for told in missing.told)
+        yield from (f"topology: want {each['name']}" for each in self.topology)
+        yield from (f"topology: leave {name}: {why}" for name, why in self.left.items())
+        if self.generation:
+            yield f"list: push it under a generation above {self.generation}"
+
+
+def _restore_cluster(
+    kept: Archive, file: Path, *, users: bool, only: tuple[str, ...], dry_run: bool, yes: bool
+) -> None:
+    view = View(file)
+    if view.inventory.cluster != kept.facts["cluster"]:
+        raise OpsError(
+            f"a backup of {kept.facts['cluster']!r}, and the inventory is of"
+            f" {view.inventory.cluster!r}"
+        )
+    lack = _lack(kept, view, _rights(view.inventory) if users else Rights(), only)
+    for line in lack.lines():
+        say(line)
+    if lack.is_nothing:
+        say("nothing is missing")
+    elif not dry_run:
+        if not yes:
+            confirm()
+        _make(lack, view, file)
+
+
+def _rights(inventory: Inventory) -> Rights:
+    """Return those of the users that the inventory names."""
+    admins = {each.name for each in inventory.users if each.role == "operator"}
+    admins.add(inventory.admin_user)
+    users = {inventory.balancer.probe_user, *(each.name for each in inventory.users)}
+    return Rights(users=frozenset(users | admins), admins=frozenset(admins))
+
+
+def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> Lack:
+    """Raises OpsError where topology would come back that somebody may have deleted long ago."""
+    snapshots = view.snapshots()
+    maps = {
+        name: {entry["wanted"]: entry for entry in snapshot["entries"]}
+        for name, snapshot in snapshots.items()
+    }
+    floor = max((each.get("floor", 0) for each in snapshots.values()), default=0)
+    before = topology_of(kept)
+    topology, left = missing_topology(before, latest(maps), floor=floor, only=only or ("*",))
+    if topology and not only and without_memory(before, snapshots.values()):
+        _see_young(kept, [each["name"] for each in topology])
+    is_password = partial(_is_password, view.inventory)
+    return Lack(
+        definitions={
+            node.name: missing_definitions(
+                defined, view.definitions(node.name), rights=rights, is_password=is_password
+            )
+            for node in view.nodes
+            if (defined := definitions_of(kept, node.name))
+        },
+        topology=topology,
+        left=left,
+        generation=_generation_lacking(kept, view),
+    )
+
+
+def _see_young(kept: Archive, names: list[str]) -> None:
+    """Tell what nobody can know. Raises OpsError for a backup that is old."""
+    made_at = kept.facts["made_at"]
+    if not -OLD < age_of(kept, datetime.now(UTC)) < OLD:
+        raise OpsError(
+            f"the backup is of {made_at}, and no agent remembers what was deleted since: say by --topology"
+            f" what comes back, of {', '.join(names)}; or --topology '*'"
+        )
+    say(
+        f"note: no agent remembers what was deleted since {made_at}; that comes back, too", err=True
+    )
+
+
+def _is_password(inventory: Inventory, user: str, stored: str) -> bool:
+    """Return whether a broker's stored hash is of the password that the inventory has of this user."""
+    files = {
+        inventory.admin_user: inventory.admin_password_file,
+        inventory.balancer.probe_user: inventory.balancer.probe_password_file,
+        **{each.name: each.password_file for each in inventory.users},
+    }
+    try:
+        return user in files and secrets.is_hash_of(stored, secrets.read(files[user]))
+    except OSError:
+        return False
+
+
+def _generation_lacking(kept: Archive, view: View) -> int:
+    """Clients that live on would not take an older list than they had."""
+    known = generation_of(kept)
+    return known if min(view.generations().values(), default=known) < known else 0
+
+
+def _make(lack: Lack, view: View, file: Path) -> None:
+    for node, missing in lack.definitions.items():
+        if missing.definitions:
+            view.define(node, dict(missing.definitions))
+            say(f"{node}: made {len(missing.names)}")
+    if lack.topology:
+        say(f"topology: {view.want(lack.topology)}")
+    if lack.generation:
+        listfile.change(view.inventory.list_file, lambda text: _at_least(text, lack.generation))
+        for line in HostRunner().run(lists.recover(file)).splitlines():
+            say(line)
+
+
+def _at_least(text: str, generation: int) -> str:
+    known = BrokerList.parse(text).generation
+    return edit.with_generation(text, max(known, generation))

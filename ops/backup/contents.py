@@ -1,0 +1,288 @@
+"""The contents of a backup of a cluster, and what of them is missing from a cluster. Pure.
+
+In it: the inventory and what it names on this machine, the consumer list, every agent's topology, and every
+broker's definitions. Not in it: messages. Those are on the brokers' disks, and their copies are mirrors.
+
+What is there is never changed by a restore: only what is missing is made, and what differs is told. What was
+deleted on purpose looks like what was lost, so rights come back only for users that the inventory names, and
+topology only while agents know what was deleted, or by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ops.backup.archive import Archive
+from ops.cluster.topology import latest, wanted_items
+
+__all__ = [
+    "Missing",
+    "Rights",
+    "age_of",
+    "definitions_of",
+    "files_named",
+    "is_named",
+    "generation_of",
+    "missing_definitions",
+    "missing_topology",
+    "topology_of",
+    "without_memory",
+]
+
+INVENTORY = "inventory.toml"
+# Keys of the inventory that name files of other hosts, or what is made anew by itself.
+_NOT_OURS = {"state_file", "master_pid_file", "node_list_file"}
+_NO_SECRETS = {"list_file", "ca_file", "cert_file"}
+# Kinds of definitions -> what a thing of that kind is known by. Without the broker's own name and other
+# global parameters: each broker has its own.
+_KINDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "vhosts": lambda one: one["name"],
+    "users": lambda one: one["name"],
+    "permissions": lambda one: (one["user"], one["vhost"]),
+    "topic_permissions": lambda one: (one["user"], one["vhost"], one["exchange"]),
+    "parameters": lambda one: (one["vhost"], one["component"], one["name"]),
+    "policies": lambda one: (one["vhost"], one["name"]),
+    "exchanges": lambda one: (one["vhost"], one["name"]),
+    "queues": lambda one: (one["vhost"], one["name"]),
+    "bindings": lambda one: json.dumps(one, sort_keys=True),
+}
+_HASH = "password_hash"
+# Kinds of rights, and where they name their user.
+_USER = {"users": "name", "permissions": "user", "topic_permissions": "user"}
+# Made by agents, who settle what they make.
+_AGENTS = "mb."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """Users whom a restore may make again and give rights to. users: names. admins: those who may do all."""
+
+    users: frozenset[str] = frozenset()
+    admins: frozenset[str] = frozenset()
+
+
+NOBODY = Rights()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """definitions: to import. told: of each thing that differs and is left as it is."""
+
+    definitions: Mapping[str, list[Any]]
+    told: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [
+            f"{_one(kind)} {_name(one)}"
+            for kind, things in self.definitions.items()
+            for one in things
+        ]
+
+
+def files_named(inventory: str, base: Path) -> dict[Path, bool]:
+    """Files of this machine that an inventory names: path -> whether it holds a secret.
+
+    A folder stands for the files in it, whatever there is now. Files need not be there.
+    """
+    found: dict[Path, bool] = {}
+    for key, value in _texts(tomllib.loads(inventory)):
+        path = base / value
+        if key.endswith("_file") and key not in _NOT_OURS:
+            found[path] = found.get(path, False) or key not in _NO_SECRETS
+        elif key.endswith("_dir") and path.is_dir():
+            found.update({each: True for each in sorted(path.iterdir()) if each.is_file()})
+    return found
+
+
+def is_named(inventory: str, base: Path, path: Path) -> bool:
+    """Return whether an inventory names this path, of a normal form, or its folder. It need not be there."""
+
+    def normal(value: str) -> Path:
+        return Path(os.path.normpath(base / value))
+
+    return any(
+        (key.endswith("_file") and key not in _NOT_OURS and path == normal(value))
+        or (key.endswith("_dir") and path.parent == normal(value))
+        for key, value in _texts(tomllib.loads(inventory))
+    )
+
+
+def definitions_of(archive: Archive, node: str) -> dict[str, Any] | None:
+    return _json(archive, f"definitions/{node}.json")
+
+
+def topology_of(archive: Archive) -> dict[str, Mapping[str, Any]]:
+    """Return the newest entry of every name, over all agents."""
+    maps = {
+        name: {entry["wanted"]: entry for entry in json.loads(raw)["entries"]}
+        for name, raw in archive.files.items()
+        if name.startswith("topology/")
+    }
+    return latest(maps)
+
+
+def generation_of(archive: Archive) -> int:
+    return int(archive.facts["generation"])
+
+
+def age_of(archive: Archive, now: datetime) -> timedelta:
+    """Return how long ago it was made. Raises ValueError, KeyError when it does not say so."""
+    made_at = datetime.strptime(archive.facts["made_at"], "%Y-%m-%dT%H:%M:%SZ")
+    return now - made_at.replace(tzinfo=UTC)
+
+
+def missing_definitions(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    rights: Rights = NOBODY,
+    is_password: Callable[[str, str], bool] = lambda user, stored: False,
+) -> Missing:
+    """Return what of a broker's definitions it does not have any more.
+
+    is_password: whether a stored hash is of the password that is known of this user. A broker that was
+    set up anew stores the same password under another salt.
+    """
+    wanted: dict[str, list[Any]] = {}
+    told = []
+    there = {one["name"] for one in now.get("users", [])}
+    for kind, key in _KINDS.items():
+        has = {key(one): one for one in now.get(kind, [])}
+        for one in before.get(kind, []):
+            if _is_made_by_agents(kind, one):
+                continue
+            if key(one) not in has:
+                if why := _why_left(kind, one, rights, there, is_password):
+                    told.append(f"{_one(kind)} {_name(one)} {why}")
+                    continue
+                there.update([one["name"]] if kind == "users" else [])
+                wanted.setdefault(kind, []).append(one)
+            elif differs := _differs(kind, one, has[key(one)], is_password):
+                told.append(f"{_one(kind)} {_name(one)} {differs}")
+    return Missing(definitions=wanted, told=tuple(told))
+
+
+def _why_left(
+    kind: str,
+    one: Mapping[str, Any],
+    rights: Rights,
+    there: set[str],
+    is_password: Callable[[str, str], bool],
+) -> str:
+    """Return why a user who is missing, or a right, stays so; "" for what may be made again."""
+    if kind not in _USER:
+        return ""
+    name = one[_USER[kind]]
+    if name not in rights.users:
+        return "is missing: --users brings it back, when the inventory names the user"
+    if kind != "users":
+        return "" if name in there else "is missing, and so is its user"
+    if "administrator" in str(one.get("tags", "")) and name not in rights.admins:
+        return "is missing, and was an administrator, which the inventory does not say"
+    if not is_password(name, str(one.get(_HASH))):
+        return "is missing, and had another password than the inventory says"
+    return ""
+
+
+def _differs(
+    kind: str,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    is_password: Callable[[str, str], bool],
+) -> str:
+    """In words; "" for what is the same."""
+    if before == now:
+        return ""
+    if kind != "users" or {**before, _HASH: ""} != {**now, _HASH: ""}:
+        return "is another one now"
+    known = [is_password(before["name"], str(one.get(_HASH))) for one in (before, now)]
+    if all(known):
+        return ""
+    return "has another password now" + ("" if any(known) else ", or the same stored anew")
+
+
+def missing_topology(
+    before: Mapping[str, Mapping[str, Any]],
+    now: Mapping[str, Mapping[str, Any]],
+    *,
+    floor: int = 0,
+    only: Iterable[str] = ("*",),
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return what to register again, as agents take it; and other names they lack, and why that stays so.
+
+    floor: of the agents; what they do not know and has a number up to this was deleted.
+    only: patterns of the names that may come back.
+    """
+
+    def is_deleted(name: str, entry: Mapping[str, Any]) -> bool:
+        return not now[name]["alive"] if name in now else entry["number"] <= floor
+
+    left = {}
+    for name, entry in sorted(before.items()):
+        if not entry["alive"]:
+            continue
+        if is_deleted(name, entry):
+            left[name] = "deleted since"
+        elif name not in now and "expires_s" in entry:
+            left[name] = "it expires by itself; who wants it makes it again"
+        elif name not in now and not any(fnmatchcase(name, each) for each in only):
+            left[name] = "not asked for by --topology"
+    missing = (e for name, e in before.items() if name not in now and name not in left)
+    return wanted_items(missing), left
+
+
+def without_memory(
+    before: Mapping[str, Mapping[str, Any]], snapshots: Iterable[Mapping[str, Any]]
+) -> bool:
+    """Return whether no agent remembers the time of the backup, and so what was deleted since.
+
+    Numbers of changes never begin again below those that an agent knows.
+    """
+    tops = [
+        max([s.get("floor", 0), s.get("dropped", 0), *(e["number"] for e in s["entries"])])
+        for s in snapshots
+    ]
+    return max(tops, default=0) < max((entry["number"] for entry in before.values()), default=0)
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for each, inner in value.items():
+            yield from _texts(inner, each)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
+    elif isinstance(value, str) and value:
+        yield key, value
+
+
+def _is_made_by_agents(kind: str, one: Mapping[str, Any]) -> bool:
+    if kind == "bindings":
+        return any(str(one[end]).startswith(_AGENTS) for end in ("source", "destination"))
+    return kind in ("exchanges", "queues") and str(one["name"]).startswith(_AGENTS)
+
+
+def _one(kind: str) -> str:
+    return "policy" if kind == "policies" else kind.removesuffix("s")
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    if "source" in one:
+        return f"{one['source']} to {one['destination']}"
+    return str(one.get("name") or f"of {one.get('user')}")
+
+
+def _json(archive: Archive, name: str) -> dict[str, Any] | None:
+    if name not in archive.files:
+        return None
+    found: dict[str, Any] = json.loads(archive.files[name])
+    return found

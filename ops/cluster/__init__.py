@@ -1,0 +1,1 @@
+"""A running cluster: what it says about itself, and what must hold in it."""

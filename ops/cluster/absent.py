@@ -1,0 +1,97 @@
+"""The dead, by proof: a playbook goes on without them. One that is only silent still stops it.
+
+Nothing that answers is dead. What does not answer is dead when its supervisor says that no process of
+it is left, or when an operator has seen that its host is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from messagebus.errors import ConfigError
+from ops.cluster.view import Absent, View
+from ops.commands.supervise import ENDED, Supervisor
+from ops.errors import CommandFailed, NoAnswer, OpsError
+from ops.run.plan import Command
+from ops.run.runner import HostRunner, Runner
+
+__all__ = ["dead_balancers", "find_absent"]
+
+PARALLEL = 16
+
+
+def find_absent(
+    view: View,
+    supervisor: Callable[[Iterable[str]], Supervisor],
+    but: Collection[str],
+    dead: Iterable[str],
+    *,
+    runner: Runner | None = None,
+) -> Absent:
+    """Names of the nodes whose broker or agent is dead, without those of `but`, and of dead balancers.
+
+    dead: nodes and balancers whose host is off, by an operator's word. Raises OpsError for one of these
+    that answers, ConfigError for one that is not in the inventory.
+    """
+    words, run = frozenset(dead), runner or HostRunner()
+    balancers = {each.name for each in view.inventory.balancers}
+    for name in words - balancers:
+        view.node(name)
+    asked = [node.name for node in view.nodes if node.name not in but]
+    nodes = supervisor(asked)
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        brokers = pool.map(lambda name: _answers(view.overview, name), asked)
+        agents = pool.map(lambda name: _answers(view.health, name), asked)
+        found = dict(zip(asked, zip(brokers, agents, strict=True), strict=True))
+    silent = view.silent_balancers()
+    answering = {name for name in found if any(found[name])} | balancers.difference(silent)
+    if lying := sorted(words & answering):
+        raise OpsError(f"{lying[0]} is not dead: it answers")
+    return Absent(
+        brokers=frozenset(
+            name
+            for name, (broker, _) in found.items()
+            if not broker and (name in words or _is_ended(nodes.broker_state(name), run))
+        ),
+        agents=frozenset(
+            name
+            for name, (_, agent) in found.items()
+            if not agent and (name in words or _is_ended(nodes.agent_state(name), run))
+        ),
+        balancers=dead_balancers(view, words, silent),
+    )
+
+
+def dead_balancers(
+    view: View, words: Collection[str] = (), silent: Collection[str] | None = None
+) -> frozenset[str]:
+    """Names of the balancers that are dead; none when all are: then nobody can tell what is sent where.
+
+    words: hosts and balancers that are off, by an operator's word. silent: those that do not answer.
+    """
+    silent = view.silent_balancers() if silent is None else silent
+    every = view.inventory.balancers
+    dead = frozenset(
+        each.name
+        for each in every
+        if each.name in silent
+        and ({each.name, each.host} & set(words) or view.balancer_has_ended(each.name))
+    )
+    return dead if len(dead) < len(every) else frozenset()
+
+
+def _answers(ask: Callable[[str], object], name: str) -> bool:
+    try:
+        ask(name)
+    except (NoAnswer, ConfigError, OSError):
+        return False
+    return True
+
+
+def _is_ended(state: Command, runner: Runner) -> bool:
+    """Return whether the supervisor says so; one that cannot be asked says nothing."""
+    try:
+        return runner.run(state).strip() in ENDED
+    except CommandFailed:
+        return False

@@ -1,0 +1,419 @@
+"""Checks between the steps of a playbook. Each looks once and says what is missing.
+
+A check returns "" when it holds. What it looks at is a `View`; what it concludes is pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from messagebus.terminal import plural
+from ops.cluster.view import Connection, Queue, View
+from ops.errors import NoAnswer
+from ops.run.plan import Blocked, Check
+
+__all__ = [
+    "Steady",
+    "agents_serve_the_list",
+    "all_welcome",
+    "answers",
+    "applied_and_attached",
+    "behind",
+    "both",
+    "clients_told",
+    "holds_back",
+    "is_dead",
+    "knows_the_topology",
+    "left_by_clients",
+    "left_by_publishers",
+    "listed_ready",
+    "lists_all",
+    "nobody_answers",
+    "nobody_is_connected",
+    "not_ready",
+    "off_the_list",
+    "others_serve",
+    "publishes_arrive",
+    "some",
+    "topology_is_there",
+    "unattached",
+    "unused",
+    "welcomes",
+]
+
+NAMES_SHOWN = 5
+
+
+class Steady:
+    """Statistics are believed when they show the same in looks more than one interval apart.
+
+    They show the past: what began a moment before a look is not in them yet.
+    """
+
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+        """interval_s: the longest that the broker's statistics may lag."""
+        self._interval_s, self._clock = interval_s, clock
+        self._since: float | None = None
+
+    def holds(self) -> bool:
+        """Note that it was so in this look. Returns whether it has been for long enough."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        return now - self._since > self._interval_s
+
+    def broken(self) -> None:
+        """Note that it was not so in this look, or proved wrong."""
+        self._since = None
+
+
+def some(names: Sequence[str]) -> str:
+    """The first NAMES_SHOWN of them, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def answers(view: View, name: str) -> Check:
+    """The broker's management API answers, which it does last of all in its boot."""
+
+    def check() -> str:
+        view.queues(name)
+        return ""
+
+    return check
+
+
+def topology_is_there(view: View, name: str) -> Check:
+    """The node has every wanted queue, settled, and its gate is open."""
+
+    def check() -> str:
+        settled = view.settled(name)
+        if not settled["settled"]:
+            return "its topology is not there and settled yet"
+        return "" if settled["gate"] else "its gate is shut"
+
+    return check
+
+
+def holds_back(view: View, name: str) -> Check:
+    """The node's agent asks publishers to stay away."""
+
+    def check() -> str:
+        verdict = view.health(name)["verdict"]
+        return "" if verdict != "ready" else "its agent still says ready"
+
+    return check
+
+
+def welcomes(view: View, name: str) -> Check:
+    """The node takes publishes and its agent sends publishers there."""
+
+    def check() -> str:
+        health = view.health(name)
+        return "" if health["verdict"] == "ready" else str(health.get("reason", "not ready"))
+
+    return check
+
+
+def agents_serve_the_list(view: View) -> Check:
+    """Every agent serves the generation of the operators' copy."""
+
+    def check() -> str:
+        wanted = view.listed.generation
+        late = [f"{name} ({has})" for name, has in view.generations().items() if has < wanted]
+        return f"generation {wanted} is not served by {some(late)}" if late else ""
+
+    return check
+
+
+def applied_and_attached(view: View, name: str) -> Check:
+    """Every live client works by the list as it is, and what is consumed elsewhere is consumed here."""
+
+    def check() -> str:
+        if late := _late(view):
+            return late
+        here = view.queues(name)
+        others = [
+            queue for node in view.brokers if node.name != name for queue in view.queues(node.name)
+        ]
+        missing = unattached(here, others)
+        return f"nobody consumes here from {some(missing)}" if missing else ""
+
+    return check
+
+
+def knows_the_topology(view: View, name: str) -> Check:
+    """The node's agent has what any agent has. From now on, each change asks it too."""
+
+    def check() -> str:
+        missing = behind(view.maps(), name)
+        return f"its agent has not read {some(missing)}" if missing else ""
+
+    return check
+
+
+def left_by_publishers(
+    view: View, name: str, *, interval_s: float, clock: Callable[[], float] = time.monotonic
+) -> Check:
+    """No application has a connection to the broker, apart from those that consume, for certain.
+
+    A connection is in the statistics only after an interval: see `Steady`.
+    """
+    steady = Steady(interval_s, clock)
+
+    def check() -> str:
+        left = [each for each in view.connections(name) if not each.consumes]
+        if left:
+            steady.broken()
+            return f"{plural(len(left), 'connection')} that may publish: {_who(left)}"
+        return "" if steady.holds() else "none that may publish, looking again"
+
+    return check
+
+
+def left_by_clients(view: View, nobody_is_connected: Check) -> Check:
+    """Every live client works by the list without the broker, and that other check holds, too."""
+
+    def check() -> str:
+        left = nobody_is_connected()
+        return _late(view) or left
+
+    return check
+
+
+def nobody_is_connected(
+    view: View, name: str, *, interval_s: float, clock: Callable[[], float] = time.monotonic
+) -> Check:
+    """No application has a connection to the broker, for certain."""
+    steady = Steady(interval_s, clock)
+
+    def check() -> str:
+        left = view.connections(name)
+        if left:
+            steady.broken()
+            return f"{plural(len(left), 'connection')} of clients: {_who(left)}"
+        return "" if steady.holds() else "no client is connected, looking again"
+
+    return check
+
+
+def off_the_list(view: View, name: str, address: str) -> Check:
+    """No list that anybody serves names the broker, and no balancer sends publishers there.
+
+    Its own agent may be away, and so may those that are known to be dead.
+    """
+
+    def check() -> str:
+        if address in view.listed.names:
+            return f"the list names {name}"
+        for one in view.served():
+            if one.served is None and one.node != name:
+                return f"it is not known whether {one.node} still lists {name}: {one.fault}"
+            if one.served is not None and address in one.served.names:
+                return f"{one.node} serves a list that names {name}"
+        if sent := [lb for lb, brokers in view.sending().items() if name in brokers]:
+            return f"{some(sent)} sends publishers to {name}"
+        return ""
+
+    return check
+
+
+def unused(view: View, name: str, address: str) -> Check:
+    """Check as `off_the_list` does; and the broker, if it answers, has no message and no client.
+
+    For a broker that was never in use: one that was is emptied first.
+    """
+    is_off = off_the_list(view, name, address)
+
+    def check() -> str:
+        if told := is_off():
+            return told
+        if not any(node.name == name for node in view.nodes):
+            return ""
+        try:
+            held = [queue for queue in view.all_queues(name) if queue.messages != 0]
+            connected = view.connections(name)
+        except NoAnswer:
+            return ""
+        if held:
+            return f"{some([str(queue) for queue in held])} of {name} may hold messages"
+        return f"connected to {name}: {_who(connected)}" if connected else ""
+
+    return check
+
+
+def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
+    """So many brokers take publishes while those of these names do not. Raises Blocked.
+
+    A broker serves when it is on the list and not draining, its agent says ready, and every balancer
+    that is there sends publishers to it.
+    """
+
+    def check() -> str:
+        sending, silent = _sending(view)
+        faults = {
+            node.name: _not_serving(view, node.name, str(node.address), sending) or silent
+            for node in view.nodes
+            if node.name not in names
+        }
+        serving = [name for name, fault in faults.items() if not fault]
+        if len(serving) >= wanted:
+            return ""
+        told = "; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
+        raise Blocked(
+            f"{len(serving)} other brokers take publishes, {wanted} must: {told or 'there is no other'}"
+        )
+
+    return check
+
+
+def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:
+    """Return `View.sending`; and why it is not known, where it is not."""
+    try:
+        return view.sending(), ""
+    except NoAnswer as fault:
+        return {}, str(fault)
+
+
+def _not_serving(
+    view: View, name: str, address: str, sending: Mapping[str, Collection[str]]
+) -> str:
+    """Return why a broker does not take publishes, "" when it does."""
+    if fault := not_ready(view, name, address):
+        return fault
+    closed = sorted(lb for lb, brokers in sending.items() if name not in brokers)
+    return f"{some(closed)} sends nobody there" if closed else ""
+
+
+def not_ready(view: View, name: str, address: str) -> str:
+    """Return why a broker should not be published to, by the list and by its agent; "" when it should."""
+    entry = view.listed.find(address)
+    if entry is None or entry.draining:
+        return "draining" if entry else "not on the list"
+    try:
+        health = view.health(name)
+    except NoAnswer as fault:
+        return str(fault)
+    return "" if health["verdict"] == "ready" else str(health.get("reason") or health["verdict"])
+
+
+def is_dead(view: View, name: str) -> Check:
+    """Nothing answers there: not the broker, not its agent. Raises Blocked when something does."""
+
+    def check() -> str:
+        for what, ask in (("broker", view.queues), ("agent", view.health)):
+            with suppress(NoAnswer):
+                ask(name)
+                raise Blocked(
+                    f"the {what} of {name} answers: `ops upgrade` or `ops remove` it,"
+                    " or stop it first"
+                )
+        return ""
+
+    return check
+
+
+def nobody_answers(view: View) -> Check:
+    """See that there is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
+
+    def check() -> str:
+        for node in view.nodes:
+            with suppress(NoAnswer):
+                view.health(node.name)
+                raise Blocked(f"the agent of {node.name} answers: this cluster is there already")
+        return ""
+
+    return check
+
+
+def lists_all(view: View) -> str:
+    """Check that the operators' list names every broker of the inventory."""
+    missing = {str(node.address) for node in view.nodes} - view.listed.names
+    return f"it does not name {some(sorted(missing))}" if missing else ""
+
+
+def all_welcome(view: View) -> Check:
+    """Check `welcomes` of every broker."""
+
+    def check() -> str:
+        said = {node.name: welcomes(view, node.name)() for node in view.nodes}
+        return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
+
+    return check
+
+
+def publishes_arrive(view: View, name: str) -> Check:
+    """The broker has been published to since this check was made, and consumed from."""
+    before: list[tuple[int, int]] = []
+
+    def check() -> str:
+        published, acked = view.counts(name)
+        if not before:
+            before.append((published, acked))
+        if published <= before[0][0]:
+            return "no publish yet; publishers come as their connections renew"
+        return "" if acked > before[0][1] else "publishes arrive and are not acknowledged yet"
+
+    return check
+
+
+def unattached(here: Iterable[Queue], elsewhere: Iterable[Queue]) -> list[str]:
+    """Names of queues that have consumers elsewhere and none here."""
+    wanted = {queue.name for queue in elsewhere if queue.consumers}
+    return sorted(wanted - {queue.name for queue in here if queue.consumers})
+
+
+def behind(maps: Mapping[str, Mapping[str, tuple[int, str, bool]]], name: str) -> list[str]:
+    """Names of topology entries of which another agent has a later state than this one."""
+    mine = maps[name]
+    later = {
+        wanted
+        for entries in maps.values()
+        for wanted, entry in entries.items()
+        if wanted not in mine or entry > mine[wanted]
+    }
+    return sorted(later)
+
+
+def clients_told(view: View) -> str:
+    """Return how many clients work by the list as it is, for a proof. Raises NoAnswer."""
+    clients, wanted = view.clients(), view.listed.generation
+    applied = sum(each.applied >= wanted for each in clients)
+    return f"{applied} of {len(clients)} clients work by generation {wanted}"
+
+
+def _who(connections: Iterable[Connection]) -> str:
+    return some([str(each) for each in connections])
+
+
+def _late(view: View) -> str:
+    """Name who is late; that nobody is proves nothing where queues are consumed and nobody asks."""
+    wanted, clients = view.listed.generation, view.clients()
+    if not clients:
+        queues = (queue for node in view.brokers for queue in view.queues(node.name))
+        consumed = sorted({queue.name for queue in queues if queue.consumers})
+        if consumed:
+            return f"no client asks for the list, and somebody consumes from {some(consumed)}"
+    late = [
+        f"{seen.id} of {seen.subscription or 'no subscription'} ({seen.applied})"
+        for seen in clients
+        if seen.applied < wanted
+    ]
+    return f"generation {wanted} is not applied by {some(late)}" if late else ""
+
+
+def listed_ready(view: View, address: str) -> Check:
+    """The operators' list names the broker, and not as draining: consumers know it."""
+
+    def check() -> str:
+        entry = view.listed.find(address)
+        if entry is None:
+            return f"the list does not name {address}, so that nobody would consume there"
+        return f"the list has {address} as draining" if entry.draining else ""
+
+    return check
+
+
+def both(first: Check, second: Check) -> Check:
+    return lambda: first() or second()

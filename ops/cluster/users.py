@@ -1,0 +1,223 @@
+"""Passwords of RabbitMQ's users, changed on every broker, at agents and at balancers while everything runs.
+
+The new one lies beside the old one, in ``FILE.next``, until all have it: the same command takes up a change
+that was interrupted, whatever had it by then. That command is `python -m ops users`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+import lb.hosts
+from inventory.inventory import Inventory, Node, User
+from inventory.tables import nearest
+from lb.fleet import apply_all
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+from messagebus.terminal import plural, say
+from ops.cluster.view import View, next_file
+from ops.errors import NoAnswer, OpsError
+from ops.local.secrets import is_hash_of, password_hash
+from ops.local.secrets import write as write_secret
+from ops.provision.cli import read_secrets, root_of
+from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
+from ops.run import shell
+from ops.run.command import confirm, inventory_option, locked
+
+__all__ = [
+    "STAND_IN",
+    "change_password",
+    "find_user",
+    "users",
+]
+
+SECRET_BYTES = 24
+STAND_IN = ".next"
+"""End of the name of the user that balancers have while the probe's password is changed."""
+
+
+def find_user(inventory: Inventory, name: str) -> User:
+    """The user of this name: the operators', the probe, or one of the inventory's. Raises ConfigError."""
+    users = {user.name: user for user in all_users(inventory)}
+    if name not in users:
+        raise ConfigError(f"no user {name!r} in the inventory{nearest(name, list(users))}")
+    return users[name]
+
+
+def change_password(
+    view: View,
+    user: User,
+    *,
+    given: Secret | None,
+    without: Iterable[str],
+    say: Callable[[str], None],
+) -> None:
+    """Give a user a new password: at every broker, in the files of the hosts, at every balancer.
+
+    given: the new one; None makes one, or takes up the one of a change that was not finished.
+    without: names of brokers that are dead. say: gets one line for each thing that was done.
+    Raises OpsError, LbError, ConfigError; the same call then does the rest.
+    """
+    inventory, without = view.inventory, frozenset(without)
+    for name in without:
+        inventory.find(name)
+    nodes = [node for node in inventory.brokers if node.name not in without]
+    known = {node.name: _known(view, node, user) for node in nodes}
+    password = _new_password(user.password_file, given)
+    stand_in = user.name + STAND_IN
+    if user.role == "probe":
+        for node in nodes:
+            view.put_user(node.name, stand_in, _body(known[node.name], password))
+            view.grant_as(node.name, stand_in, user.name)
+        _apply(inventory, stand_in, password, say)
+    for node in nodes:
+        if inventory.supervisor != "local":
+            _write_at_hosts(inventory, node, user, password)
+        view.put_user(node.name, user.name, _body(known[node.name], password))
+        say(f"{node.name} has it")
+    _keep(user.password_file, password)
+    if user.role == "probe":
+        _apply(inventory, user.name, password, say)
+        for node in nodes:
+            view.drop_user(node.name, stand_in)
+    for node in nodes:
+        if not is_hash_of(str(_known(view, node, user).get("password_hash")), password):
+            raise OpsError(f"{node.name}: somebody else has changed the password of {user.name}")
+    next_file(user.password_file).unlink()
+
+
+def _known(view: View, node: Node, user: User) -> Mapping[str, Any]:
+    """Raises NoAnswer: before the first is changed, all are there."""
+    try:
+        return view.user(node.name, user.name)
+    except NoAnswer as fault:
+        raise NoAnswer(
+            f"{fault}; a broker that is dead is left out by --without {node.name}"
+        ) from fault
+
+
+def _body(known: Mapping[str, Any], password: Secret) -> dict[str, Any]:
+    return {
+        "password_hash": password_hash(password),
+        "hashing_algorithm": "rabbit_password_hashing_sha256",
+        "tags": known["tags"],
+    }
+
+
+def _new_password(file: Path, given: Secret | None) -> Secret:
+    """On disk before anybody is told it."""
+    kept = next_file(file)
+    if kept.exists():
+        password = Secret(kept.read_text().strip())
+        if given is not None and given != password:
+            raise OpsError(
+                f"a change is not finished: its password is in {kept}; finish that first"
+            )
+        return password
+    password = given or Secret(secrets.token_hex(SECRET_BYTES))
+    write_secret(kept, password.reveal())
+    return password
+
+
+def _keep(file: Path, password: Secret) -> None:
+    """Replace the file; mode and owner stay."""
+    was = file.stat()
+    write_secret(file, password.reveal() + "\n", mode=was.st_mode & 0o777)
+    with suppress(PermissionError):
+        os.chown(file, was.st_uid, was.st_gid)
+
+
+def _apply(inventory: Inventory, name: str, password: Secret, say: Callable[[str], None]) -> None:
+    """Have every balancer look at brokers as this user."""
+    first, *more = (
+        dataclasses.replace(each, probe_user=name, probe_password=password)
+        for each in inventory.balancers
+    )
+    meant = dataclasses.replace(inventory, balancer=first, more=tuple(more))
+    for balancer, _done in apply_all(meant, lambda each: lb.hosts.place_of(shell, meant, each)):
+        say(f"balancer {balancer.name} asks as {name}")
+
+
+def _write_at_hosts(inventory: Inventory, node: Node, user: User, password: Secret) -> None:
+    """Write what its broker reads at its next start, and its agent at each use: before the broker is told."""
+    known = {**read_secrets(inventory), user.password_file: password}
+    for host in sorted(hosts_of(inventory, node)):
+        files = wanted_host(inventory, host, known, program="").files
+        with root_of(inventory, host) as root:
+            for file in files:
+                if file.path in PASSWORD_FILES:
+                    root.write(file)
+
+
+@click.group()
+def users() -> None:
+    """Change passwords of RabbitMQ's users.
+
+    \b
+    Example:
+      python -m ops users password bus
+    """
+
+
+@users.command(short_help="Change the password of the user NAME everywhere.")
+@click.argument("name")
+@click.option(
+    "--from",
+    "source",
+    type=click.File(),
+    help='File with the new password, "-" for standard input; without it one is made.',
+)
+@click.option(
+    "--without", metavar="NODE", multiple=True, help="Its broker is dead; may be said again."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@inventory_option
+def password(
+    name: str,
+    source: IO[str] | None,
+    without: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    file: Path,
+) -> None:
+    """Change the password of the user NAME on all brokers, and wherever the kit keeps it.
+
+    It is written into the user's file of the inventory. Connections stay. A change that was interrupted
+    is taken up by the same command.
+
+    \b
+    Example:
+      python -m ops users password bus --dry-run
+      python -m ops users password probe --yes
+    """
+    view = View(file)
+    user = find_user(view.inventory, name)
+    kept = user.password_file
+    given = Secret(source.read().strip()) if source else None
+    if given is not None and not given.reveal():
+        raise ConfigError(f"--from {source.name if source else ''}: empty")
+    nodes = [node.name for node in view.nodes if node.name not in without]
+    again = ", which was begun before" if next_file(kept).exists() else ""
+    say(f"a new password of {name} (role {user.role}){again}: on {', '.join(nodes)}; in {kept}")
+    if dry_run:
+        return
+    if not yes:
+        confirm()
+    with locked(file, f"users password {name}"):
+        change_password(
+            view, user, given=given, without=without, say=lambda line: say(line, err=True)
+        )
+    say(f"{name} has a new password on {plural(len(nodes), 'broker')}; it is in {kept}")
+    if user.role in ("application", "publisher", "consumer", "monitor"):
+        say("whoever has a copy of it needs the new one for his next connection")
+    if without and view.inventory.supervisor != "local":
+        say(f"before {', '.join(without)} is started again: `python -m ops provision`")

@@ -1,0 +1,538 @@
+"""A cluster as it shows itself: questions to agents, management APIs and HAProxy.
+
+Only reads, apart from `hang_up` and `merge`. Every question has a deadline; who does not answer is told by
+NoAnswer with its name, never left out in silence.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+import lb.fleet
+import lb.hosts
+import lb.runtime
+from consumer_lists import nodes
+from consumer_lists.nodes import Client, Served
+from inventory.cluster import Cluster
+from inventory.cluster import Node as ListNode
+from inventory.cluster import load as load_cluster
+from inventory.inventory import Balancer, Inventory, Node, load
+from lb.errors import BalancerUnreachable, LbError
+from lb.runtime import ServerState
+from messagebus.broker import BrokerList
+from messagebus.secret import Secret
+from messagebus.terminal import plural
+from messagebus.tls import certificate_fault, speaks_no_tls
+from messagebus.topology import GATE
+from ops.errors import NoAnswer
+from ops.run import shell
+
+__all__ = ["DEFAULT_VHOST", "Absent", "Connection", "Queue", "View", "next_file"]
+
+TIMEOUT_S = 3.0
+# An agent brings a change about, and settles it, before it answers.
+CHANGE_TIMEOUT_S = 30.0
+# Brokers that are asked at the same time.
+PARALLEL = 16
+SINGLE_ACTIVE = "x-single-active-consumer"
+# AMQP's answers to a basic.get on a queue that a consumer has for itself, as the management API tells them.
+NOT_TO_BE_HAD = ("RESOURCE_LOCKED", "ACCESS_REFUSED")
+DEFAULT_VHOST = "/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """messages: ready and unacknowledged; None while the broker has not counted them yet.
+
+    unacked: those of them that were delivered and are not answered. body_bytes: of all together.
+    kind: classic, quorum or stream. single_active: of its consumers one is served at a time.
+    """
+
+    name: str
+    messages: int | None
+    consumers: int
+    unacked: int = 0
+    body_bytes: int = 0
+    vhost: str = DEFAULT_VHOST
+    kind: str = "quorum"
+    single_active: bool = False
+
+    def __str__(self) -> str:
+        return self.name if self.vhost == DEFAULT_VHOST else f"{self.name} of vhost {self.vhost}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A connection of an application. name: the broker's. client: what it calls itself, or its address.
+
+    unacked: deliveries that it holds without an answer.
+    """
+
+    name: str
+    user: str
+    client: str
+    consumes: bool = False
+    unacked: int = 0
+
+    def __str__(self) -> str:
+        held = f", holds {plural(self.unacked, 'delivery')}" if self.unacked else ""
+        return f"{self.client} (user {self.user}{held})"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Names of nodes whose broker, or agent, is known to be dead, and of dead balancers.
+
+    Nobody asks those nodes anything. A balancer is asked, because it may come back by itself, and need not
+    answer.
+    """
+
+    brokers: frozenset[str] = frozenset()
+    agents: frozenset[str] = frozenset()
+    balancers: frozenset[str] = frozenset()
+
+    @property
+    def nodes(self) -> list[str]:
+        return sorted(self.brokers | self.agents)
+
+    def in_words(self) -> str:
+        """Each of them; "" for nobody."""
+        return ", ".join(
+            f"{what} {name}"
+            for what, names in (
+                ("broker", self.brokers),
+                ("agent of", self.agents),
+                ("balancer", self.balancers),
+            )
+            for name in sorted(names)
+        )
+
+
+NOBODY = Absent()
+
+
+class View:
+    """Asks the cluster of one inventory, which is read anew for every question.
+
+    absent: who is left out of every question to all.
+    """
+
+    def __init__(self, inventory: Path, absent: Absent = NOBODY) -> None:
+        self._path = inventory
+        self.absent = absent
+
+    @property
+    def inventory(self) -> Inventory:
+        return load(self._path)
+
+    @property
+    def _cluster(self) -> Cluster:
+        return load_cluster(self._path)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.inventory.brokers
+
+    def node(self, name: str) -> Node:
+        return self.inventory.find(name)
+
+    @property
+    def brokers(self) -> tuple[Node, ...]:
+        """Those that are not absent."""
+        return tuple(node for node in self.nodes if node.name not in self.absent.brokers)
+
+    @property
+    def listed(self) -> BrokerList:
+        """The operators' copy of the consumer list."""
+        return BrokerList.parse(self.inventory.list_file.read_text())
+
+    # Agents.
+
+    @property
+    def _agents(self) -> list[ListNode]:
+        return [node for node in self._cluster.nodes if node.name not in self.absent.agents]
+
+    def served(self) -> list[Served]:
+        """Return what each agent serves, or why it does not."""
+        return nodes.served(self._agents)
+
+    def generations(self) -> dict[str, int]:
+        """Return which generation each agent serves, by name of the node. Raises NoAnswer."""
+        served = self.served()
+        _raise_silent({one.node: one.fault for one in served if one.served is None})
+        return {one.node: one.generation for one in served}
+
+    def clients(self) -> list[Client]:
+        """Every live client once, as the agent that saw it last tells. Raises NoAnswer."""
+        found, silent = nodes.clients(self._agents)
+        _raise_silent(silent)
+        return found
+
+    def maps(self) -> dict[str, dict[str, tuple[int, str, bool]]]:
+        """Each agent's topology: wanted name to (number, origin, alive). Raises NoAnswer."""
+        return {
+            name: {
+                str(entry["wanted"]): (entry["number"], entry["origin"], entry["alive"])
+                for entry in found["entries"]
+            }
+            for name, found in self.snapshots().items()
+        }
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Each agent's whole map, as it tells it. Raises NoAnswer."""
+        return {name: answer.json() for name, answer in self._all("/topology")}
+
+    def snapshots_told(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """The same of the agents that answer, and why each other does not."""
+        told, silent = dict[str, dict[str, Any]](), dict[str, str]()
+        for node in self.nodes:
+            try:
+                told[node.name] = self._agent(node, "/topology").json()
+            except NoAnswer as fault:
+                silent[node.name] = str(fault)
+        return told, silent
+
+    def adopt(self, name: str, snapshot: Mapping[str, Any]) -> None:
+        """Have an agent take this map on our word, with what it has. Raises NoAnswer."""
+        self._operator(name, "/topology/adopt", dict(snapshot))
+
+    def merge(self, name: str, snapshot: Mapping[str, Any]) -> None:
+        """Tell an agent another one's map: it keeps what is newer. Raises NoAnswer when it does not."""
+        answer = self._operator(name, "/topology/merge", dict(snapshot)).json()
+        if not answer["stored"] and answer["answer"] == "no":
+            raise NoAnswer(f"agent of {name}: {answer['reason']}")
+
+    def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
+        """Return what of these exists otherwise on its broker, in words; "" for nothing. Raises NoAnswer."""
+        answer = self._operator(name, "/topology/try", {"wanted": wanted})
+        return str(answer.json()["mismatch"])
+
+    def want(self, items: list[dict[str, Any]]) -> str:
+        """Register these, as an application would; what came of it, in words. Raises NoAnswer."""
+        first = self.inventory.brokers[0].name
+        answer = self._operator(first, "/topology", {"wanted": items}).json()
+        missing = ", ".join(f"{name}: {why}" for name, why in answer["missing"].items())
+        return "complete" if answer["complete"] else f"incomplete: {missing}"
+
+    def _operator(self, name: str, path: str, body: object) -> httpx.Response:
+        """A request with the operators' token, of which an agent may take longer to answer."""
+        inventory = self.inventory
+        return _ask(
+            f"agent of {name}",
+            "POST",
+            f"{inventory.agent_url(inventory.find(name))}{path}",
+            json=body,
+            verify=inventory.certificates(),
+            auth=inventory.proof_to(inventory.find(name)),
+            timeout_s=CHANGE_TIMEOUT_S,
+        )
+
+    def settled(self, name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._agent(self.node(name), "/settled").json()
+        return answer
+
+    def health(self, name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._agent(
+            self.node(name), "/health", fine=(200, 404, 503)
+        ).json()
+        return answer
+
+    def _all(self, path: str) -> list[tuple[str, httpx.Response]]:
+        asked = [node for node in self.nodes if node.name not in self.absent.agents]
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            return list(pool.map(lambda node: (node.name, self._agent(node, path)), asked))
+
+    def _agent(self, node: Node, path: str, *, fine: tuple[int, ...] = (200,)) -> httpx.Response:
+        inventory = self.inventory
+        return _ask(
+            f"agent of {node.name}",
+            "GET",
+            f"{inventory.agent_url(node)}{path}",
+            fine=fine,
+            verify=inventory.certificates(),
+        )
+
+    # Balancers.
+
+    def sending(self) -> dict[str, frozenset[str]]:
+        """Each balancer with the names of the brokers that it sends new connections to. Raises NoAnswer.
+
+        Without those that are absent, unless they answer by now.
+        """
+        found, silent = self._balancers_asked()
+        for name, fault in silent.items():
+            if name not in self.absent.balancers:
+                raise NoAnswer(f"balancer {name}: {fault}")
+        return {
+            name: frozenset(each.name for each in servers.values() if each.verdict == "up")
+            for name, servers in found.items()
+        }
+
+    def silent_balancers(self) -> list[str]:
+        """Names of the balancers that do not answer."""
+        return list(self._balancers_asked()[1])
+
+    def balancer_has_ended(self, name: str) -> bool:
+        """Return whether its host says that none of its processes is left; a silent one says nothing."""
+        inventory = self.inventory
+        balancer = inventory.find_balancer(name)
+        try:
+            with lb.hosts.place_of(shell, inventory, balancer) as place:
+                return not place.signal_master(balancer, None)
+        except LbError:
+            return False
+
+    def _balancers_asked(self) -> tuple[dict[str, dict[str, ServerState]], dict[str, str]]:
+        """Return what each shows of each broker; and why it does not, where it does not."""
+        found = dict[str, dict[str, ServerState]]()
+        with lb.fleet.opened(self.inventory, self._admin_socket) as fleet:
+            silent = dict(fleet.away)
+            for name, socket in fleet.sockets.items():
+                try:
+                    found[name] = lb.runtime.servers(socket)
+                except BalancerUnreachable as fault:
+                    silent[name] = str(fault)
+        return found, silent
+
+    def _admin_socket(self, balancer: Balancer) -> AbstractContextManager[Path]:
+        return lb.hosts.forwarded(shell, self.inventory.host(balancer.host).ssh, balancer)
+
+    # Brokers.
+
+    def queues(self, name: str) -> list[Queue]:
+        """Return those of one broker, as its statistics have it: up to one interval old. Raises NoAnswer.
+
+        Without those that belong to one connection, as each agent has one for events, and the gate's.
+        """
+        return [each for each in self.all_queues(name) if each.vhost == DEFAULT_VHOST]
+
+    def all_queues(self, name: str) -> list[Queue]:
+        """Return `queues` of every virtual host."""
+        columns = (
+            "columns=vhost,name,type,arguments,messages,messages_unacknowledged,message_bytes,"
+            "consumers,exclusive"
+        )
+        return [
+            Queue(
+                name=str(found["name"]),
+                messages=found.get("messages"),
+                consumers=int(found.get("consumers", 0)),
+                unacked=int(found.get("messages_unacknowledged") or 0),
+                body_bytes=int(found.get("message_bytes") or 0),
+                vhost=str(found.get("vhost", DEFAULT_VHOST)),
+                kind=str(found.get("type", "quorum")),
+                single_active=bool((found.get("arguments") or {}).get(SINGLE_ACTIVE)),
+            )
+            for found in self._manage(name, "GET", f"/api/queues?{columns}").json()
+            if not found.get("exclusive") and found["name"] != GATE
+        ]
+
+    def bindings(self, name: str) -> list[tuple[str, str, str]]:
+        """Exchange, what it leads to, and routing key of every binding of a broker. Raises NoAnswer."""
+        found = self._manage(
+            name, "GET", "/api/bindings/%2F?columns=source,destination,routing_key"
+        )
+        return [(each["source"], each["destination"], each["routing_key"]) for each in found.json()]
+
+    def holds_message(self, name: str, queue: Queue) -> bool | None:
+        """Return whether a basic.get finds one; it is put back. Raises NoAnswer.
+
+        None where one cannot be had: of streams, and where a consumer has the queue for itself.
+        """
+        if queue.kind == "stream" or queue.single_active:
+            return None
+        wanted = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "base64", "truncate": 1}
+        path = f"/api/queues/{quote(queue.vhost, safe='')}/{quote(queue.name, safe='')}/get"
+        answer = self._manage(name, "POST", path, json=wanted, fine=(200, 400))
+        if answer.status_code == httpx.codes.OK:
+            return bool(answer.json())
+        if any(word in answer.text for word in NOT_TO_BE_HAD):
+            return None
+        raise NoAnswer(f"management of {name}: HTTP 400 {answer.text.strip()[:200]}")
+
+    def connections(self, name: str) -> list[Connection]:
+        """Those of applications to one broker, as its statistics have them. Raises NoAnswer."""
+        inventory = self.inventory
+        agents = [user.name for user in inventory.users if user.role == "agent"]
+        ours = {inventory.admin_user, inventory.balancer.probe_user, *agents}
+        columns = "columns=name,user,client_properties,peer_host,peer_port"
+        known = self._manage(name, "GET", f"/api/connections?{columns}").json()
+        consumers = self._manage(name, "GET", "/api/consumers").json()
+        consuming = {found["channel_details"].get("connection_name") for found in consumers}
+        held = self._held(name)
+        return [
+            Connection(
+                name=str(found["name"]),
+                user=str(found.get("user", "")),
+                client=_client(found),
+                consumes=found["name"] in consuming,
+                unacked=held[str(found["name"])],
+            )
+            for found in known
+            if found.get("user") not in ours
+        ]
+
+    def _held(self, name: str) -> Counter[str]:
+        """Deliveries without an answer, by connection."""
+        columns = "columns=connection_details,messages_unacknowledged"
+        held = Counter[str]()
+        for found in self._manage(name, "GET", f"/api/channels?{columns}").json():
+            details = found.get("connection_details") or {}
+            held[str(details.get("name"))] += int(found.get("messages_unacknowledged") or 0)
+        return held
+
+    def overview(self, name: str) -> dict[str, Any]:
+        """Ask one broker for its version and its own name. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", "/api/overview").json()
+        return answer
+
+    def resources(self, name: str) -> dict[str, Any]:
+        """Ask one broker for memory, disk, and their alarms. Raises NoAnswer."""
+        found = self._manage(name, "GET", "/api/nodes").json()
+        return dict(found[0]) if found else {}
+
+    def definitions(self, name: str) -> dict[str, Any]:
+        """All that one broker was told to have, with hashes of passwords. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", "/api/definitions").json()
+        return answer
+
+    def define(self, name: str, definitions: Mapping[str, Any]) -> None:
+        """Have one broker make these, too. Raises NoAnswer."""
+        self._manage(name, "POST", "/api/definitions", json=dict(definitions), fine=(200, 201, 204))
+
+    def user(self, name: str, user: str) -> dict[str, Any]:
+        """A user as one broker has it, with the hash of its password. Raises NoAnswer."""
+        answer: dict[str, Any] = self._manage(name, "GET", _user_path(user)).json()
+        return answer
+
+    def put_user(self, name: str, user: str, body: Mapping[str, Any]) -> None:
+        """Have one broker make a user, or change it. Raises NoAnswer."""
+        self._manage(name, "PUT", _user_path(user), json=dict(body), fine=(201, 204))
+
+    def grant_as(self, name: str, user: str, other: str) -> None:
+        """Give a user the rights that another one has on this broker. Raises NoAnswer."""
+        found = self._manage(name, "GET", f"{_user_path(other)}/permissions").json()
+        for each in found:
+            rights = {key: each[key] for key in ("configure", "write", "read")}
+            path = f"/api/permissions/{quote(each['vhost'], safe='')}/{quote(user, safe='')}"
+            self._manage(name, "PUT", path, json=rights, fine=(201, 204))
+
+    def drop_user(self, name: str, user: str) -> None:
+        """Have one broker forget a user; it may not know it. Raises NoAnswer."""
+        self._manage(name, "DELETE", _user_path(user), fine=(204, 404))
+
+    def counts(self, name: str) -> tuple[int, int]:
+        """Messages published to and acknowledged from one broker since its start."""
+        stats = self.overview(name).get("message_stats", {})
+        return int(stats.get("publish", 0)), int(stats.get("ack", 0))
+
+    def hang_up(self, name: str, connection: str) -> None:
+        """Have a broker close one connection; it may be gone already. Raises NoAnswer."""
+        path = f"/api/connections/{quote(connection, safe='')}"
+        self._manage(name, "DELETE", path, fine=(204, 404))
+
+    def _manage(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        fine: tuple[int, ...] = (200,),
+    ) -> httpx.Response:
+        inventory = self.inventory
+        node = inventory.find(name)
+
+        def ask(file: Path, fine: tuple[int, ...]) -> httpx.Response:
+            return _ask(
+                f"management of {node.name}",
+                method,
+                f"{inventory.management_url(node)}{path}",
+                json=json,
+                auth=(inventory.admin_user, _secret(file).reveal()),
+                fine=fine,
+                verify=inventory.certificates(),
+                plain_too=bool(inventory.tls and inventory.tls.old_management),
+            )
+
+        file, changed = inventory.admin_password_file, next_file(inventory.admin_password_file)
+        if not changed.exists():
+            return ask(file, fine)
+        # Its change is not finished: some brokers have the one password, some the other.
+        answer = ask(file, (*fine, httpx.codes.UNAUTHORIZED))
+        return answer if answer.status_code in fine else ask(changed, fine)
+
+
+def next_file(file: Path) -> Path:
+    """Return where a new password lies until all have it. There is one while its change is not finished."""
+    return file.with_name(f"{file.name}.next")
+
+
+def _user_path(user: str) -> str:
+    return f"/api/users/{quote(user, safe='')}"
+
+
+def _client(connection: Mapping[str, Any]) -> str:
+    properties = connection.get("client_properties") or {}
+    address = f"{connection.get('peer_host', '?')}:{connection.get('peer_port', '?')}"
+    named = properties.get("connection_name") or properties.get("product")
+    return f"{named} at {address}" if named else address
+
+
+def _raise_silent(faults: Mapping[str, str]) -> None:
+    for name, fault in faults.items():
+        raise NoAnswer(f"agent of {name}: {fault}")
+
+
+def _secret(file: Path) -> Secret:
+    return Secret(file.read_text().strip())
+
+
+def _ask(
+    who: str,
+    method: str,
+    url: str,
+    *,
+    json: object = None,
+    auth: httpx.Auth | tuple[str, str] | None = None,
+    fine: tuple[int, ...] = (200,),
+    verify: ssl.SSLContext | bool = True,
+    plain_too: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> httpx.Response:
+    """plain_too: ask what speaks no TLS without it."""
+
+    def ask(url: str) -> httpx.Response:
+        return httpx.request(
+            method,
+            url,
+            json=json,
+            auth=auth,
+            timeout=timeout_s,
+            trust_env=False,
+            verify=verify,
+        )
+
+    try:
+        try:
+            answer = ask(url)
+        except httpx.ConnectError as fault:
+            if not (plain_too and speaks_no_tls(fault)):
+                raise
+            answer = ask(url.replace("https://", "http://", 1))
+    except httpx.HTTPError as fault:
+        reason = certificate_fault(fault) or str(fault) or type(fault).__name__
+        raise NoAnswer(f"{who} does not answer: {reason}") from fault
+    if answer.status_code not in fine:
+        raise NoAnswer(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")
+    return answer

@@ -1,0 +1,420 @@
+"""`python -m ops drbd`: the two disks of a broker's mirror."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from inventory.inventory import Host
+from messagebus.commands.exits import Exit
+from messagebus.errors import ConfigError
+from messagebus.terminal import say
+from ops.commands import hosts
+from ops.errors import NoAnswer, OpsError, RunOpen
+from ops.mirror import commands as argv
+from ops.mirror import disks as playbooks
+from ops.mirror import promotion
+from ops.mirror.files import partner
+from ops.mirror.options import (
+    agents,
+    both_answer,
+    not_dead,
+    note_alone,
+    note_whole,
+    of_mirror,
+    permitted,
+    proof_options,
+    run,
+)
+from ops.mirror.setup import set_up
+from ops.mirror.state import Status, is_split, lacks
+from ops.mirror.view import MirrorView
+from ops.run.command import Go, carry, go_options, inventory_option, opened
+
+__all__ = ["drbd"]
+
+
+_overwrite_option = click.option(
+    "--overwrite",
+    "phrases",
+    metavar="PHRASE",
+    multiple=True,
+    help="What the refusal says, exactly, for a disk that holds something.",
+)
+
+
+@click.group()
+def drbd() -> None:
+    """The mirror of a broker's disk. NAME is the broker's.
+
+    \b
+    Example:
+      python -m ops drbd status
+      python -m ops drbd create mb1 --dry-run
+    """
+
+
+@drbd.command(short_help="Write the mirror's files on both its hosts.")
+@click.argument("name")
+@inventory_option
+def install(name: str, file: Path) -> None:
+    """Write the mirror's files on both its hosts, and let them fence each other; changes no data.
+
+    A step of `create`; by itself after a change of the inventory, before `connect`.
+
+    \b
+    Example:
+      python -m ops drbd install mb1
+    """
+    set_up(MirrorView(file.absolute(), name))
+
+
+@drbd.command(short_help="Make the mirror NAME on two blank disks.")
+@click.argument("name")
+@click.option(
+    "--skip-sync",
+    is_flag=True,
+    help="Declare the disks alike instead of copying: for two that are new.",
+)
+@_overwrite_option
+@go_options
+def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None:
+    """Make the mirror NAME on two blank disks, with a file system, mounted on its first host.
+
+    \b
+    Example:
+      python -m ops drbd create mb1 --dry-run
+      python -m ops drbd create mb1 --skip-sync
+    """
+    view = MirrorView(go.file, name)
+    for host in view.hosts:
+        called = view.tells(host, ("uname", "-n")).strip()
+        if called != host.name:
+            raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
+    _see_one_node_name(view)
+    erase = _to_be_erased(view, phrases, view.hosts)
+    agent = agents(view, view.hosts[0])
+    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase, agent=agent)
+    run(plan, go, view)
+
+
+def _see_one_node_name(view: MirrorView) -> None:
+    """The broker must be the same node on both: RabbitMQ's data are a node's. Raises OpsError."""
+    home, standby = view.hosts
+    here, there = (_node_name(view, host) for host in (home, standby))
+    if here != there:
+        raise OpsError(
+            f"RabbitMQ would be node {here} on {home.name} and {there} on {standby.name}: it needs one"
+            " NODENAME in /etc/rabbitmq/rabbitmq-env.conf, which `ops provision` writes"
+        )
+
+
+def _node_name(view: MirrorView, host: Host) -> str:
+    try:
+        name = view.tells(host, hosts.node_name()).strip() or "rabbit"
+    except NoAnswer:  # it was asked something before, so that there are no settings
+        name = "rabbit"
+    return name if "@" in name else f"{name}@{host.name}"
+
+
+def _to_be_erased(
+    view: MirrorView, phrases: tuple[str, ...], among: tuple[Host, ...]
+) -> list[Host]:
+    """Hosts whose disk holds what the operator gave up. Raises OpsError before anything is changed."""
+    found, refused = [], []
+    for host in among:
+        holds = view.tells(host, argv.signatures(view.mirror.disk)).split()
+        if not holds or _is_ours(view.status(host)):
+            continue
+        phrase = f"destroy {' and '.join(holds)} on {host.name}:{view.mirror.disk}"
+        if phrase in phrases:
+            found.append(host)
+        else:
+            refused.append(f'--overwrite "{phrase}"')
+    if refused:
+        raise OpsError(f"a disk is not blank; if nobody needs what it holds: {' '.join(refused)}")
+    return found
+
+
+def _is_ours(side: Status) -> bool:
+    """Tell a disk of an earlier run of the plan: DRBD holds it, or it has metadata and never had data."""
+    is_new = side.generations is not None and not side.generations.current
+    return is_new or (side.is_up and side.disk != "Diskless")
+
+
+@drbd.command(short_help="HOST has a new disk: everything is copied to it.")
+@click.argument("name")
+@click.argument("host")
+@_overwrite_option
+@go_options
+def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
+    """HOST has a new disk for the mirror NAME: everything is copied to it from the other host.
+
+    \b
+    Example:
+      python -m ops drbd disk mb1 db2 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    wanted = of_mirror(view, host)
+    side = view.status(wanted)
+    if side.disk not in ("Diskless", "DUnknown"):
+        raise OpsError(f"{host} has its disk: {side}")
+    erase = bool(_to_be_erased(view, phrases, (wanted,)))
+    plan = playbooks.new_disk(view, wanted, erase=erase)
+    run(plan, go, view)
+
+
+@drbd.command(short_help="Let frozen writes go on: the other host is dead.")
+@click.argument("name")
+@click.option(
+    "--dead",
+    metavar="HOST",
+    required=True,
+    help="You have seen that this host is off, and it will not come back by itself.",
+)
+@click.option("--give-up", metavar="HOST", default="", help="What only this host has may be lost.")
+@go_options
+def thaw(go: Go, name: str, dead: str, give_up: str) -> None:
+    """The frozen writes of the mirror NAME go on, because the other host is dead.
+
+    \b
+    Example:
+      python -m ops drbd thaw mb1 --dead db2
+    """
+    view = MirrorView(go.file, name)
+    gone = of_mirror(view, dead)
+    sides, wanted = view.sides(), partner(view.inventory, view.mirror, gone)
+    not_dead(dead, sides[gone.name])
+    here = sides[wanted.name]
+    if isinstance(here, NoAnswer):
+        raise here
+    if give_up != dead and (reason := lacks(here, view.alone, peer=dead)):
+        raise OpsError(f"the writes of {wanted.name} stay frozen: {reason} with --give-up {dead}")
+    run(promotion.thaw(view, wanted), go, view)
+
+
+@drbd.command(short_help="Write down that HOST goes on without its partner.")
+@click.argument("name")
+@click.argument("host")
+@inventory_option
+def alone(name: str, host: str, file: Path) -> None:
+    """Write down that HOST writes to the mirror NAME without its partner, if it does; changes no data.
+
+    A step of `promote`, `thaw` and `ops storage failover`. The partner is not promoted without HOST then,
+    until both were seen whole.
+
+    \b
+    Example:
+      python -m ops drbd alone mb1 db2
+    """
+    view = MirrorView(file.absolute(), name)
+    noted = note_alone(view, of_mirror(view, host))
+    say(f"{host} goes on alone" if noted else f"{host} has its partner")
+
+
+@drbd.command(short_help="Show what both hosts of a mirror say.")
+@click.argument("name", default="")
+@inventory_option
+def status(name: str, file: Path) -> int:
+    """What both hosts of the mirror NAME say, or those of every mirror. Exit code 7 if not all is well.
+
+    \b
+    Example:
+      python -m ops drbd status
+    """
+    file = file.absolute()
+    inventory = MirrorView(file, name).inventory
+    names = [inventory.mirror(name).name] if name else [each.name for each in inventory.mirrors]
+    well = [_show(MirrorView(file, each)) for each in names]
+    return Exit.DONE if all(well) else Exit.FOUND
+
+
+def _show(view: MirrorView) -> bool:
+    """Returns whether all is well."""
+    sides = view.sides()
+    note_whole(view, sides)
+    for host, side in sides.items():
+        say(f"{view.name}  {host:12} {side}")
+    if alone := view.alone:
+        say(f"{view.name}  {alone.host} went on alone on {alone.since}; not seen whole since")
+    is_split = view.is_split()
+    if is_split:
+        say(f"{view.name}  SPLIT BRAIN: python -m ops drbd resolve {view.name}")
+    whole = [side.is_whole for side in sides.values() if isinstance(side, Status)]
+    if not all(whole) or len(whole) < len(sides):
+        say(f"{view.name}  single copy")
+        return False
+    return not is_split
+
+
+@drbd.command(short_help="Let HOST write to the mirror NAME.")
+@click.argument("name")
+@click.argument("host")
+@proof_options
+@go_options
+def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
+    """Let HOST write to the mirror NAME; refused where that could lose a confirmed message.
+
+    `ops storage failover` does this and all that follows.
+
+    \b
+    Example:
+      python -m ops drbd promote mb1 db2 --dry-run
+    """
+    view = MirrorView(go.file, name)
+    wanted = of_mirror(view, host)
+    how = permitted(view, wanted, dead=dead, give_up=give_up)
+    run(promotion.promote(view, wanted, **how), go, view)
+
+
+@drbd.command(short_help="HOST does not write to the mirror NAME any more.")
+@click.argument("name")
+@click.argument("host")
+@go_options
+def demote(go: Go, name: str, host: str) -> None:
+    """HOST does not write to the mirror NAME any more; its disk must be unmounted.
+
+    \b
+    Example:
+      python -m ops drbd demote mb1 db1
+    """
+    view = MirrorView(go.file, name)
+    plan = promotion.demote(view, of_mirror(view, host))
+    run(plan, go, view)
+
+
+@drbd.command(short_help="Bring both sides of the mirror NAME together.")
+@click.argument("name")
+@go_options
+def connect(go: Go, name: str) -> None:
+    """Bring both sides of the mirror NAME up and together; waits until both disks are alike.
+
+    \b
+    Example:
+      python -m ops drbd connect mb1
+    """
+    view = MirrorView(go.file, name)
+    run(playbooks.connect(view), go, view)
+
+
+@drbd.command(short_help="HOST lets go of the mirror NAME, to be worked on.")
+@click.argument("name")
+@click.argument("host")
+@go_options
+def disconnect(go: Go, name: str, host: str) -> None:
+    """HOST lets go of the mirror NAME, to be worked on; its partner goes on with a single copy.
+
+    \b
+    Example:
+      python -m ops drbd disconnect mb1 db2
+    """
+    view = MirrorView(go.file, name)
+    wanted = of_mirror(view, host)
+    if view.status(wanted).role == "Primary":
+        raise OpsError(f"{host} is primary; disconnect its partner")
+    plan = playbooks.disconnect(view, wanted)
+    run(plan, go, view)
+
+
+@drbd.command()
+@click.argument("name")
+@go_options
+def verify(go: Go, name: str) -> int:
+    """Compare the disks of the mirror NAME while everything runs. Exit code 7 where they differ.
+
+    \b
+    Example:
+      python -m ops drbd verify mb1
+    """
+    view = MirrorView(go.file, name)
+    for host, side in both_answer(view).items():
+        if not side.is_whole:
+            raise OpsError(f"only a whole mirror is verified; {host} says {side}")
+    home = view.hosts[0]
+    run(playbooks.verify(view, home), go, view)
+    if go.dry_run:
+        return Exit.DONE
+    after = view.status(home)
+    if after.out_of_sync_kib:
+        say(
+            f"{after.out_of_sync_kib:,} KiB differ: `ops drbd disconnect` and `ops drbd connect` "
+            "copy them from the primary"
+        )
+        return Exit.FOUND
+    say(f"{after.size_kib:,} KiB compared, all alike")
+    return Exit.DONE
+
+
+@drbd.command(short_help="Copy and compare with VALUE bytes a second.")
+@click.argument("name")
+@click.argument("value")
+@go_options
+def rate(go: Go, name: str, value: str) -> None:
+    """Copy and compare the mirror NAME with VALUE bytes a second, as 40M, until it is set up anew.
+
+    \b
+    Example:
+      python -m ops drbd rate mb1 40M
+    """
+    if not value.rstrip("KMG").isdigit():
+        raise ConfigError(f"{value!r} is no rate; 40M is 40 MiB a second")
+    view = MirrorView(go.file, name)
+    run(playbooks.rate(view, value), go, view)
+
+
+@drbd.command(short_help="End a split brain of the mirror NAME.")
+@click.argument("name")
+@click.option("--victim", metavar="HOST", default="", help="Whose data are given up.")
+@go_options
+def resolve(go: Go, name: str, victim: str) -> None:
+    """End a split brain of the mirror NAME: show what each side has, and give one of them up.
+
+    Without --victim its name is asked for, and must be typed.
+
+    \b
+    Example:
+      python -m ops drbd resolve mb1 --dry-run --victim db2
+    """
+    view = MirrorView(go.file, name)
+    with opened(go, f"drbd resolve {name}", [name]) as journal:
+        began = journal.facts.get("decided")
+        if began and victim not in ("", began["victim"]):
+            raise RunOpen(f"the unfinished run gives up {began['victim']}, not {victim}")
+        facts = began or _chosen(view, victim)
+        how = {key: value for key, value in facts.items() if key != "victim"}
+        plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
+        carry(plan, journal, go, {"decided": facts}, brokers=[name])
+
+
+def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
+    """Show what each side has, and have a person say which is given up."""
+    sides = both_answer(view)
+    if not is_split(sides):
+        raise OpsError(f"no split brain of {view.name}: {'; '.join(map(str, sides.values()))}")
+    for host in view.hosts:
+        say(f"{host.name}: {_belongings(view, host, sides[host.name])}")
+    if not victim:
+        names = " or ".join(view.mirror.hosts)
+        victim = click.prompt(f"whose data are given up for ever, {names}?", err=True)
+    loser = of_mirror(view, victim)
+    return {
+        "victim": loser.name,
+        "is_primary": sides[loser.name].role == "Primary",
+        "agent": agents(view, loser),
+    }
+
+
+def _belongings(view: MirrorView, host: Host, side: Status) -> str:
+    """Return what an operator decides by."""
+    words = [str(side), f"{side.out_of_sync_kib:,} KiB written since the other was lost"]
+    runs = view.succeeds(host, hosts.service("is-active", hosts.BROKER_UNIT))
+    words.append("its broker runs" if runs else "no broker runs")
+    newest = ("find", str(view.mirror.mount), "-type", "f", "-printf", "%TY-%Tm-%Td %TH:%TM\\n")
+    try:
+        written = sorted(view.tells(host, newest).split("\n"))[-1]
+        words.append(f"newest file of {written}" if written else "not mounted")
+    except NoAnswer:
+        words.append("not mounted")
+    return "; ".join(words)

@@ -1,0 +1,126 @@
+"""Commands for one mirror on one of its hosts: DRBD 8.4, as drbd-utils 9 drives it. Pure.
+
+mirror: its name, which is the name of the DRBD resource.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "adjust",
+    "clear_bitmap",
+    "connect",
+    "create_metadata",
+    "demote",
+    "disconnect",
+    "down",
+    "events",
+    "generations",
+    "link",
+    "load_module",
+    "outdate",
+    "promote",
+    "promote_first",
+    "set_rate",
+    "signatures",
+    "thaw",
+    "up",
+    "verify",
+]
+
+Argv = tuple[str, ...]
+
+
+def load_module() -> Argv:
+    return ("modprobe", "drbd")
+
+
+def signatures(disk: Path) -> Argv:
+    """Writes what is on the disk by its signatures, one a line; nothing where it is blank."""
+    return ("wipefs", "--no-act", "--noheadings", "--output", "TYPE", str(disk))
+
+
+def create_metadata(mirror: str) -> Argv:
+    """Overwrites what is at the end of the disk, without asking: look at its signatures before."""
+    return _adm("create-md", "--force", mirror)
+
+
+def up(mirror: str) -> Argv:
+    return _adm("up", mirror)
+
+
+def down(mirror: str) -> Argv:
+    return _adm("down", mirror)
+
+
+def adjust(mirror: str) -> Argv:
+    """Make the kernel's settings those of the file; brings the mirror up where it is down."""
+    return _adm("adjust", mirror)
+
+
+def events(mirror: str) -> Argv:
+    """Its whole state at this moment. In words of DRBD 9; nothing is left out, as `status` does."""
+    return ("drbdsetup", "events2", "--now", "--statistics", mirror)
+
+
+def link(mirror: str) -> Argv:
+    """The state of the connection, in one word of DRBD 8.4."""
+    return _adm("cstate", mirror)
+
+
+def generations(mirror: str) -> Argv:
+    """Return which generation of the data the host has, and which came before. Also where it is down."""
+    return _adm("get-gi", mirror)
+
+
+def promote(mirror: str) -> Argv:
+    """Refused by DRBD without up-to-date data, and by the fencing handler without a proof."""
+    return _adm("primary", mirror)
+
+
+def promote_first(mirror: str) -> Argv:
+    """Declare this host's data, whatever they are, the good ones. For a new mirror."""
+    return _adm("primary", "--force", mirror)
+
+
+def demote(mirror: str) -> Argv:
+    return _adm("secondary", mirror)
+
+
+def connect(mirror: str, *, discard_my_data: bool = False) -> Argv:
+    """discard_my_data: what this host alone has is given up; refused by DRBD on a primary."""
+    return _adm("connect", *(("--discard-my-data",) if discard_my_data else ()), mirror)
+
+
+def disconnect(mirror: str) -> Argv:
+    return _adm("disconnect", mirror)
+
+
+def outdate(mirror: str) -> Argv:
+    """Says 0 and does nothing while this host believes that it is connected: read the state back."""
+    return _adm("outdate", mirror)
+
+
+def thaw(mirror: str) -> Argv:
+    """Writes go on, whatever is known of the peer: it must be dead."""
+    return _adm("resume-io", mirror)
+
+
+def clear_bitmap(mirror: str) -> Argv:
+    """Declare the two disks of a new mirror alike, instead of copying one to the other."""
+    return _adm("new-current-uuid", "--clear-bitmap", f"{mirror}/0")
+
+
+def verify(mirror: str) -> Argv:
+    """Begin to compare the disks, block by block; differences are marked, and copied by a reconnect."""
+    return _adm("verify", mirror)
+
+
+def set_rate(mirror: str, rate: str) -> Argv:
+    """rate: bytes per second of resync and verify, as ``40M``; until the next adjust."""
+    return _adm("disk-options", f"--resync-rate={rate}", mirror)
+
+
+def _adm(word: str, *rest: str) -> Argv:
+    return ("drbdadm", word, *rest)

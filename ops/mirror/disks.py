@@ -1,0 +1,311 @@
+"""The two disks of a mirror: made, connected, compared, and brought together again.
+
+What may lose data is decided before the first step, by what the operator named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from inventory.inventory import Host
+from ops.commands import hosts
+from ops.commands.hosts import on
+from ops.commands.kits import kit
+from ops.errors import NoAnswer
+from ops.mirror import commands
+from ops.mirror.files import partner
+from ops.mirror.promotion import leaving, proof_forgotten, state_brought
+from ops.mirror.state import COMPARING, Status
+from ops.mirror.view import MirrorView
+from ops.run.plan import Blocked, Check, Command, Plan, Step
+
+__all__ = [
+    "connect",
+    "create",
+    "disconnect",
+    "new_disk",
+    "rate",
+    "resolve",
+    "verify",
+]
+
+CONNECT_WITHIN_S = 60.0
+# 10 TB at 100 MB/s take 28 hours.
+COPY_WITHIN_S = 48 * 3600.0
+
+
+def create(
+    view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host], agent: bool
+) -> Plan:
+    """Steps that make a new mirror on two disks, with a file system, mounted on the first host.
+
+    The broker's address comes there, too, so that `ops found` and `ops add` find a host like any other.
+
+    erase: hosts whose disk holds something that the operator gave up by the exact phrase.
+    agent: the hosts have one.
+    """
+    mirror, (home, standby) = view.mirror, view.hosts
+    both = (home, standby)
+    name = mirror.name
+    steps = (
+        Step(name=f"set up the hosts of {name}", commands=_kit(file, "install", name)),
+        Step(
+            name="load DRBD",
+            commands=on(both, commands.load_module()),
+        ),
+        *(
+            Step(
+                name=f"erase what is on {host.name}:{mirror.disk}",
+                commands=on([host], hosts.erase(mirror.disk)),
+                is_final=True,
+            )
+            for host in erase
+        ),
+        Step(
+            name="let no broker start by itself, or without its disk",
+            commands=(
+                *on(both, hosts.disable(hosts.BROKER_UNIT)),
+                *on(both, hosts.close_mount_point(mirror.mount)),
+            ),
+        ),
+        *(
+            Step(
+                name=f"make DRBD's metadata on {host.name}",
+                commands=on([host], commands.create_metadata(name)),
+                done=_has_metadata(view, host),
+                is_final=True,
+            )
+            for host in both
+        ),
+        Step(
+            name="connect the two",
+            commands=on(both, commands.adjust(name)),
+            until="both are connected",
+            check=_is_connected(view, home),
+            within_s=CONNECT_WITHIN_S,
+        ),
+        *(_declared_alike(view, home) if skip_sync else _copied_from(view, home)),
+        Step(
+            name=f"make a file system on {mirror.device}",
+            commands=on([home], hosts.make_file_system(mirror.device)),
+            done=lambda: view.succeeds(home, hosts.has_file_system(mirror.device)),
+        ),
+        Step(
+            name=f"mount it on {home.name}",
+            commands=(
+                *on([home], hosts.mount(mirror.device, mirror.mount)),
+                *on([home], hosts.broker_folder(mirror.mount)),
+            ),
+            done=lambda: view.succeeds(home, hosts.is_mounted(mirror.mount)),
+        ),
+        *((state_brought(view, home),) if agent else ()),
+        Step(
+            name=f"bring {mirror.address or 'no address'} to {home.name}",
+            commands=on([home], hosts.address("take", mirror.address)) if mirror.address else (),
+        ),
+        Step(
+            name="wait until both disks are alike",
+            until="both copies are good",
+            check=view.is_whole(home),
+            within_s=COPY_WITHIN_S,
+        ),
+    )
+    return Plan(name=f"drbd create {name}", steps=steps)
+
+
+def _declared_alike(view: MirrorView, home: Host) -> tuple[Step, ...]:
+    return (
+        Step(
+            name="declare both disks alike, without copying",
+            commands=on([home], commands.clear_bitmap(view.name)),
+            done=lambda: view.status(home).is_whole,
+            until="both copies are good",
+            check=view.is_whole(home),
+        ),
+        Step(
+            name=f"promote {home.name}",
+            commands=on([home], commands.promote(view.name)),
+            until="it is primary",
+            check=view.has_role(home, "Primary"),
+        ),
+    )
+
+
+def _copied_from(view: MirrorView, home: Host) -> tuple[Step, ...]:
+    return (
+        Step(
+            name=f"promote {home.name}, and begin to copy its disk",
+            commands=on([home], commands.promote_first(view.name)),
+            done=lambda: view.status(home).disk == "UpToDate",
+            until="it is primary",
+            check=view.has_role(home, "Primary"),
+        ),
+    )
+
+
+def connect(view: MirrorView) -> Plan:
+    """Both hosts look for each other; what differs is copied from the one that has newer data."""
+    home, standby = view.hosts
+    step = Step(
+        name="connect the two",
+        commands=(
+            # What an interrupted or abandoned run said of a host that is here again.
+            *proof_forgotten(view, home).commands,
+            *on([home], commands.adjust(view.name)),
+            *proof_forgotten(view, standby).commands,
+            *on([standby], commands.adjust(view.name)),
+        ),
+        until="both copies are good",
+        check=_whole_or_split(view),
+        within_s=COPY_WITHIN_S,
+    )
+    return Plan(name=f"drbd connect {view.name}", steps=(step, _seen_whole(view)))
+
+
+def disconnect(view: MirrorView, host: Host) -> Plan:
+    """The host that is not primary lets go, and knows from then on that its data are outdated."""
+    return Plan(name=f"drbd disconnect {view.name}", steps=(_disconnected(view, host),))
+
+
+def verify(view: MirrorView, host: Host) -> Plan:
+    """Compare the two disks, block by block, while everything runs."""
+    return Plan(
+        name=f"drbd verify {view.name}",
+        steps=(
+            Step(
+                name="compare the two disks",
+                commands=on([host], commands.verify(view.name)),
+                until="every block is compared",
+                check=_is_compared(view, host),
+                within_s=COPY_WITHIN_S,
+            ),
+        ),
+    )
+
+
+def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
+    """A new disk instead of a failed one, on the host that is not primary.
+
+    erase: it holds something that the operator gave up by the exact phrase.
+    """
+    mirror = view.mirror
+    steps = (
+        Step(
+            name=f"erase what is on {host.name}:{mirror.disk}",
+            commands=on([host], hosts.erase(mirror.disk)) if erase else (),
+        ),
+        Step(
+            name=f"make DRBD's metadata on {host.name}",
+            commands=on([host], commands.create_metadata(mirror.name)),
+            done=_has_metadata(view, host),
+        ),
+        Step(
+            name="copy everything to it",
+            commands=on([host], commands.adjust(mirror.name)),
+            until="both copies are good",
+            check=view.is_whole(host),
+            within_s=COPY_WITHIN_S,
+        ),
+        _seen_whole(view),
+    )
+    return Plan(name=f"drbd disk {mirror.name}", steps=steps)
+
+
+def rate(view: MirrorView, value: str) -> Plan:
+    """Until the next `adjust`; the inventory's is for ever."""
+    step = Step(
+        name=f"copy and compare with {value} bytes a second",
+        commands=on(view.hosts, commands.set_rate(view.name, value)),
+    )
+    return Plan(name=f"drbd rate {view.name}", steps=(step,))
+
+
+def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) -> Plan:
+    """The victim gives up what only it has, and gets the other's data.
+
+    is_primary: the victim was, when that was decided. agent: it has one.
+    """
+    survivor = partner(view.inventory, view.mirror, victim)
+    return Plan(
+        name=f"drbd resolve {view.name}",
+        steps=(
+            *(leaving(view, victim, agent=agent) if is_primary else ()),
+            _disconnected(view, victim),
+            Step(
+                name=f"give up what only {victim.name} has",
+                commands=on([victim], commands.connect(view.name, discard_my_data=True)),
+                done=lambda: view.status(victim).is_connected,
+                is_final=True,
+            ),
+            Step(
+                name=f"connect {survivor.name}, and copy from it",
+                commands=on([survivor], commands.adjust(view.name)),
+                until="both copies are good",
+                check=view.is_whole(survivor),
+                within_s=COPY_WITHIN_S,
+            ),
+            _seen_whole(view),
+        ),
+    )
+
+
+def _disconnected(view: MirrorView, host: Host) -> Step:
+    """Disconnect; of a host that is alone already the kernel does not know the connection, and refuses."""
+    return Step(
+        name=f"disconnect {host.name}",
+        commands=on([host], commands.disconnect(view.name)),
+        done=lambda: view.status(host).link == "StandAlone",
+        until="it is alone",
+        check=_has_link(view, host, "StandAlone"),
+    )
+
+
+def _seen_whole(view: MirrorView) -> Step:
+    """Make the step that writes down that no host goes on alone any more."""
+    return Step(name="see that both hosts say so", commands=_kit(view.file, "status", view.name))
+
+
+def _kit(file: Path, *words: str) -> tuple[Command, ...]:
+    return (kit("ops", "drbd", *words, "--inventory", str(file)),)
+
+
+def _has_metadata(view: MirrorView, host: Host) -> Callable[[], bool]:
+    return lambda: view.status(host).generations is not None
+
+
+def _is_connected(view: MirrorView, host: Host) -> Check:
+    def check() -> str:
+        status = view.status(host)
+        return "" if status.is_connected else str(status)
+
+    return check
+
+
+def _has_link(view: MirrorView, host: Host, link: str) -> Check:
+    def check() -> str:
+        status = view.status(host)
+        return "" if status.link == link else str(status)
+
+    return check
+
+
+def _whole_or_split(view: MirrorView) -> Check:
+    def check() -> str:
+        sides = view.sides()
+        if view.is_split():
+            raise Blocked(f"split brain: `python -m ops drbd resolve {view.name}`")
+        faults = [str(side) for side in sides.values() if isinstance(side, NoAnswer)]
+        statuses = [side for side in sides.values() if isinstance(side, Status)]
+        late = [str(status) for status in statuses if not status.is_whole]
+        return "; ".join([*faults, *late])
+
+    return check
+
+
+def _is_compared(view: MirrorView, host: Host) -> Check:
+    def check() -> str:
+        status = view.status(host)
+        return str(status) if status.link in COMPARING else ""
+
+    return check

@@ -1,0 +1,183 @@
+"""Move a broker to the other host of its mirror: because its host died, or back home.
+
+The order is part of the correctness:
+
+1. The old host is dead, proved by its power controller or an operator's word, or it lets go in good
+   order. A silent host proves nothing: two hosts that both write are the one thing that a mirror
+   cannot mend.
+2. Then the new host is promoted. DRBD asks the fencing handler, which wants the same proof, and refuses
+   a host whose data are outdated.
+3. The file system is checked before it is mounted, and mounted before the broker starts: a broker
+   that found an empty folder would start as a new one.
+4. The broker starts under the same node name, or not at all, and at the same address. With consumers
+   only: its agent holds publishers back until somebody says `lb ready`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from inventory.inventory import Host
+from ops.cluster.view import View
+from ops.commands import balancer, hosts
+from ops.commands.hosts import on
+from ops.commands.kits import kit
+from ops.mirror import commands
+from ops.mirror.files import partner
+from ops.mirror.promotion import leaving, promotion, proof_forgotten, state_brought
+from ops.mirror.view import MirrorView, amqp_answers
+from ops.playbooks import add
+from ops.run.plan import Plan, Step
+
+__all__ = ["failback", "failover", "start", "stop"]
+
+BROKER_WITHIN_S = 300.0
+
+
+def failover(
+    view: MirrorView,
+    file: Path,
+    host: Host,
+    *,
+    is_dead: bool,
+    power: bool,
+    given_up: bool,
+    force: bool,
+    consume_only: bool,
+    agent: bool,
+    away: Iterable[str] = (),
+) -> Plan:
+    """Steps that bring the broker up on `host`, whose partner is dead; see `promotion`.
+
+    agent: the hosts have one. away: names of the balancers that are dead.
+    """
+    return Plan(
+        name=f"storage failover {view.name}",
+        steps=(
+            *promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
+            proof_forgotten(view, host),
+        ),
+    )
+
+
+def start(
+    view: MirrorView,
+    file: Path,
+    host: Host,
+    *,
+    consume_only: bool,
+    agent: bool,
+    away: Iterable[str] = (),
+) -> Plan:
+    """Steps that bring the broker up on `host`: the mirror is new, or all was switched off."""
+    alone = {"is_dead": False, "power": False, "given_up": False, "force": False}
+    return Plan(
+        name=f"storage start {view.name}",
+        steps=(
+            *promotion(view, host, **alone),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
+        ),
+    )
+
+
+def stop(view: MirrorView, host: Host, *, agent: bool) -> Plan:
+    """Steps that stop the broker and let go of its disk, so that the host may be switched off."""
+    return Plan(name=f"storage stop {view.name}", steps=leaving(view, host, agent=agent))
+
+
+def failback(
+    view: MirrorView,
+    file: Path,
+    host: Host,
+    *,
+    consume_only: bool,
+    agent: bool,
+    away: Iterable[str] = (),
+) -> Plan:
+    """Steps that move the broker to `host` from its partner, both alive and the mirror whole."""
+    here = partner(view.inventory, view.mirror, host)
+    return Plan(
+        name=f"storage failback {view.name}",
+        steps=(
+            *leaving(view, here, agent=agent),
+            Step(
+                name=f"promote {host.name}",
+                commands=on([host], commands.promote(view.name)),
+                done=lambda: view.status(host).role == "Primary",
+                until="it is primary, and its writes are not frozen",
+                check=view.has_role(host, "Primary"),
+                undo=on([host], commands.demote(view.name)),
+            ),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
+        ),
+    )
+
+
+def _arriving(
+    view: MirrorView,
+    file: Path,
+    host: Host,
+    *,
+    consume_only: bool,
+    agent: bool,
+    away: Iterable[str],
+) -> tuple[Step, ...]:
+    mirror, name = view.mirror, view.name
+    mounted = ("findmnt", "--source", str(mirror.device), "--target", str(mirror.mount))
+    steps = [
+        Step(
+            name=f"check the file system, and mount it on {host.name}",
+            commands=on(
+                [host],
+                hosts.check_disk(mirror.device),
+                hosts.mount(mirror.device, mirror.mount),
+            ),
+            done=lambda: view.succeeds(host, mounted),
+            undo=on([host], hosts.unmount(mirror.mount)),
+        ),
+        *((state_brought(view, host),) if agent else ()),
+        Step(
+            name=f"bring {mirror.address or 'no address'} to {host.name}",
+            commands=on([host], hosts.address("take", mirror.address)) if mirror.address else (),
+            undo=on([host], hosts.address("drop", mirror.address)) if mirror.address else (),
+        ),
+        Step(
+            name=f"start broker {name} on {host.name}",
+            commands=on(
+                [host], hosts.same_node(mirror.mount), hosts.service("start", hosts.BROKER_UNIT)
+            ),
+            until="it speaks AMQP",
+            check=amqp_answers(view),
+            within_s=BROKER_WITHIN_S,
+            undo=on([host], hosts.service("stop", hosts.BROKER_UNIT)),
+        ),
+        Step(
+            name=f"write down that {name} runs on {host.name}",
+            commands=(kit("ops", "inventory", "move", name, host.name, "--inventory", str(file)),),
+            is_final=True,
+        ),
+    ]
+    if agent:
+        steps.append(
+            Step(
+                name=f"start the agent of {name} on {host.name}",
+                commands=on(
+                    [host],
+                    # The cookie is the disk's: what was there before on this host is another one.
+                    hosts.hand_over_cookie(mirror.mount),
+                    hosts.service("start", hosts.AGENT_UNIT),
+                ),
+            )
+        )
+        order = balancer.hold(file, name) if consume_only else balancer.ready(file, name, away)
+        steps.append(
+            Step(
+                name=f"{'hold publishers back from' if consume_only else 'send publishers to'} {name}",
+                commands=(order,),
+            )
+        )
+        # Last: it ends well only when every agent serves the list, those of other brokers too.
+        steps.append(add.list_brought("bring the list to every agent", file, View(file)))
+    return tuple(steps)

@@ -1,0 +1,95 @@
+"""The files that a host of a mirror has: DRBD's resource, fencing, and what playbooks call there. Pure.
+
+Nothing here is secret: the key of the fencing handler is made on its host and never leaves it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import jinja2
+
+from inventory.inventory import Host, Inventory, Mirror
+from ops.provision.wanted import WantedFile
+
+__all__ = [
+    "FENCE_KEY",
+    "KNOWN_PEERS",
+    "PROGRAMS",
+    "authorized_line",
+    "files",
+    "partner",
+    "proof_of_death",
+]
+
+PROGRAMS = "/usr/local/lib/messagebus"
+"""Folder on every host of a mirror, with what is in ops/mirror/on_host/."""
+FENCE_KEY = "/etc/messagebus/fence/id_ed25519"
+KNOWN_PEERS = "/etc/messagebus/fence/known_hosts"
+_SOURCES = Path(__file__).with_name("on_host")
+_NAMES = ("check-disk", "fence-peer", "move-address", "outdate-mirror", "same-node", "settle")
+
+
+def _endpoint(address: str, port: int) -> str:
+    if ipaddress.ip_address(address).version == 6:
+        return f"ipv6 [{address}]:{port}"
+    return f"{address}:{port}"
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("ops.mirror"),
+    undefined=jinja2.StrictUndefined,
+    autoescape=False,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters["endpoint"] = _endpoint
+
+
+def partner(inventory: Inventory, mirror: Mirror, host: Host) -> Host:
+    """The other host of the mirror."""
+    return inventory.host(next(name for name in mirror.hosts if name != host.name))
+
+
+def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[WantedFile, ...]:
+    """All that this host needs for the mirror, in the order in which it is written."""
+    names = {
+        "mirror": mirror,
+        "host": host,
+        "peer": partner(inventory, mirror, host),
+        "hosts": [inventory.host(name) for name in mirror.hosts],
+        "fence_peer": f"{PROGRAMS}/fence-peer",
+    }
+    programs = (
+        WantedFile(path=Path(PROGRAMS, name), text=(_SOURCES / name).read_text(), mode=0o755)
+        for name in _NAMES
+    )
+    return (
+        *programs,
+        # Without the module drbdadm takes every resource file for one of DRBD 9, and refuses ours.
+        WantedFile(path=Path("/etc/modules-load.d/messagebus-drbd.conf"), text="drbd\n"),
+        WantedFile(
+            path=Path(f"/etc/messagebus/mirrors/{mirror.name}.fence"),
+            text=_TEMPLATES.get_template("mirror.fence.j2").render(names),
+        ),
+        WantedFile(
+            path=Path(f"/etc/drbd.d/{mirror.name}.res"),
+            text=_TEMPLATES.get_template("mirror.res.j2").render(names),
+        ),
+    )
+
+
+def authorized_line(peer: Host, public_key: str) -> str:
+    """Return root's authorized key: the peer's may have this host outdate its data, and nothing else.
+
+    public_key: as ``ssh-keygen`` wrote it; its comment is replaced, so that it is found again.
+    """
+    kind, key = public_key.split()[:2]
+    return f'restrict,command="{PROGRAMS}/outdate-mirror" {kind} {key} messagebus-fence-{peer.name}'
+
+
+def proof_of_death(mirror: str, host: str) -> str:
+    """The file by which the fencing handler is told that a host is dead; it forgets at boot."""
+    return f"/run/messagebus/dead/{mirror}.{host}"

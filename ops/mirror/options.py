@@ -1,0 +1,148 @@
+"""The common parts of commands about mirrors: their options, their checks before a plan, and running it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from inventory.inventory import Host
+from messagebus.errors import ConfigError
+from ops.commands import hosts
+from ops.errors import CannotTell, NoAnswer, OpsError
+from ops.mirror.files import partner
+from ops.mirror.state import Alone, No, Status, may_promote
+from ops.mirror.view import MirrorView
+from ops.run.command import Go, carry, opened
+from ops.run.journal import write_whole
+from ops.run.plan import Plan
+
+__all__ = [
+    "agents",
+    "both_answer",
+    "not_dead",
+    "note_alone",
+    "note_whole",
+    "of_mirror",
+    "permitted",
+    "proof_options",
+    "run",
+]
+
+
+def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--dead",
+            metavar="HOST",
+            default="",
+            help="You have seen that this host is off, and it will not come back by itself.",
+        ),
+        click.option(
+            "--give-up",
+            metavar="HOST",
+            default="",
+            help="What only this host has may be lost.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def of_mirror(view: MirrorView, name: str) -> Host:
+    """Raises ConfigError when the host has nothing to do with the mirror."""
+    host = view.inventory.host(name)
+    if host.name not in view.mirror.hosts:
+        of = " and ".join(view.mirror.hosts)
+        raise ConfigError(f"{name} has no part in the mirror {view.name}, which is of {of}")
+    return host
+
+
+def both_answer(view: MirrorView) -> dict[str, Status]:
+    """Return what each host says. Raises NoAnswer when one of them cannot be asked."""
+    sides = view.sides()
+    for side in sides.values():
+        if isinstance(side, NoAnswer):
+            raise side
+    note_whole(view, sides)
+    return {name: side for name, side in sides.items() if isinstance(side, Status)}
+
+
+def note_alone(view: MirrorView, host: Host) -> Alone | None:
+    """Keep that this host writes without its peer, or is about to. None where it has one: nothing is kept.
+
+    Before it writes its generation is not known, so this is done again afterwards.
+    """
+    side, before = view.status(host), view.alone
+    if side.is_connected:
+        return None
+    now = Alone(host=host.name, since=f"{datetime.now(UTC):%F %H:%M} UTC")
+    if before and before.host == host.name:
+        now = before
+    has = side.generations
+    if side.role == "Primary" and not side.frozen and has and has.base:  # it is ahead of its peer
+        now = Alone(host=now.host, since=now.since, generation=has.current)
+    write_whole(view.alone_file, json.dumps(asdict(now)) + "\n")
+    return now
+
+
+def note_whole(view: MirrorView, sides: Mapping[str, Status | NoAnswer]) -> None:
+    """Forget who went on alone, where both hosts say now that they have the same."""
+    if all(isinstance(side, Status) and side.is_whole for side in sides.values()):
+        view.alone_file.unlink(missing_ok=True)
+
+
+def not_dead(name: str, answer: Status | NoAnswer) -> None:
+    """Raises OpsError when a host that is said to be dead answers, be it that nothing could be seen there."""
+    if isinstance(answer, CannotTell):
+        raise OpsError(f"{name} is not dead: it answers, and refuses what it is asked: {answer}")
+    if isinstance(answer, Status):
+        raise OpsError(f"{name} is not dead: it answers, and says {answer}")
+
+
+def agents(view: MirrorView, host: Host) -> bool:
+    """Return whether agents run beside brokers here."""
+    return view.succeeds(host, ("systemctl", "cat", hosts.AGENT_UNIT))
+
+
+def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[str, bool]:
+    """Return how the host may be promoted: the arguments of `ops.mirror.promotion.promotion`.
+
+    Raises OpsError with the reason when it may not.
+    """
+    other = partner(view.inventory, view.mirror, host)
+    for option, value in (("--dead", dead), ("--give-up", give_up)):
+        if value not in ("", other.name):
+            raise ConfigError(f"{option} {value}: the other host of {view.name} is {other.name}")
+    sides = view.sides()
+    here, there = sides[host.name], sides[other.name]
+    if isinstance(here, NoAnswer):
+        raise here
+    if dead:
+        not_dead(other.name, there)
+    power = isinstance(there, NoAnswer) and bool(other.power) and not dead
+    force = bool(give_up) and here.disk != "UpToDate"
+    how = {"is_dead": bool(dead), "power": power, "given_up": bool(give_up), "force": force}
+    if here.is_connected and (dead or power):
+        return how  # it has not noticed yet; the playbook waits for that, and looks again
+    verdict = may_promote(
+        here,
+        None if isinstance(there, NoAnswer) else there,
+        peer=other.name,
+        peer_is_dead=bool(dead) or power,
+        given_up=give_up,
+        alone=view.alone,
+    )
+    if isinstance(verdict, No):
+        raise OpsError(f"{host.name} is not promoted: {verdict.reason}")
+    return how
+
+
+def run(plan: Plan, go: Go, view: MirrorView) -> None:
+    """Print a plan about a mirror, ask, and carry it out."""
+    with opened(go, plan.name, [view.name]) as journal:
+        carry(plan, journal, go, {}, brokers=[view.name])

@@ -1,0 +1,181 @@
+"""`python -m ops storage`: a broker and its disk on the other host of its mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from inventory.inventory import Host
+from ops.cluster.absent import dead_balancers
+from ops.cluster.view import View
+from ops.errors import OpsError
+from ops.mirror import failover as playbooks
+from ops.mirror.files import partner
+from ops.mirror.options import agents, both_answer, of_mirror, permitted, proof_options
+from ops.mirror.view import MirrorView
+from ops.playbooks.inventory_text import with_host
+from ops.playbooks.pieces import inventory
+from ops.run.command import Go, carry, go_options, inventory_option, opened, settled
+from ops.run.journal import write_whole
+from ops.run.plan import Plan
+
+__all__ = ["storage"]
+
+_consume_only = click.option(
+    "--consume-only",
+    is_flag=True,
+    help="Hold publishers back, until `python -m lb ready NAME`.",
+)
+
+
+@click.group()
+def storage() -> None:
+    """Move a broker with its mirrored disk. NAME is the broker's.
+
+    \b
+    Example:
+      python -m ops storage failover mb1 --dead db1
+    """
+
+
+@storage.command(short_help="The host is dead: start the broker on its mirror.")
+@click.argument("name")
+@click.option("--to", metavar="HOST", default="", help="Default: the one it does not run on.")
+@_consume_only
+@proof_options
+@go_options
+def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up: str) -> None:
+    """The host of the broker NAME is dead: start the broker on its mirror, under the same name.
+
+    That it is dead is proved by its power controller, or by your word with --dead.
+
+    \b
+    Example:
+      python -m ops storage failover mb1 --dead db1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+
+    def decide() -> dict[str, Any]:
+        host = of_mirror(view, to) if to else partner(view.inventory, view.mirror, _where(view))
+        how = permitted(view, host, dead=dead, give_up=give_up)
+        return {**how, "agent": agents(view, host), "host": host.name}
+
+    said = {"to": to, "dead": dead, "give_up": give_up, "consume_only": consume_only}
+    _carry(go, view, "failover", playbooks.failover, decide, said)
+
+
+@storage.command(short_help="Move the broker NAME to its mirror's other host.")
+@click.argument("name")
+@_consume_only
+@go_options
+def failback(go: Go, name: str, consume_only: bool) -> None:
+    """Move the broker NAME to the other host of its mirror, both alive and alike.
+
+    \b
+    Example:
+      python -m ops storage failback mb1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+
+    def decide() -> dict[str, Any]:
+        for each, side in both_answer(view).items():
+            if not side.is_whole:
+                raise OpsError(f"only a whole mirror is moved; {each} says {side}")
+        host = partner(view.inventory, view.mirror, _where(view))
+        return {"agent": agents(view, host), "host": host.name}
+
+    _carry(go, view, "failback", playbooks.failback, decide, {"consume_only": consume_only})
+
+
+@storage.command(short_help="Start the broker NAME on a host of its mirror.")
+@click.argument("name")
+@click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
+@_consume_only
+@go_options
+def start(go: Go, name: str, where: str, consume_only: bool) -> None:
+    """Start the broker NAME on a host of its mirror: it is new, or both hosts were switched off.
+
+    \b
+    Example:
+      python -m ops storage start mb1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+
+    def decide() -> dict[str, Any]:
+        host = of_mirror(view, where) if where else _where(view)
+        permitted(view, host, dead="", give_up="")
+        return {"agent": agents(view, host), "host": host.name}
+
+    said = {"on": where, "consume_only": consume_only}
+    _carry(go, view, "start", playbooks.start, decide, said)
+
+
+@storage.command(short_help="Stop the broker NAME and let go of its disk.")
+@click.argument("name")
+@go_options
+def stop(go: Go, name: str) -> None:
+    """Stop the broker NAME and let go of its disk, so that its host may be switched off.
+
+    \b
+    Example:
+      python -m ops storage stop mb1 --dry-run
+    """
+    view = MirrorView(go.file, name)
+
+    def decide() -> dict[str, Any]:
+        host = _where(view)
+        return {"agent": agents(view, host), "host": host.name}
+
+    def made(view: MirrorView, _file: Path, host: Host, *, agent: bool, away: object) -> Plan:
+        return playbooks.stop(view, host, agent=agent)
+
+    _carry(go, view, "stop", made, decide, {})
+
+
+def _carry(
+    go: Go,
+    view: MirrorView,
+    word: str,
+    make: Callable[..., Plan],
+    decide: Callable[[], dict[str, Any]],
+    said: dict[str, Any],
+) -> None:
+    """Carry a plan out that a run decides once; said: its options, which are a part of the run.
+
+    A run that is resumed goes on with what was decided before it, which it may have changed itself.
+    """
+    name = f"storage {word} {view.name}"
+    with opened(go, name, [view.name]) as journal:
+        options = settled(journal, said, dict.fromkeys(said, "") | {"consume_only": False})
+        decided = journal.facts.get("decided") or decide()
+        how = {key: value for key, value in decided.items() if key != "host"}
+        if "consume_only" in options:
+            how["consume_only"] = options["consume_only"]
+        how["away"] = dead_balancers(View(go.file), [options.get("dead", "")])
+        plan = make(view, go.file, view.inventory.host(decided["host"]), **how)
+        facts = {"options": options, "decided": decided}
+        carry(plan, journal, go, facts, brokers=[view.name])
+
+
+def _where(view: MirrorView) -> Host:
+    """The host that the broker runs on, by the inventory."""
+    return of_mirror(view, view.node.host or view.mirror.hosts[0])
+
+
+@inventory.command(short_help="Write down that the broker NAME runs on HOST.")
+@click.argument("name")
+@click.argument("host")
+@inventory_option
+def move(name: str, host: str, file: Path) -> None:
+    """Write down that the broker NAME runs on HOST; nothing else is done.
+
+    \b
+    Example:
+      python -m ops inventory move mb1 db2
+    """
+    view = MirrorView(file.absolute(), name)
+    of_mirror(view, host)
+    write_whole(file, with_host(file.read_text(), name, host))

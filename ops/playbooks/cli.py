@@ -1,0 +1,340 @@
+"""The playbooks as commands: each reads the inventory, makes its plan and carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from messagebus.errors import ConfigError
+from messagebus.terminal import say
+from ops.cluster.absent import find_absent
+from ops.cluster.emptying import HELD_WITHIN_S, delayed
+from ops.cluster.view import View
+from ops.commands.supervise import LocalNodes, Supervisor, SystemdNodes
+from ops.errors import NoAnswer, OpsError
+from ops.local.cluster import LocalCluster
+from ops.mirror.options import proof_options
+from ops.mirror.storage_cli import failover
+from ops.playbooks import add as add_playbook
+from ops.playbooks import found as found_playbook
+from ops.playbooks import remove as remove_playbook
+from ops.playbooks import replace as replace_playbook
+from ops.playbooks import restart as restart_playbook
+from ops.playbooks import upgrade as upgrade_playbook
+from ops.playbooks.add import Target
+from ops.playbooks.remove import Drain
+from ops.run.command import Go, carry, go_options, opened, settled
+from ops.run.journal import Journal
+from ops.run.plan import Plan
+
+__all__ = ["add", "found", "remove", "replace", "restart", "upgrade"]
+
+# How far RabbitMQ's counts lag: a queue reports at its tick, and the management plugin takes that at its
+# next sample. 5 s each unless set otherwise, which `ops local` does.
+STATISTICS_S = 11.0
+STATISTICS_LOCAL_S = 2.5
+
+_moves = click.option(
+    "--move-remaining",
+    "moves",
+    is_flag=True,
+    help="Publish what nobody takes, is parked or delayed to the other brokers.",
+)
+_held = click.option(
+    "--held-s",
+    "held_within_s",
+    type=click.FloatRange(min=1),
+    default=HELD_WITHIN_S,
+    show_default=True,
+    help="Seconds that deliveries may be kept without an answer.",
+)
+
+
+_dead = click.option(
+    "--dead",
+    metavar="NAME",
+    multiple=True,
+    help="You have seen that the host of this node, or balancer, is off. Who is seen to be dead need not"
+    " be named.",
+)
+
+
+@click.command()
+@click.argument("name")
+@_dead
+@go_options
+def add(name: str, dead: tuple[str, ...], go: Go) -> None:
+    """Add the broker NAME while everything runs.
+
+    On a local cluster NAME is the next node, mb4; elsewhere its host is installed and in the
+    inventory. An interrupted run is resumed by the same command.
+
+    \b
+    Example:
+      python -m ops add mb4 --dry-run
+      python -m ops add mb4 --yes
+    """
+    with opened(go, f"add {name}", [name]) as journal:
+        view = _view(go, [name], dead)
+        target = _resumed(journal, name) or _new_target(go.file, view, name)
+        if not journal.is_resumed and target.address in view.listed.names:
+            raise ConfigError(f"{name} is on the list already")
+        plan = add_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]))
+        _carry(plan, journal, go, view, target, {})
+
+
+@click.command(short_help="Remove the broker NAME: drain it to zero, then stop it.")
+@click.argument("name")
+@_moves
+@_held
+@_dead
+@go_options
+def remove(name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go) -> None:
+    """Remove the broker NAME while everything runs: drain it to zero, then stop it.
+
+    An interrupted run is resumed by the same command; --move-remaining may be said then, too.
+
+    \b
+    Example:
+      python -m ops remove mb2 --dry-run
+      python -m ops remove mb2 --move-remaining --yes
+    """
+    with opened(go, f"remove {name}", [name]) as journal:
+        view = _view(go, [name], dead)
+        target = _resumed(journal, name) or _known_target(view, name)
+        options = _drain_options(journal, moves=moves, held_within_s=held_within_s)
+        how = _drain(view, name, **options)
+        plan = remove_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), how)
+        if not journal.is_resumed and view.listed.names == {target.address}:
+            raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
+        _carry(plan, journal, go, view, target, options)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--rolling", is_flag=True, help="All brokers of the list, one after the other.")
+@_held
+@_dead
+@go_options
+def restart(
+    names: tuple[str, ...], rolling: bool, held_within_s: float, dead: tuple[str, ...], go: Go
+) -> None:
+    """Restart brokers one after the other while everything runs.
+
+    \b
+    Example:
+      python -m ops restart mb2 --yes
+      python -m ops restart --rolling --yes
+    """
+    if bool(names) == rolling:
+        raise click.UsageError("name brokers, or say --rolling for all of them")
+    called = f"restart {' '.join(names) or '--rolling'}"
+    every = [node.name for node in View(go.file).nodes]
+    with opened(go, called, names or every) as journal:
+        view = _view(go, names, dead)
+        listed = view.listed.names
+        known = [node.name for node in view.brokers if str(node.address) in listed]
+        wanted = journal.facts.get("names") or list(names) or known
+        targets = [_known_target(view, name) for name in wanted]
+        if not journal.is_resumed and len(listed) < 2:
+            raise ConfigError("a single broker has no other that takes over meanwhile")
+        options = settled(
+            journal, {"held_within_s": held_within_s}, {"held_within_s": HELD_WITHIN_S}
+        )
+        how = _drain(view, "", moves=False, **options)
+        nodes = _nodes(go.file, view, targets)
+        plan = restart_playbook.plan(targets, go.file, view, nodes, how, name=called)
+        facts = {"names": wanted, "options": options}
+        carry(plan, journal, go, facts, brokers=wanted, afterwards=_afterwards(view))
+
+
+@click.command(short_help="Install the broker NAME anew in another version.")
+@click.argument("name")
+@click.option("--to", "version", default="", help="Version of RabbitMQ's package.")
+@_moves
+@_held
+@_dead
+@go_options
+def upgrade(
+    name: str, version: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go
+) -> None:
+    """Drain the broker NAME to empty, install it anew in another version, and bring it back.
+
+    \b
+    Example:
+      python -m ops upgrade mb2 --dry-run
+      python -m ops upgrade mb2 --to 3.12.1-1 --yes
+    """
+    with opened(go, f"upgrade {name}", [name]) as journal:
+        view = _view(go, [name], dead)
+        target = _resumed(journal, name) or _known_target(view, name)
+        if not journal.is_resumed and view.listed.names == {target.address}:
+            raise ConfigError(f"{name} is the last broker; add another one before")
+        options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
+        drain = {key: options[key] for key in ("moves", "held_within_s")}
+        nodes, how = _nodes(go.file, view, [target]), _drain(view, name, **drain)
+        plan = upgrade_playbook.plan(target, go.file, view, nodes, how, version=options["version"])
+        _carry(plan, journal, go, view, target, options)
+
+
+@click.command(short_help="Replace the dead broker NAME.")
+@click.argument("name")
+@click.option(
+    "--lose-messages", is_flag=True, help="Yes, what lay on its disk is lost; where no mirror is."
+)
+@proof_options
+@go_options
+def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> None:
+    """Replace the dead broker NAME: by its mirror where it has one, else by a new, empty one.
+
+    With a mirror this is `ops storage failover`, which wants a proof that the host is dead.
+
+    \b
+    Example:
+      python -m ops replace mb2 --dry-run
+      python -m ops replace mb2 --dead db2 --yes
+      python -m ops replace mb3 --lose-messages --yes
+    """
+    known = View(go.file).inventory
+    if any(mirror.name == name for mirror in known.mirrors):
+        proof = {"dead": dead, "give_up": give_up}
+        how = {name: getattr(go, name) for name in Go.__slots__}
+        click.get_current_context().invoke(failover, name=name, **proof, **how)
+        return
+    others = {one.name for one in known.brokers} | {one.name for one in known.balancers}
+    if give_up or (dead and dead not in others - {name}):
+        raise ConfigError(f"{name} has no mirror that could take over: --lose-messages")
+    with opened(go, f"replace {name}", [name]) as journal:
+        view = _view(go, [name], [dead] if dead else [])
+        target = _resumed(journal, name) or _known_target(view, name)
+        if view.listed.names == {target.address}:
+            raise ConfigError(f"{name} is the last broker: the list must name another one")
+        kept = go.journals / f"replaced-{name}.toml"
+        nodes = _nodes(go.file, view, [target])
+        plan = replace_playbook.plan(target, go.file, view, nodes, kept=kept)
+        if not (go.dry_run or lose_messages or journal.is_resumed):
+            raise OpsError(
+                f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
+            )
+        _carry(plan, journal, go, view, target, {})
+
+
+@click.command(short_help="Start a new cluster for the first time.")
+@go_options
+def found(go: Go) -> None:
+    """Start a new cluster for the first time, on hosts that `ops provision` has set up.
+
+    \b
+    Example:
+      python -m ops provision --yes && python -m ops found --yes
+    """
+    view = View(go.file)
+    inventory = view.inventory
+    if inventory.supervisor == "local":
+        raise ConfigError("`python -m ops local up` starts a local cluster")
+    names = [node.name for node in inventory.brokers]
+    hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
+    plan = found_playbook.plan(
+        names, go.file, view, _systemd(_known_target(view, name) for name in names), balancers=hosts
+    )
+    with opened(go, plan.name, names) as journal:
+        carry(plan, journal, go, {"names": names}, brokers=names)
+
+
+def _carry(
+    plan: Plan, journal: Journal, go: Go, view: View, target: Target, options: Mapping[str, Any]
+) -> None:
+    facts = {"target": target.facts, "options": dict(options)}
+    carry(plan, journal, go, facts, brokers=[target.name], afterwards=_afterwards(view))
+
+
+def _view(go: Go, but: Collection[str], dead: Iterable[str]) -> View:
+    """View the cluster, without those that are dead, who are told."""
+    view = View(go.file)
+    absent = find_absent(view, lambda names: _of(go.file, view, names), but, dead)
+    if told := absent.in_words():
+        say(f"note: dead, and left out: {told}", err=True)
+    return View(go.file, absent)
+
+
+def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
+    return _nodes(file, view, [_known_target(view, name) for name in names])
+
+
+def _afterwards(view: View) -> list[str]:
+    """Return what those that were dead meanwhile will need."""
+    return [
+        f"{name} was dead meanwhile; when it is back: `python -m consumer_lists push`, and"
+        " `python -m ops check` says what else differs"
+        for name in view.absent.nodes
+    ] + [
+        f"{name} was dead meanwhile; when it is back: `python -m lb apply`. Until then it may know other"
+        " brokers than there are: their gates and agents keep publishers of it away where they must"
+        for name in sorted(view.absent.balancers)
+    ]
+
+
+def _drain_options(journal: Journal, **options: Any) -> dict[str, Any]:
+    defaults = {"moves": False, "held_within_s": HELD_WITHIN_S, "version": ""}
+    return settled(journal, options, defaults, may_come=("moves",))
+
+
+def _resumed(journal: Journal, name: str) -> Target | None:
+    """The inventory may not know the broker any more, or not yet."""
+    return Target(name=name, **journal.facts["target"]) if journal.is_resumed else None
+
+
+def _known_target(view: View, name: str) -> Target:
+    node = view.node(name)
+    inventory = view.inventory
+    is_local = inventory.supervisor == "local"
+    return Target(
+        name=node.name,
+        address=str(node.address),
+        agent_port=node.agent.port,
+        ssh="" if is_local else inventory.ssh_of(node),
+        sudo=bool(node.host) and inventory.host(node.host).sudo,
+    )
+
+
+def _new_target(file: Path, view: View, name: str) -> Target:
+    """A new local node gets the address of its number; any other is in the inventory before."""
+    inventory = view.inventory
+    if inventory.supervisor != "local" or any(node.name == name for node in inventory.brokers):
+        return _known_target(view, name)
+    node = LocalCluster(file.parent).layout.with_node(name).node(name)
+    return Target(name=name, address=node.broker, agent_port=node.agent_port)
+
+
+def _drain(view: View, name: str, *, moves: bool, held_within_s: float) -> Drain:
+    is_local = view.inventory.supervisor == "local"
+    return Drain(
+        statistics_s=STATISTICS_LOCAL_S if is_local else STATISTICS_S,
+        delayed=_delayed(view, name),
+        moves=moves,
+        held_within_s=held_within_s,
+        serving_min=view.inventory.serving_min,
+    )
+
+
+def _delayed(view: View, name: str) -> tuple[int, float]:
+    """Nothing, where the broker cannot be asked: it may be stopped already."""
+    try:
+        return delayed(view.queues(name))
+    except (NoAnswer, ConfigError, OSError):
+        return 0, 0.0
+
+
+def _nodes(file: Path, view: View, targets: Iterable[Target]) -> Supervisor:
+    return LocalNodes(file.parent) if view.inventory.supervisor == "local" else _systemd(targets)
+
+
+def _systemd(targets: Iterable[Target]) -> SystemdNodes:
+    targets = list(targets)
+    return SystemdNodes(
+        {target.name: target.ssh for target in targets},
+        frozenset(target.name for target in targets if target.sudo),
+    )

@@ -1,0 +1,110 @@
+"""Edits the text of an inventory, keeping what a person wrote around the edit. Pure."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from ops.errors import OpsError
+
+__all__ = ["broker_table", "with_broker", "with_host", "without_broker"]
+
+_TABLE = re.compile(r"^\s*\[", re.MULTILINE)
+_KINDS = ("mirrors", "brokers")
+_HOST = re.compile(r"^\s*host\s*=.*$", re.MULTILINE)
+
+
+def broker_table(text: str, name: str) -> str:
+    """The text of the ``[[brokers]]`` table of this name, "" when there is none."""
+    for begin, end in _tables(text, "brokers"):
+        table = text[begin:end]
+        said = _said(table)
+        if said and said["brokers"][0].get("name") == name:
+            return table
+    return ""
+
+
+def with_broker(text: str, table: str) -> str:
+    """The same text with that table at its end; unchanged when there is one of that name.
+
+    Raises OpsError when it is not one table of a broker.
+    """
+    try:
+        (broker,) = tomllib.loads(table)["brokers"]
+        name = broker["name"]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as fault:
+        raise OpsError("not one [[brokers]] table with a name") from fault
+    known = [each.get("name") for each in tomllib.loads(text).get("brokers", [])]
+    return text if name in known else f"{text.rstrip()}\n\n{table.strip()}\n"
+
+
+def without_broker(text: str, name: str) -> str:
+    """The same text without the ``[[brokers]]`` table of this name, and without its mirror's.
+
+    Unchanged when there is none. Raises OpsError when the rest would not say the same as before.
+    """
+    for kind in _KINDS:
+        text = _without(text, kind, name)
+    return text
+
+
+def _without(text: str, kind: str, name: str) -> str:
+    before = tomllib.loads(text)
+    wanted = [each for each in before.get(kind, []) if each.get("name") != name]
+    if wanted == before.get(kind, []):
+        return text
+    rest = {key: value for key, value in before.items() if key != kind}
+    good = [{**rest, kind: wanted}] if wanted else [rest, {**rest, kind: []}]
+    for begin, end in _tables(text, kind):
+        edited = text[:begin] + text[end:]
+        if _said(edited) in good:
+            return edited
+    raise OpsError(f"cannot take {name} out of the inventory by itself; edit the file")
+
+
+def with_host(text: str, name: str, host: str) -> str:
+    """The same text, with the broker of this name on this host.
+
+    Raises OpsError when the rest would not say the same as before.
+    """
+    before = tomllib.loads(text)
+    wanted = [
+        {**broker, "host": host} if broker.get("name") == name else broker
+        for broker in before.get("brokers", [])
+    ]
+    if wanted == before.get("brokers", []):
+        return text
+    line = f'host = "{host}"'
+    for begin, end in _tables(text, "brokers"):
+        table = text[begin:end]
+        if _HOST.search(table):
+            table = _HOST.sub(line, table, count=1)
+        else:
+            table = table.replace("]]", f"]]\n{line}", 1)
+        edited = text[:begin] + table + text[end:]
+        if _said(edited) == {**before, "brokers": wanted}:
+            return edited
+    raise OpsError(f"cannot write down that {name} is on {host} by itself; edit the file")
+
+
+def _said(text: str) -> dict[str, Any] | None:
+    """Return None for what is no TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def _tables(text: str, kind: str) -> Iterator[tuple[int, int]]:
+    """Return where each table of this kind begins, and where the last line ends that says something in it."""
+    for table in re.finditer(rf"^\s*\[\[\s*{kind}\s*\]\]", text, re.MULTILINE):
+        follows = _TABLE.search(text, table.end())
+        lines = text[table.end() : follows.start() if follows else len(text)].splitlines(
+            keepends=True
+        )
+        # Comments and blank lines at its end are about what follows.
+        while len(lines) > 1 and lines[-1].lstrip()[:1] in ("", "#"):
+            lines.pop()
+        yield table.start(), table.end() + len("".join(lines))

@@ -1,0 +1,215 @@
+"""The pieces that plans are made of, as commands: hold, hang up, move, edit the inventory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from inventory.inventory import Inventory, load
+from lb.agents import set_draining
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.config import BusConfig
+from messagebus.moving import MessagesMoved, MovingProgress, move_messages
+from messagebus.terminal import plural, say
+from ops.cluster import checks
+from ops.cluster.checks import some
+from ops.cluster.view import Connection, View
+from ops.errors import OpsError
+from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
+from ops.run.command import inventory_option
+from ops.run.journal import write_whole
+
+__all__ = ["hangup", "hold", "inventory", "move"]
+
+PROGRESS_EVERY_S = 0.5
+
+
+@click.command(short_help="Close connections of publishers to NAME.")
+@click.argument("name")
+@click.option("--holding", is_flag=True, help="Those that hold deliveries without an answer.")
+@click.option("--all", "every", is_flag=True, help="All of applications.")
+@inventory_option
+def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
+    """Close connections of applications to NAME: those that may publish, and do not consume.
+
+    \b
+    Example:
+      python -m ops hangup mb2
+      python -m ops hangup mb2 --holding
+    """
+    view = View(file.absolute())
+
+    def is_meant(one: Connection) -> bool:
+        return every or (one.unacked > 0 if holding else not one.consumes)
+
+    left = [one for one in view.connections(name) if is_meant(one)]
+    for connection in left:
+        view.hang_up(name, connection.name)
+    if left:
+        say(f"closed {plural(len(left), 'connection')}: {some([str(each) for each in left])}")
+
+
+@click.command(short_help="Have the agent of NAME ask publishers to stay away.")
+@click.argument("name")
+@inventory_option
+def hold(name: str, file: Path) -> None:
+    """Have the agent of NAME ask publishers to stay away, until `python -m lb ready NAME`.
+
+    As `lb drain`, but does not look whether HAProxy heeds it, which may not know NAME yet.
+
+    \b
+    Example:
+      python -m ops hold mb4
+    """
+    inventory = load(file)
+    set_draining(inventory, inventory.find(name), draining=True)
+
+
+@click.command(short_help="Publish what lies in queues of NAME to the others.")
+@click.argument("name")
+@inventory_option
+def move(name: str, file: Path) -> None:
+    """Publish what lies in the queues of NAME to the other brokers; ids, headers and keys stay.
+
+    Each message is answered on NAME after its new broker has confirmed it. Nobody should
+    publish to NAME or consume there meanwhile. A broker that takes no publishes, one in alarm, is left out.
+
+    \b
+    Example:
+      python -m ops move mb2
+    """
+    view = View(file.absolute())
+    inventory, address = view.inventory, str(view.node(name).address)
+    held = {queue.name: queue for queue in view.queues(name) if queue.messages != 0}
+    faults = {
+        node: checks.not_ready(view, node.name, str(node.address))
+        for node in inventory.brokers
+        if str(node.address) != address
+    }
+    left_out = [f"{node.name} ({fault})" for node, fault in faults.items() if fault]
+    targets = sorted(str(node.address) for node, fault in faults.items() if not fault)
+    if left_out and held:
+        say(f"nothing is moved to {some(left_out)}", err=True)
+    if held and not targets:
+        raise OpsError("no other broker takes publishes")
+    if not held:
+        say("moved 0 messages of 0 queues")
+        return
+    moved = move_messages(
+        _operator(inventory),
+        held,
+        source=address,
+        targets=targets,
+        message_bytes={one.name: one.body_bytes // (one.messages or 1) for one in held.values()},
+        on_progress=_Telling(sum(queue.messages or 0 for queue in held.values())),
+    )
+    _tell_queues(moved)
+    for queue, fault in moved.faults.items():
+        say(f"{queue}: {fault}", err=True)
+    say(
+        f"moved {plural(moved.total, 'message')} of {plural(len({q for q, _ in moved.moved}), 'queue')}"
+    )
+    if moved.faults:
+        raise OpsError(f"not moved: {some(list(moved.faults))}")
+
+
+class _Telling:
+    """Progress, not too often."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._began, self._next = total, time.monotonic(), 0.0
+
+    def __call__(self, progress: MovingProgress) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + PROGRESS_EVERY_S
+        rate = progress.total / max(now - self._began, 0.001)
+        left_s = max(0, self._total - progress.total) / max(rate, 1)
+        say(
+            f"{progress.total:,} of {self._total:,} messages moved, {rate:,.0f}/s,"
+            f" about {left_s:,.0f} s; {progress.queue}"
+        )
+
+
+def _tell_queues(moved: MessagesMoved) -> None:
+    for (queue, broker), count in sorted(moved.moved.items()):
+        say(f"{count:,} of {queue} to {broker}")
+
+
+def _operator(inventory: Inventory) -> BusConfig:
+    tls = inventory.tls
+    return BusConfig(
+        user=inventory.admin_user,
+        password_file=str(inventory.admin_password_file),
+        client_id="messagebus ops move",
+        tls=tls is not None,
+        tls_ca_file=str(tls.ca_file) if tls else "",
+        tls_cert_file=str(tls.cert_file) if tls else "",
+        tls_key_file=str(tls.key_file) if tls else "",
+    )
+
+
+@click.group()
+def inventory() -> None:
+    """Edit the inventory.
+
+    \b
+    Example:
+      python -m ops inventory drop mb2
+    """
+
+
+@inventory.command(short_help="Take the broker NAME out of the inventory.")
+@click.argument("name")
+@click.option(
+    "--keep", type=click.Path(path_type=Path, dir_okay=False), help="File to keep its entry in."
+)
+@inventory_option
+def drop(name: str, keep: Path | None, file: Path) -> None:
+    """Take the broker NAME out of the inventory; nothing else is done to it.
+
+    \b
+    Example:
+      python -m ops inventory drop mb2
+    """
+    text = file.read_text()
+    if keep and (table := broker_table(text, name)):
+        write_whole(keep, table)
+    write_whole(file, without_broker(text, name))
+
+
+@inventory.command()
+@click.argument("kept", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@inventory_option
+def put(kept: Path, file: Path) -> None:
+    """Enter the broker that `drop --keep KEPT` took out again.
+
+    \b
+    Example:
+      python -m ops inventory put mb2.toml
+    """
+    write_whole(file, with_broker(file.read_text(), kept.read_text()))
+
+
+@inventory.command("first-list", short_help="Write the consumer list of a new cluster.")
+@inventory_option
+def first_list(file: Path) -> None:
+    """Write the consumer list of a new cluster, with every broker of the inventory; never over another.
+
+    \b
+    Example:
+      python -m ops inventory first-list
+    """
+    inventory = load(file)
+    if inventory.list_file.exists():
+        say(f"{inventory.list_file} is there")
+        return
+    listed = tuple(
+        ListedBroker(broker=Broker.parse(str(node.address)), agent_port=node.agent.port)
+        for node in inventory.brokers
+    )
+    made = BrokerList(cluster=inventory.cluster, generation=1, listed=listed)
+    write_whole(inventory.list_file, made.render())

@@ -1,0 +1,111 @@
+"""`python -m ops units`: systemd units for hosts of balancers and workers, and what they start, as text.
+
+The agent's unit is written by `ops provision`, with the rest of a broker's host.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import jinja2
+
+import lb.keeper
+from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
+
+__all__ = [
+    "BALANCER_STATE_UNIT",
+    "KEEPER",
+    "balancer_files",
+    "units",
+    "worker_files",
+]
+
+UNITS = Path("/etc/systemd/system")
+KEEPER = Path("/usr/local/lib/messagebus/keeper.py")
+"""Where a balancer's host has a copy of lb/keeper.py."""
+BALANCER_STATE_UNIT = "messagebus-balancer-state"
+SAVE_EVERY_S = 2
+WORKER_GRACE_S = 30
+# Beside two for each connection: listeners, checks, logs.
+FILES_BESIDE = 1_000
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("ops.provision"),
+    undefined=jinja2.StrictUndefined,
+    autoescape=False,
+    keep_trailing_newline=True,
+)
+
+
+def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
+    """Return what the host of a balancer should have: path -> text; beside Debian's haproxy.service."""
+    words = {
+        "cluster": inventory.cluster,
+        "balancer": balancer,
+        "keeper": KEEPER,
+        "every_s": SAVE_EVERY_S,
+        "files_max": 2 * balancer.sessions_max + FILES_BESIDE,
+    }
+    state = f"{BALANCER_STATE_UNIT}.service"
+    return {
+        UNITS / "haproxy.service.d" / "messagebus.conf": _render("haproxy.conf.j2", words),
+        UNITS / state: _render(f"{state}.j2", words),
+        KEEPER: Path(lb.keeper.__file__).read_text(),
+    }
+
+
+def worker_files(program: Path) -> dict[Path, str]:
+    """Return those of all workers of a host, one instance an app. program: the command ``messagebus``."""
+    name = "messagebus-worker@.service"
+    return {UNITS / name: _render(f"{name}.j2", {"program": program, "grace_s": WORKER_GRACE_S})}
+
+
+def _render(template: str, words: dict[str, object]) -> str:
+    return _TEMPLATES.get_template(template).render(words)
+
+
+@click.command(short_help="Show the files that a host needs for systemd.")
+@click.option("--balancer", "name", help="For the host of this balancer; default: the first.")
+@click.option(
+    "--worker",
+    "program",
+    type=click.Path(path_type=Path),
+    help="Instead, for workers: where their command `messagebus` is.",
+)
+@click.option(
+    "--out",
+    "output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write them below this folder instead of printing them.",
+)
+@click.option(
+    "--inventory",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=lambda: Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
+    help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
+)
+def units(name: str | None, program: Path | None, output: Path | None, file: Path) -> None:
+    """Show the files that a host needs so that systemd runs what is ours there.
+
+    \b
+    Example:
+      python -m ops units --balancer lb2 --out /tmp/lb2
+      python -m ops units --worker /opt/shop/bin/messagebus
+    """
+    if program:
+        files = worker_files(program)
+    else:
+        inventory = load(file)
+        balancer = inventory.find_balancer(name) if name else inventory.balancer
+        files = balancer_files(inventory, balancer)
+    for path, text in files.items():
+        if output is None:
+            click.echo(f"# ---- {path}\n{text}")
+            continue
+        there = output / path.relative_to("/")
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_text(text)
+        click.echo(there)

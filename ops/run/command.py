@@ -1,0 +1,345 @@
+"""A playbook started from the command line: options, lock, journal, plan, confirmation, resume.
+
+One change of a cluster is made at a time: there is a lock beside its inventory, and one on each host of a
+balancer. The first keeps apart whoever works from this copy of the inventory; the others whoever works from
+any. A lock on a host is held by a connection, so that it goes with the operator's process, however that
+ends; no clock has a part in it. A host that cannot be reached keeps nobody apart: that is said, since a
+playbook may be wanted because it is dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, load
+from messagebus.commands.anywhere import said
+from messagebus.errors import ConfigError
+from messagebus.terminal import printable, say
+from ops.errors import CommandFailed, LockHeld, OpsError, RunOpen
+from ops.run import journal as journals
+from ops.run import shell
+from ops.run.journal import Journal
+from ops.run.plan import Plan
+from ops.run.runner import HostRunner, carry_out, done_before
+from ops.run.runner import undo as take_back
+
+__all__ = [
+    "JOURNALS",
+    "LOCK",
+    "Go",
+    "carry",
+    "confirm",
+    "go_options",
+    "held",
+    "held_everywhere",
+    "inventory_option",
+    "journal_of",
+    "locked",
+    "opened",
+    "settled",
+]
+
+LOCK = "ops.lock"
+JOURNALS = "journal"
+# A run of which nothing was heard for longer may be about a cluster that others have changed since.
+OLD = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Options that the operator said beside the playbook and its broker."""
+
+    file: Path
+    dry_run: bool
+    yes: bool
+    undo: bool
+    resume: bool = False
+    abandon: bool = False
+
+    @property
+    def journals(self) -> Path:
+        return self.file.parent / JOURNALS
+
+
+def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A link is followed, so that there is one lock and one journal whatever name it goes by."""
+    option = click.option(
+        "--inventory",
+        "file",
+        type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+        default=lambda: said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
+        help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
+    )
+    return option(command)
+
+
+def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every playbook; the command gets them as one `go`."""
+
+    def gathered(**said: Any) -> Any:
+        of_go = {name: said.pop(name) for name in Go.__slots__}
+        return command(go=Go(**of_go), **said)
+
+    gathered.__doc__, gathered.__name__ = command.__doc__, command.__name__
+    gathered.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    wrapped: Callable[..., Any] = gathered
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Print exactly what would run."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--undo", is_flag=True, help="Take back an unfinished run."),
+        click.option(
+            "--resume", is_flag=True, help="With --yes: take up an unfinished run, however old."
+        ),
+        click.option(
+            "--abandon", is_flag=True, help="Close an unfinished run as it stands; changes nothing."
+        ),
+        inventory_option,
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def journal_of(file: Path, name: str) -> Journal:
+    """Open that of the playbook of this name; its unfinished run is taken up. Raises JournalUnreadable."""
+    return Journal(file.parent / JOURNALS, name)
+
+
+@contextmanager
+def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
+    """Hold the lock of the cluster, unless this is a dry run, and have the journal of the plan `name`.
+
+    brokers: those that the plan changes, by name. With --abandon the journal is closed and the command
+    ends. Raises LockHeld; JournalUnreadable; RunOpen when an unfinished run of another plan changes one
+    of these brokers.
+    """
+    brokers = frozenset(brokers)
+    with nullcontext() if go.dry_run else locked(go.file, name):
+        if go.abandon:
+            if not journals.abandon(go.journals, name):
+                raise OpsError(f"no unfinished run of {name!r} to close")
+            say(f"closed the run of {name!r} as it stands; nothing else was done", err=True)
+            raise click.exceptions.Exit(0)
+        for other in journals.open_runs(go.journals, but=name):
+            about = other.fault or f"{other.name!r} is not finished, since {other.last}"
+            if other.concerns(brokers) and not go.dry_run:
+                raise RunOpen(
+                    f"{about}: finish it by the same command, take it back with --undo,"
+                    " or close it with --abandon, before anything else is done there"
+                )
+            say(f"note: {about}", err=True)
+        yield Journal(go.journals, name)
+
+
+def locked(file: Path, what: str) -> AbstractContextManager[None]:
+    """The lock of the cluster of this inventory, for who changes it. Raises LockHeld when it is entered."""
+    return held_everywhere(file.parent / LOCK, file, what)
+
+
+def settled(
+    journal: Journal,
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    *,
+    may_come: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The options of a run: those that were said, or those that it began with.
+
+    may_come: flags that may be said later, too; the journal keeps them from then on.
+    Raises RunOpen when an unfinished run began with others.
+    """
+    began = journal.facts.get("options")
+    if began is None:
+        return dict(options)
+    said = {key: value for key, value in options.items() if value != defaults[key]}
+    changed = {key: value for key, value in said.items() if value != began.get(key)}
+    if wrong := sorted(set(changed) - set(may_come)):
+        raise RunOpen(
+            f"the unfinished run of {journal.name!r} began with {_in_words(began, wrong)}, not with"
+            f" {_in_words(options, wrong)}: say the same, or nothing; or close it with --abandon"
+        )
+    return {**began, **changed}
+
+
+def _in_words(options: Mapping[str, Any], keys: Iterable[str]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {options.get(key)!r}" for key in keys)
+
+
+def carry(
+    plan: Plan,
+    journal: Journal,
+    go: Go,
+    facts: Mapping[str, Any],
+    *,
+    brokers: Iterable[str] = (),
+    afterwards: Iterable[str] = (),
+) -> None:
+    """Print what is left of the plan, unless nobody is asked; then, when the operator agrees, do it.
+
+    The lock is held: see `opened`.
+
+    facts: what the run begins with; kept, and changed ones, too, when it is taken up again.
+    afterwards: lines about what remains to be done by others. Raises OpsError, PlanFailed.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def tell(line: str) -> None:
+        console.print(Text(printable(line)))
+
+    if go.dry_run or not go.yes:
+        known = 0 if go.dry_run or go.undo else len(done_before(plan, journal))
+        for line in plan.lines(known):
+            for each in line.split("\n"):
+                say(each)
+    if go.dry_run:
+        return
+    if go.undo and not journal.is_resumed:
+        raise OpsError(f"no unfinished run of {plan.name!r} to take back")
+    if journal.is_resumed:
+        _tell_age(plan, journal, go)
+    if not go.yes:
+        confirm()
+    with console.status(Text(printable(plan.name))) as shown:
+
+        def show(text: str) -> None:
+            shown.update(Text(printable(text)))
+
+        runner = HostRunner(lambda line: show(f"{plan.name}: {line}"))
+        if go.undo:
+            take_back(plan, runner, journal, say=tell)
+            return
+        if not journal.is_resumed:
+            journal.begin(dict(facts), brokers=brokers)
+        elif dict(facts) != journal.facts:
+            journal.amend(dict(facts))
+        carry_out(plan, runner, journal, say=tell, show=show)
+    for line in afterwards:
+        tell(line)
+
+
+def _tell_age(plan: Plan, journal: Journal, go: Go) -> None:
+    """Raises RunOpen for a run that nobody is asked about and that may be about another cluster by now."""
+    age = datetime.now(UTC) - journal.last if journal.last else timedelta()
+    say(
+        f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps, begun by"
+        f" {journal.who}; its last line is of {journal.last:%F %T %Z}",
+        err=True,
+    )
+    is_old = not -OLD < age < OLD
+    if is_old and go.yes and not (go.resume or go.undo):
+        raise RunOpen(
+            f"nothing was done in it for {_age(age)}: see whether the cluster is still as it left it;"
+            " then --resume takes it up, --undo takes it back, --abandon closes it"
+        )
+
+
+def _age(age: timedelta) -> str:
+    if age < timedelta():
+        return "an unknown time (its last line is of the future)"
+    return f"{age.days} days" if age.days else f"{age.seconds // 3600} h"
+
+
+def confirm() -> None:
+    """Ask whether to go on. Raises OpsError without a yes."""
+    try:
+        if click.confirm("go on?", err=True):
+            return
+    except click.Abort:
+        click.echo(err=True)
+    raise OpsError("not confirmed; nothing was done. --yes does not ask")
+
+
+# Beside what HAProxy's writers lock, and not that: a playbook runs `lb apply` as one of its steps.
+OPERATORS = ".operators"
+# flock's, when somebody else has it.
+_TAKEN = 1
+TELL_WITHIN_S = 10.0
+
+
+@contextmanager
+def held_everywhere(file: Path, inventory: Path, what: str) -> Iterator[None]:
+    """Hold the lock `file`, and those on the balancers' hosts, while `what` is done.
+
+    Raises LockHeld as `held`; that one of a host was taken meanwhile, too.
+    """
+    with held(file, what), ExitStack() as locks:
+        for balancer, ssh in _far(inventory):
+            path = balancer.lock_file.with_name(balancer.lock_file.name + OPERATORS)
+            try:
+                locks.enter_context(shell.forwarded(ssh, balancer.socket, lock=path, within_s=0))
+            except CommandFailed as fault:
+                if fault.exit_code == _TAKEN:
+                    raise LockHeld(*_told(ssh, path)) from None
+                say(
+                    f"note: no lock on {balancer.host}, which keeps no other operator out: {fault}",
+                    err=True,
+                )
+                continue
+            _tell(ssh, path, what)
+        yield
+
+
+def _far(inventory: Path) -> list[tuple[Balancer, str]]:
+    """Balancers of other hosts, and how to get there; none where the inventory cannot be read."""
+    with suppress(ConfigError):
+        read = load(inventory)
+        return [(one, read.host(one.host).ssh) for one in read.balancers if one.host]
+    return []
+
+
+def _tell(ssh: str, path: Path, what: str) -> None:
+    """Keep there who has it; a lock of which that is not known is one all the same."""
+    with suppress(CommandFailed):
+        shell.run_over_ssh(ssh, ["tee", str(path)], timeout_s=TELL_WITHIN_S, stdin=_who(what))
+
+
+def _told(ssh: str, path: Path) -> tuple[str, str]:
+    with suppress(CommandFailed):
+        return _parsed(shell.run_over_ssh(ssh, ["cat", str(path)], timeout_s=TELL_WITHIN_S))
+    return _parsed("")
+
+
+@contextmanager
+def held(file: Path, what: str) -> Iterator[None]:
+    """Hold the lock while `what` is done. Raises LockHeld, at once, with who has it.
+
+    The end of the process frees it, however it ends.
+    """
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeld(*_parsed(os.pread(fd, 4096, 0).decode(errors="replace"))) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, _who(what).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _who(what: str) -> str:
+    who = f"{getpass.getuser()}@{socket.gethostname()}, pid {os.getpid()}, {what!r}"
+    return json.dumps([who, time.strftime("%F %T %Z")])
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    try:
+        who, since = json.loads(text)
+        return str(who), str(since)
+    except (ValueError, TypeError):
+        return "somebody", "a moment ago"

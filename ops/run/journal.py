@@ -1,0 +1,206 @@
+"""The record of a playbook: on disk before the next step begins, so that an interrupted run resumes.
+
+A journal is a hint: it says what was done, not what is so now. A step that erases looks for itself
+(`ops.run.plan.Step.guard`, `ops.run.plan.Step.sealed_by`).
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ops.errors import JournalUnreadable
+
+__all__ = ["FORMAT", "Journal", "OpenRun", "abandon", "open_runs", "write_whole"]
+
+FORMAT = 2
+"""Of the lines; a file of another format is not taken up."""
+_AT = "%Y-%m-%dT%H:%M:%S%z"
+
+
+class Journal:
+    """One run of one playbook: a file with one JSON object a line; renamed when it is finished.
+
+    done: names of the steps that were done and not taken back, in their order. proofs: what they proved.
+    facts: what the run began with, options too: the cluster may not tell it any more when it is resumed.
+    who: the user and host that began it. last: when its last line was written, None for a new run.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """folder: made when it is needed. name: of the plan; its unfinished run is taken up.
+
+        Raises JournalUnreadable.
+        """
+        self.name = name
+        self._file = _file(folder, name)
+        self.done: tuple[str, ...] = ()
+        self.proofs: tuple[str, ...] = ()
+        self.facts: dict[str, Any] = {}
+        self.who = ""
+        self.last: datetime | None = None
+        for line in _read(self._file):
+            self._take(line)
+
+    @property
+    def is_resumed(self) -> bool:
+        return bool(self.facts or self.done)
+
+    def begin(self, facts: dict[str, Any], *, brokers: Iterable[str] = ()) -> None:
+        """Keep what the run begins with. On disk when it returns.
+
+        brokers: names of those it changes; no other playbook may touch them while this one is open.
+        """
+        who = f"{getpass.getuser()}@{socket.gethostname()}"
+        head = {"format": FORMAT, "plan": self.name, "brokers": sorted(brokers)}
+        self._append({**head, "facts": facts, "who": who})
+
+    def amend(self, facts: dict[str, Any]) -> None:
+        """Keep other facts from here on. On disk when it returns."""
+        self._append({"facts": facts})
+
+    def record(self, step: str, took_s: float, proof: str = "") -> None:
+        """Keep that this step was done, and what it proved. On disk when it returns."""
+        line = {"step": step, "took_s": round(took_s, 3)}
+        self._append({**line, "proof": proof} if proof else line)
+
+    def take_back(self, step: str) -> None:
+        """Keep that this step was undone. On disk when it returns."""
+        self._append({"undone": step})
+
+    def seal(self, step: str, listing: str) -> None:
+        """Keep the files that a node had when this step had stopped it. On disk when it returns."""
+        write_whole(self._seal(step), listing, to_disk=True)
+
+    def sealed(self, step: str) -> str | None:
+        """The listing that `seal` kept, None where there is none."""
+        file = self._seal(step)
+        return file.read_text() if file.is_file() else None
+
+    def finish(self) -> None:
+        """The run is over; its file stays under another name."""
+        self.done, self.proofs, self.facts, self.last = (), (), {}, None
+        _close(self._file)
+
+    def _seal(self, step: str) -> Path:
+        return self._file.with_name(f"{self._file.name}.{step.replace(' ', '+')}.seal")
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Write after the last whole line: a line that a crash cut off is overwritten."""
+        line = {**line, "at": datetime.now(UTC).strftime(_AT)}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("ab+") as file:
+            file.seek(0)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._take(line)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "facts" in line:
+            self.facts = dict(line["facts"])
+            self.who = str(line.get("who", self.who))
+        if "step" in line:
+            self.done = (*self.done, str(line["step"]))
+            self.proofs = (*self.proofs, str(line["proof"])) if "proof" in line else self.proofs
+        if "undone" in line:
+            self.done = tuple(name for name in self.done if name != line["undone"])
+        self.last = _when(line)
+
+
+class OpenRun:
+    """An unfinished run of some playbook, as its journal tells.
+
+    name: of the plan. brokers: names of those it changes; None where its journal cannot be read.
+    last: when something was last done, in words; fault: why its journal cannot be read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.name = file.stem.replace("+", " ")
+        self.brokers: frozenset[str] | None = None
+        self.last = self.fault = ""
+        try:
+            lines = list(_read(file))
+        except JournalUnreadable as fault:
+            self.fault = str(fault)
+            return
+        if lines:
+            self.brokers = frozenset(lines[0].get("brokers", ()))
+            self.last = str(lines[-1]["at"])
+
+    def concerns(self, brokers: frozenset[str]) -> bool:
+        """Return whether it changes one of these, or may."""
+        return self.brokers is None or bool(self.brokers & brokers)
+
+
+def open_runs(folder: Path, *, but: str) -> list[OpenRun]:
+    """The runs in the folder that were begun and are not finished, without those of the plan `but`."""
+    mine = _file(folder, but)
+    return [OpenRun(file) for file in sorted(folder.glob("*.jsonl")) if file != mine]
+
+
+def _close(file: Path, how: str = "") -> None:
+    """Rename a journal, readable or not, so that nobody takes it up; nothing when there is none."""
+    for seal in file.parent.glob(f"{file.name}.*.seal"):
+        seal.unlink()
+    if file.exists():
+        ended = f"{how and how + '.'}{time.strftime('%Y%m%dT%H%M%S')}"
+        file.rename(file.with_suffix(f".{ended}"))
+
+
+def abandon(folder: Path, name: str) -> bool:
+    """Close the open run of this plan as it stands, readable or not. Returns whether there was one."""
+    file = _file(folder, name)
+    there = file.exists()
+    _close(file, "abandoned")
+    return there
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Each plan's own: names of brokers have neither a space nor a plus."""
+    return folder / f"{name.replace(' ', '+')}.jsonl"
+
+
+def _read(file: Path) -> Iterable[dict[str, Any]]:
+    """The whole lines; the last one may have been cut off by a crash. Raises JournalUnreadable."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    for number, text in enumerate(whole, start=1):
+        try:
+            line = json.loads(text)
+            _when(line)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise JournalUnreadable(str(file), f"line {number} is none of this kit's") from None
+        if number == 1 and line.get("format") != FORMAT:
+            raise JournalUnreadable(str(file), "it was begun by another version of this kit")
+        yield line
+
+
+def _when(line: dict[str, Any]) -> datetime:
+    at = datetime.fromisoformat(line["at"])
+    if at.tzinfo is None:
+        raise ValueError(line["at"])
+    return at
+
+
+def write_whole(file: Path, text: str, *, to_disk: bool = False) -> None:
+    """Replace a file of the operator's: a reader sees the old text or the new one.
+
+    to_disk: the new text is on disk before it takes the place of the old one.
+    """
+    part = file.with_name(file.name + ".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with part.open("w") as out:
+        out.write(text)
+        if to_disk:
+            out.flush()
+            os.fsync(out.fileno())
+    part.replace(file)

@@ -1,0 +1,110 @@
+"""A playbook as a value: its steps, in order, and how it is printed. Runs nothing.
+
+A step has commands, what must hold after them, and how to take them back.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+__all__ = [
+    "COMMAND_WITHIN_S",
+    "Blocked",
+    "Check",
+    "Command",
+    "Plan",
+    "Step",
+    "spell",
+]
+
+COMMAND_WITHIN_S = 300.0
+# Who does not answer for so long is down or hangs: an operator must look.
+SILENT_WITHIN_S = 60.0
+
+Check = Callable[[], str]
+"""Looks at the cluster: "" when what must hold does, else what is still missing. Raises Blocked."""
+
+
+class Blocked(Exception):
+    """Raised by a check when waiting is of no use; the text says what an operator must do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """argv: never read by a shell. host: where over SSH; "" is the operator's own machine.
+
+    within_s: it is ended after that.
+    """
+
+    argv: tuple[str, ...]
+    host: str = ""
+    within_s: float = COMMAND_WITHIN_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """name: an order, as one would say it aloud. commands: run in turn.
+
+    done: whether the commands were run before, for those that are not to be repeated: a run may be
+        interrupted between a command and the journal.
+    guard: must hold right before the commands are run, each time, whatever the journal says.
+    undo_guard: the same for `undo`.
+    is_fresh: what it proves is good for the next step alone: a run that is taken up before that one was
+        done does this one again.
+    seal: lists the files of a node that the commands have stopped, for `sealed_by`.
+    sealed_by: name of the step whose seal must still be whole before the commands are run: there may be
+        fewer files than it listed, and none that is new or changed.
+    until: what `check` waits for, in words. within_s: how long it may take. silent_within_s: how long
+        of it those that are asked may not answer.
+    may_fail: the playbook goes on when the check does not come to hold, and says so.
+    tells: the last line that its commands write is a part of what the playbook proves; so is what
+        `proof` says when the step is done.
+    undo: takes the commands back, when the playbook is undone.
+    is_final: there is no way back once this was begun; another playbook undoes the whole.
+    """
+
+    name: str
+    commands: tuple[Command, ...] = ()
+    done: Callable[[], bool] | None = None
+    guard: Check | None = None
+    undo_guard: Check | None = None
+    is_fresh: bool = False
+    seal: Command | None = None
+    sealed_by: str = ""
+    until: str = ""
+    check: Check | None = None
+    within_s: float = 30.0
+    silent_within_s: float = SILENT_WITHIN_S
+    may_fail: bool = False
+    tells: bool = False
+    proof: Callable[[], str] | None = None
+    undo: tuple[Command, ...] = ()
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """name: ``add mb4``; names its journal too. Step names are unique."""
+
+    name: str
+    steps: tuple[Step, ...]
+
+    def lines(self, after: int = 0) -> Iterator[str]:
+        """The plan as a person confirms it: each step, and exactly what it runs.
+
+        after: so many steps are done, and left out.
+        """
+        for number, step in enumerate(self.steps[after:], start=after + 1):
+            yield f"{number:3}. {step.name}"
+            for command in step.commands:
+                yield f"     $ {spell(command)}"
+            if step.until:
+                yield f"     until {step.until}, {step.within_s:.0f} s at most"
+
+
+def spell(command: Command) -> str:
+    """A command as it could be typed."""
+    typed = shlex.join(command.argv)
+    return f"ssh {command.host} {shlex.quote(typed)}" if command.host else typed

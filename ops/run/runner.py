@@ -1,0 +1,192 @@
+"""Carries a plan out: commands, checks, journal. What a command runs on is a `Runner`'s business."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Protocol
+
+from messagebus.errors import MessageBusError
+from ops.commands.kits import CHECKOUT
+from ops.errors import CommandFailed, NoAnswer, PlanFailed
+from ops.run import shell
+from ops.run.journal import Journal
+from ops.run.plan import Blocked, Check, Command, Plan, Step
+
+__all__ = ["HostRunner", "Runner", "carry_out", "done_before", "undo"]
+
+POLL_S = 0.25
+
+
+class Runner(Protocol):
+    def run(self, command: Command) -> str:
+        """Run it to its end and return what it wrote. Raises CommandFailed."""
+
+
+class HostRunner:
+    """Commands without a host here, in the checkout; the others over SSH. show: gets what they write."""
+
+    def __init__(self, show: Callable[[str], None] = lambda line: None) -> None:
+        self._show = show
+
+    def run(self, command: Command) -> str:
+        if command.host:
+            return shell.run_over_ssh(command.host, command.argv, timeout_s=command.within_s)
+        return shell.run(command.argv, timeout_s=command.within_s, cwd=CHECKOUT, on_line=self._show)
+
+
+def carry_out(
+    plan: Plan,
+    runner: Runner,
+    journal: Journal,
+    *,
+    say: Callable[[str], None],
+    show: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Do every step that the journal does not have yet.
+
+    say: one line per step. show: what is waited for at the moment.
+    Raises PlanFailed; the journal has what was done, and the same call goes on from there.
+    """
+    before = done_before(plan, journal)
+    for step in plan.steps:
+        if step.name in before:
+            say(f"   before  {step.name}")
+            continue
+        show(step.name)
+        began = time.monotonic()
+        try:
+            remark, proof = _do(step, runner, journal, show)
+        except PlanFailed:
+            if not journal.done and not step.commands:
+                journal.finish()  # it looked, and nothing was begun
+            raise
+        took_s = time.monotonic() - began
+        if step.name not in journal.done:
+            journal.record(step.name, took_s, proof)
+        say(f"  {took_s:5.1f} s  {step.name}{f': {remark}' if remark else ''}")
+    for proof in journal.proofs:
+        say(f"   proved  {proof}")
+    journal.finish()
+
+
+def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], None]) -> None:
+    """Take back, last first, what the journal says was begun; each step that is, is kept there.
+
+    Raises PlanFailed when a step cannot be taken back; the same call goes on from there.
+    """
+    complete = done_before(plan, journal)
+    # The step after these may have run some of its commands, or none.
+    begun = plan.steps[: len(complete) + 1]
+    if final := [step.name for step in begun if step.is_final]:
+        raise PlanFailed("undo", f"there is no way back after {final[0]!r}; finish it instead")
+    for step in reversed(begun):
+        if step.undo_guard:
+            _see(step, step.undo_guard)
+        for command in step.undo:
+            try:
+                runner.run(command)
+            except CommandFailed as fault:
+                if step.name in complete:
+                    raise PlanFailed(f"undo {step.name}", str(fault)) from fault
+                say(f"           {fault}")
+        if step.name in complete:
+            journal.take_back(step.name)
+        if step.undo:
+            say(f"   undone  {step.name}")
+    journal.finish()
+
+
+def done_before(plan: Plan, journal: Journal) -> list[str]:
+    """Return the names of the steps that are not to be done again.
+
+    Raises PlanFailed for a journal of other steps.
+    """
+    names = [step.name for step in plan.steps]
+    count = len(journal.done)
+    if list(journal.done) != names[:count]:
+        strange = next(name for name, known in zip_longest(journal.done, names) if name != known)
+        raise PlanFailed(
+            str(strange),
+            f"the unfinished run did it and {plan.name!r} does not come to it here: the run was begun"
+            " otherwise; see what was done, then close it with --abandon",
+        )
+    while count and plan.steps[count - 1].is_fresh:
+        count -= 1
+    return names[:count]
+
+
+def _do(
+    step: Step, runner: Runner, journal: Journal, show: Callable[[str], None]
+) -> tuple[str, str]:
+    """Returns a remark and what was proved, mostly "". Raises PlanFailed."""
+    written = remark = ""
+    try:
+        if step.done is None or not step.done():
+            if step.guard:
+                _see(step, step.guard)
+            if step.sealed_by and step.seal:
+                _see_seal(step, journal.sealed(step.sealed_by), runner.run(step.seal))
+            for command in step.commands:
+                written = runner.run(command)
+        if step.check:
+            remark = _wait(step, step.check, show)
+        if step.seal and not step.sealed_by:
+            journal.seal(step.name, runner.run(step.seal))
+        proofs = [_last_line(written) if step.tells else "", step.proof() if step.proof else ""]
+    except (CommandFailed, NoAnswer, Blocked) as fault:
+        raise PlanFailed(step.name, str(fault)) from fault
+    return remark, "; ".join(proof for proof in proofs if proof)
+
+
+def _see(step: Step, guard: Check) -> None:
+    """Look once. Raises PlanFailed unless the guard holds, also when nobody answers it."""
+    try:
+        missing = guard()
+    except (MessageBusError, OSError, Blocked) as fault:
+        missing = str(fault)
+    if missing:
+        raise PlanFailed(step.name, f"not done, because {missing}")
+
+
+def _see_seal(step: Step, sealed: str | None, listing: str) -> None:
+    """Raises PlanFailed when somebody wrote where all was seen empty."""
+    if sealed is None:
+        raise PlanFailed(step.name, f"not done, because {step.sealed_by!r} kept no seal")
+    if new := sorted(set(listing.splitlines()) - set(sealed.splitlines())):
+        raise PlanFailed(
+            step.name,
+            f"not done, because its files have changed since {step.sealed_by!r}, {new[0]!r} for one:"
+            " the broker has run since it was seen empty. Start it, close this run with --abandon,"
+            " and begin anew",
+        )
+
+
+def _last_line(written: str) -> str:
+    return next((line.strip() for line in reversed(written.splitlines()) if line.strip()), "")
+
+
+def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
+    began = heard = time.monotonic()
+    while True:
+        missing, silent = _look(check)
+        if not missing:
+            return ""
+        show(f"{step.name}: {missing}")
+        now = time.monotonic()
+        heard = heard if silent else now
+        late_s = step.within_s if now - began > step.within_s else now - heard
+        if now - began > step.within_s or now - heard > step.silent_within_s:
+            if step.may_fail:
+                return missing
+            raise PlanFailed(step.name, f"after {late_s:.0f} s: {missing}")
+        time.sleep(POLL_S)
+
+
+def _look(check: Check) -> tuple[str, bool]:
+    """Return what is missing, and whether that is an answer. Who does not answer now may at the next look."""
+    try:
+        return check(), False
+    except (MessageBusError, OSError) as fault:
+        return str(fault), True

@@ -1,0 +1,330 @@
+"""Runs commands, here or over SSH. The only user of sh and Fabric.
+
+Commands are argv lists; nothing is ever read by a shell here, and quoting for the shell at the far
+end of SSH happens in this file.
+
+As whom, by what key and past which host keys one gets to a host, ~/.ssh/config says, or the file that
+$MESSAGEBUS_SSH_CONFIG names. A host whose key is not known is not talked to.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shlex
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import sh
+
+from ops.errors import CommandFailed
+
+__all__ = [
+    "ENV_SSH_CONFIG",
+    "Remote",
+    "connections_kept",
+    "fabric_task",
+    "forwarded",
+    "remote",
+    "run",
+    "run_over_ssh",
+]
+
+ENV_SSH_CONFIG = "MESSAGEBUS_SSH_CONFIG"
+TIMED_OUT = -1
+NOT_FOUND = 127
+SSH_CONNECT_WITHIN_S = 10
+# A kernel answers at once, however busy its host is; for two packets that get lost. A dead host costs that.
+TCP_CONNECT_WITHIN_S = 5
+# A connection is asked for a sign of life so often, and is lost when none came for so long: its host may have
+# been switched off, which nobody else tells.
+ALIVE_EVERY_S = 3
+SILENT_WITHIN_S = 15
+# For a file to be written at the far end, synced and moved.
+WRITE_WITHIN_S = 30.0
+# From the order to a process of ours to end until it is killed.
+END_WITHIN_S = 5.0
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Run a command on this machine and return what it wrote. on_line: gets it meanwhile.
+
+    Raises CommandFailed, with the whole output, for another exit code than 0 or after timeout_s.
+    """
+    written: list[str] = []
+
+    def wrote(line: str) -> None:
+        written.append(line)
+        on_line(line.rstrip())
+
+    try:
+        # sh keeps a process's last 750 bytes in its errors, so the output is kept here.
+        sh.Command(argv[0])(
+            *argv[1:],
+            _timeout=timeout_s,
+            _cwd=str(cwd or Path.cwd()),
+            _env=dict(os.environ),
+            _out=wrote,
+            _err=wrote,
+            _tty_out=False,
+        )
+    except sh.CommandNotFound as fault:
+        raise CommandFailed(argv, NOT_FOUND, f"no such program: {argv[0]}") from fault
+    except sh.TimeoutException as fault:
+        raise CommandFailed(argv, TIMED_OUT, "".join(written)) from fault
+    except sh.ErrorReturnCode as fault:
+        raise CommandFailed(argv, fault.exit_code, "".join(written)) from fault
+    return "".join(written)
+
+
+class Remote:
+    """One SSH connection to a host, for several commands; where it died the next one makes it anew."""
+
+    def __init__(self, host: str, connection: Any) -> None:
+        """connection: Fabric's, or what acts like it."""
+        self._host = host
+        self._connection = connection
+        self._dialling = threading.Lock()
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str:
+        """Run a command there, and return what it wrote. stdin: never shown, never kept.
+
+        Raises CommandFailed as `run`; NOT_FOUND stands for no connection, too.
+        """
+        try:
+            code, said, complained = self._exchange(shlex.join(argv), stdin.encode(), timeout_s)
+        except _ssh_faults() as fault:
+            raise CommandFailed(argv, NOT_FOUND, f"SSH: {fault}", self._host) from fault
+        if code != 0:
+            raise CommandFailed(argv, code, said + complained, self._host)
+        return said
+
+    def _exchange(self, line: str, stdin: bytes, timeout_s: float) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error. The code is TIMED_OUT when that struck.
+
+        On the connection that Fabric made, but not by its `run`: that feeds a command one letter in
+        10 ms.
+        """
+        channel = self._session()
+        deadline = threading.Timer(timeout_s, channel.close)
+        deadline.start()
+        try:
+            channel.exec_command(line)
+            with suppress(OSError):  # it may end without reading all of it
+                channel.sendall(stdin)
+                channel.shutdown_write()
+            said = channel.makefile("rb").read()
+            complained = channel.makefile_stderr("rb").read()
+            return channel.recv_exit_status(), _text(said), _text(complained)
+        finally:
+            deadline.cancel()
+            channel.close()
+
+    def _session(self) -> Any:
+        """A channel, on which nothing was sent yet: so it is safe to try again on a new connection."""
+        with self._dialling:
+            if self._connection.is_connected:
+                try:
+                    return self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
+                except _ssh_faults():
+                    self._connection.close()
+            self._connection.open()
+            _notice_silence(self._connection.transport)
+            return self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
+
+    def write(self, path: Path, text: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+        """Replace a file there: a reader sees the old or the new one, and a power-off loses neither.
+
+        sudo: as root, who logs in there is not. Raises CommandFailed; the old file stands then.
+        """
+        part = str(path.with_name(f".{path.name}.part"))
+        folder = str(path.parent)
+        prefix = ("sudo", "-n", "--") if sudo else ()
+        for argv, stdin in (
+            (["mkdir", "-p", folder], ""),
+            (["install", "-m", f"{mode:o}", "/dev/null", part], ""),
+            (["dd", "status=none", "conv=fsync,notrunc", f"of={part}"], text),
+            (["mv", "-f", "-T", part, str(path)], ""),
+            (["sync", folder], ""),
+        ):
+            self.run([*prefix, *argv], timeout_s=WRITE_WITHIN_S, stdin=stdin)
+
+
+class _Connections:
+    """One to each host that was asked for, made with its first command. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, Remote] = {}
+        self.open = ExitStack()
+
+    def to(self, host: str) -> Remote:
+        with self._lock:
+            if host not in self._made:
+                self._made[host] = self.open.enter_context(_connection(host))
+            return self._made[host]
+
+
+_kept: _Connections | None = None
+
+
+@contextmanager
+def connections_kept() -> Iterator[None]:
+    """Meanwhile `remote` leaves its connections open for whoever asks next: each costs a second or two."""
+    global _kept
+    before, _kept = _kept, _Connections()
+    try:
+        with _kept.open:
+            yield
+    finally:
+        _kept = before
+
+
+@contextmanager
+def remote(host: str) -> Iterator[Remote]:
+    """Connect to ``[user@]host[:port]`` with the first command; see also `connections_kept`."""
+    if _kept:
+        yield _kept.to(host)
+        return
+    with _connection(host) as made:
+        yield made
+
+
+@contextmanager
+def _connection(host: str) -> Iterator[Remote]:
+    # Fabric takes a moment to import, which the local cluster need not wait for.
+    from fabric import Config, Connection
+    from paramiko.client import RejectPolicy
+
+    config = Config(runtime_ssh_path=os.environ.get(ENV_SSH_CONFIG))
+    with Connection(host, config=config, connect_timeout=TCP_CONNECT_WITHIN_S) as connection:
+        # Fabric would take any key of a host that it does not know yet.
+        connection.client.set_missing_host_key_policy(RejectPolicy())
+        for file in _known_hosts(connection.ssh_config):
+            with suppress(FileNotFoundError):
+                connection.client.load_host_keys(file)
+        yield Remote(host, connection)
+
+
+def run_over_ssh(host: str, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str:
+    """Run one command on another host. Raises CommandFailed as `run`."""
+    with remote(host) as there:
+        return there.run(argv, timeout_s=timeout_s, stdin=stdin)
+
+
+@contextmanager
+def forwarded(
+    host: str, socket: Path, *, lock: Path | None = None, within_s: float = 20.0
+) -> Iterator[Path]:
+    """Have a Unix socket of another host on this machine. lock: a file that is locked meanwhile.
+
+    Nothing needs to listen there. The lock goes with the connection, however that ends.
+    Raises CommandFailed when SSH or the lock is not to be had within_s.
+    """
+    argv = [*(("flock", "-w", f"{within_s:.0f}", str(lock)) if lock else ()), "cat"]
+    said, words = _Said(), queue.Queue[str | None]()
+    with tempfile.TemporaryDirectory(prefix="mb-ssh-") as folder:
+        here = Path(folder) / "socket"
+        ssh = sh.Command("ssh")(
+            *_ssh_options(),
+            *("-L", f"{here}:{socket}", f"ssh://{host}", shlex.join(argv)),
+            _in=words,
+            _out=said.heard,
+            _err=said.heard,
+            _done=said.ended,
+            _bg=True,
+            _bg_exc=False,
+            _tty_out=False,
+            _env=dict(os.environ),
+        )
+        try:
+            words.put(_Said.HELD)
+            if not said.is_held(within_s + SSH_CONNECT_WITHIN_S):
+                raise CommandFailed(argv, said.exit_code, "".join(said.lines), host)
+            yield here
+        finally:
+            words.put(None)
+            _end(ssh)
+
+
+class _Said:
+    """The words of the far end of a forwarded socket: its own words, once it has come to read them."""
+
+    HELD = "held\n"
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.exit_code = TIMED_OUT
+        self._news = threading.Event()
+
+    def heard(self, line: str) -> None:
+        self.lines.append(line)
+        if line == self.HELD:
+            self._news.set()
+
+    def ended(self, _command: Any, _success: bool, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._news.set()
+
+    def is_held(self, within_s: float) -> bool:
+        self._news.wait(within_s)
+        return self.HELD in self.lines
+
+
+def _end(process: Any) -> None:
+    try:
+        process.wait(timeout=END_WITHIN_S)
+    except sh.TimeoutException:
+        process.kill()
+    except sh.ErrorReturnCode:
+        pass  # it was asked to end, and why it did before was told
+
+
+def _ssh_options() -> list[str]:
+    config = os.environ.get(ENV_SSH_CONFIG)
+    return [
+        *(("-F", config) if config else ()),
+        *("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_CONNECT_WITHIN_S}"),
+        *("-o", "ExitOnForwardFailure=yes", "-o", "StrictHostKeyChecking=yes"),
+    ]
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _known_hosts(settings: Any) -> list[str]:
+    """Files of host keys; paramiko does not look for them in OpenSSH's settings."""
+    named = settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
+    return [str(Path(name).expanduser()) for name in (*named, "/etc/ssh/ssh_known_hosts")]
+
+
+def _notice_silence(transport: Any) -> None:
+    transport.set_keepalive(ALIVE_EVERY_S)
+    if isinstance(transport.sock, socket.socket):  # and not a channel of another host
+        limit_ms = SILENT_WITHIN_S * 1000
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+
+
+def _ssh_faults() -> tuple[type[Exception], ...]:
+    from paramiko.ssh_exception import SSHException
+
+    return (OSError, SSHException, EOFError)
+
+
+def fabric_task(function: Callable[..., Any]) -> Any:
+    """Make a function a task of `fab`."""
+    from fabric import task
+
+    return task(function)

@@ -1,0 +1,326 @@
+"""The inventory; one that contradicts itself is refused whole, and every contradiction is told."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inventory.balancers import Timers
+from inventory.inventory import Address, load, parse
+from lb.render import marker, render
+from messagebus.errors import ConfigError
+from tests.support.balancer import BASE, inventory, inventory_values, mirrored_values
+
+
+def test_relative_paths_start_at_the_file() -> None:
+    read = parse(inventory_values(), base=BASE)
+    assert read.list_file == BASE / "lists/test.txt"
+    assert read.brokers[1].node_list_file == BASE / "nodes/mb2/list.txt"
+
+
+def test_addresses_are_split() -> None:
+    read = parse(inventory_values(), base=BASE)
+    assert read.brokers[0].check == Address("10.0.1.1", 8082)
+    assert str(read.balancer.list) == "10.0.0.1:8081"
+
+
+def test_a_broker_is_found_by_name_and_by_address() -> None:
+    read = inventory()
+    assert read.find("mb2") is read.find("10.0.1.2:5672")
+
+
+def test_an_unknown_broker_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no broker 'mb3'.*did you mean 'mb"):
+        inventory().find("mb3")
+
+
+def test_no_brokers_yet_is_an_inventory() -> None:
+    values = inventory_values()
+    del values["brokers"]
+    assert parse(values, base=BASE).brokers == ()
+
+
+def test_timers_have_defaults_and_take_others() -> None:
+    assert inventory().balancer.timers == Timers()
+    assert inventory(timers={"check_ms": 1500}).balancer.timers == Timers(check_ms=1500)
+
+
+def test_new_certificates_of_the_checks_are_a_new_configuration(tmp_path: Path) -> None:
+    (tmp_path / "probe").write_text("sesame")
+    lines = GOOD_TLS.format(folder=tmp_path)
+    (tmp_path / "inventory.toml").write_text(lines)
+    texts = []
+    for content in (None, "one", "two"):
+        if content:
+            (tmp_path / "check.pem").write_text(content)
+        texts.append(render(load(tmp_path / "inventory.toml")))
+    assert len(set(texts)) == 3
+    assert render(load(tmp_path / "inventory.toml")) == texts[-1]
+    assert len({marker(text) for text in texts}) == 3
+
+
+GOOD_TLS = """
+cluster = "test"
+list_file = "list.txt"
+token_file = "token"
+admin_user = "admin"
+admin_password_file = "admin"
+supervisor = "systemd"
+[balancer]
+amqp = "10.0.0.1:5671"
+list = "10.0.0.1:8081"
+stats = "10.0.0.1:8404"
+config = "haproxy.cfg"
+socket = "admin.sock"
+state_file = "state"
+master_pid_file = "pid"
+probe_user = "probe"
+probe_password_file = "{folder}/probe"
+[tls]
+ca_file = "ca.pem"
+cert_file = "operator.pem"
+key_file = "operator.key"
+server_name = "bus.example"
+check_cert_file = "check.pem"
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("server_name", "no name", "tls.server_name"),
+        ("server_nam", "x", "tls.server_nam: unknown key; did you mean 'server_name'"),
+        ("ca_file", "", "tls.ca_file"),
+    ],
+)
+def test_what_is_wrong_with_tls_is_told(tmp_path: Path, key: str, value: str, told: str) -> None:
+    values = tomllib.loads(GOOD_TLS)
+    values["tls"][key] = value
+    with pytest.raises(ConfigError, match=told):
+        parse(values, base=tmp_path)
+
+
+def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(values: dict[str, Any]) -> None:
+        *tables, key = path.split(".")
+        place: Any = values
+        for table in tables:
+            place = place[int(table)] if table.isdigit() else place[table]
+        place[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_set("cluster", "no/slash"), "cluster: 'no/slash'"),
+        (_set("cluster", 7), "cluster: str wanted, not int"),
+        (_set("supervisor", "upstart"), "supervisor: 'upstart'; allowed: local, systemd"),
+        (_set("list_file", ""), "list_file: '' is not a path"),
+        (_set("balancer.amqp", "10.0.0.1"), "balancer.amqp: no port"),
+        (_set("balancer.amqp", "10.0.0.1:99999"), "balancer.amqp: not a port"),
+        (_set("balancer.probe_user", "pro be"), "balancer.probe_user"),
+        (_set("balancer.sessions_max", True), "balancer.sessions_max"),
+        (_set("balancer.timers", {"chek_ms": 1}), "balancer.timers.chek_ms: .*mean 'check_ms'"),
+        (_set("balancer.timers", {"check_ms": 0}), "balancer.timers.check_ms: 0"),
+        (_set("brokers.0.name", "mb 1"), r"brokers\[0\].name: 'mb 1'"),
+        (_set("brokers.1.name", "mb1"), "broker mb1 is there twice"),
+        (_set("brokers.1.address", "10.0.1.1:5672"), "10.0.1.1:5672 is used twice"),
+        (_set("brokers.1.chek", "x"), r"brokers\[1\].chek: unknown key; did you mean 'check'"),
+        (_set("brokers", 3), "brokers: tables wanted"),
+    ],
+)
+def test_a_fault_is_told_with_its_key(change: Callable[[dict[str, Any]], None], told: str) -> None:
+    values = inventory_values()
+    change(values)
+    with pytest.raises(ConfigError, match=told):
+        parse(values, base=BASE)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    values = inventory_values()
+    del values["token_file"], values["balancer"]["socket"], values["brokers"][0]["check"]
+    with pytest.raises(ConfigError) as raised:
+        parse(values, base=BASE)
+    assert str(raised.value) == (
+        "inventory: balancer.socket: missing; token_file: missing; brokers[0].check: missing"
+    )
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+paths = st.sampled_from(
+    ["cluster", "balancer", "balancer.amqp", "balancer.timers", "brokers", "brokers.0"]
+)
+
+
+@given(paths, json_values)
+def test_whatever_stands_there_only_a_config_error_escapes(path: str, value: object) -> None:
+    values = inventory_values()
+    if path == "brokers.0":
+        values["brokers"][0] = value
+    else:
+        _set(path, value)(values)
+    with contextlib.suppress(ConfigError):
+        parse(values, base=BASE)
+
+
+def test_a_file_is_read_with_its_secret(tmp_path: Path) -> None:
+    (tmp_path / "inventory.toml").write_text(_toml())
+    assert load(tmp_path / "inventory.toml").balancer.probe_password is None
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "probe").write_text("sesame\n")
+    password = load(tmp_path / "inventory.toml").balancer.probe_password
+    assert password is not None
+    assert password.reveal() == "sesame"
+    assert "sesame" not in repr(load(tmp_path / "inventory.toml"))
+
+
+@pytest.mark.parametrize("text", ["cluster =", "\x00"])
+def test_a_file_that_is_no_toml_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "inventory.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"inventory\.toml"):
+        load(tmp_path / "inventory.toml")
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "inventory.toml")
+
+
+def _toml() -> str:
+    lines = []
+    values = inventory_values()
+    balancer, brokers = values.pop("balancer"), values.pop("brokers")
+    for head, table in (
+        ("", values),
+        ("[balancer]", balancer),
+        *(("[[brokers]]", b) for b in brokers),
+    ):
+        lines += [head, *(f'{key} = "{value}"' for key, value in table.items())]
+    return "\n".join(lines)
+
+
+def test_an_inventory_without_some_balancers_keeps_one_at_least() -> None:
+    read = inventory()
+    two = dataclasses.replace(read, more=(dataclasses.replace(read.balancer, name="lb2"),))
+    assert [each.name for each in two.without(["haproxy"]).balancers] == ["lb2"]
+    assert two.without([]) == two
+    with pytest.raises(ConfigError, match="no balancer is left"):
+        two.without(["haproxy", "lb2"])
+    with pytest.raises(ConfigError, match="no balancer 'lb3'"):
+        two.without(["lb3"])
+
+
+Values = dict[str, Any]
+
+
+def told(values: Values) -> str:
+    with pytest.raises(ConfigError) as refused:
+        parse(values, base=BASE)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "fault"),
+    [
+        ("name", "broker mb1 is there twice"),
+        ("address", "10.0.1.1:5672 is used twice, by mb1 and mb2"),
+        ("agent", "10.0.1.1:8081 is used twice, by mb1 and mb2"),
+        ("check", "10.0.1.1:8082 is used twice, by mb1 and mb2"),
+        ("management", "10.0.1.1:15672 is used twice, by mb1 and mb2"),
+    ],
+)
+def test_two_brokers_share_nothing(key: str, fault: str) -> None:
+    values = inventory_values()
+    values["brokers"][1][key] = values["brokers"][0][key]
+    assert told(values) == f"inventory: {fault}"
+
+
+def test_a_broker_of_an_unknown_host_names_the_nearest() -> None:
+    values = mirrored_values()
+    values["hosts"].append({"name": "front1", "ssh": "front1.example"})
+    values["brokers"][1]["host"] = "front"
+    assert told(values) == "inventory: mb2: no host 'front'; did you mean 'front1'?"
+
+
+def test_each_user_has_one_role() -> None:
+    values = inventory_values()
+    values["users"] = [{"name": "probe", "role": "agent", "password_file": "secrets/agent"}]
+    assert told(values) == "inventory: user probe is there twice"
+
+
+def _renamed(values: Values) -> None:
+    values["hosts"][3]["name"] = "b1"
+
+
+def _host(key: str) -> Callable[[Values], None]:
+    def change(values: Values) -> None:
+        values["hosts"][1][key] = values["hosts"][0][key]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (_renamed, "host b1 is there twice"),
+        (_host("ssh"), "ssh address root@10.77.0.1 is there twice"),
+        (_host("replication"), "replication address 10.78.0.1 is there twice"),
+        (_host("management"), "management address 10.77.0.1 is there twice"),
+    ],
+)
+def test_two_hosts_share_nothing(change: Callable[[Values], None], fault: str) -> None:
+    values = mirrored_values()
+    change(values)
+    assert told(values) == f"inventory: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"name": "mb7"}, "mirror mb7: no broker of that name; did you mean 'mb2'?"),
+        ({"hosts": ["a1", "a9"]}, "mirror mb1: no host 'a9'"),
+        ({"hosts": ["a1", "b1"]}, "mirror mb1: host b1 has no replication address"),
+        (
+            {"hosts": ["a1", "b2"]},
+            "mirror mb1: host b2 has no management address, by which it is fenced",
+        ),
+        (
+            {"hosts": ["a1", "b3"]},
+            "mirror mb1: host b3 has 10.78.0.5 for management and replication, one network",
+        ),
+    ],
+)
+def test_a_mirror_is_of_a_broker_and_of_hosts_that_can_fence(changes: Values, fault: str) -> None:
+    assert told(mirrored_values(**changes)) == f"inventory: {fault}"
+
+
+def test_a_host_is_in_one_mirror_and_a_broker_and_an_address_have_one() -> None:
+    values = mirrored_values(address="10.77.0.100/24")
+    values["mirrors"].append(dict(values["mirrors"][0]))
+    assert told(values) == (
+        "inventory: address 10.77.0.100/24 is there twice; host a1 is in two mirrors; "
+        "host a2 is in two mirrors; broker mb1 has two mirrors"
+    )
+
+
+def test_a_balancer_is_on_a_host_that_is_reached_as_root() -> None:
+    values = mirrored_values()
+    values["hosts"].append({"name": "front1", "ssh": "op@front1.example", "sudo": "yes"})
+    values["balancer"]["host"] = "front1"
+    assert told(values).endswith(
+        "; balancer haproxy: who logs in on front1 is not root, which a balancer wants"
+    )

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumer_lists.nodes import Served
+from inventory.inventory import Inventory, load
+from messagebus.broker import BrokerList
+from ops.cluster import checkup
+from ops.local import files
+from ops.local.layout import Layout
+
+GOOD = "# cluster: local\n# generation: 3\n127.0.0.11:5672\n127.0.0.12:5672\n"
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Inventory:
+    layout = Layout(dir=tmp_path, numbers=(1, 2))
+    layout.inventory.write_text(files.inventory_toml(layout))
+    return load(layout.inventory)
+
+
+def lists(inventory: Inventory, ours: str, served: str | None = None, fault: str = "") -> list[str]:
+    parsed = BrokerList.parse(served or ours)
+    answer = Served(node="mb1", fault=fault) if fault else Served(node="mb1", served=parsed)
+    return [str(each) for each in checkup.of_lists(inventory, BrokerList.parse(ours), [answer])]
+
+
+def test_a_list_that_is_served_as_it_is_differs_in_nothing(inventory: Inventory) -> None:
+    assert lists(inventory, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "told"),
+    [
+        (GOOD.replace(".12", ".13"), "list: does not name 127.0.0.12:5672"),
+        (GOOD.replace(".12", ".13"), "list: names 127.0.0.13:5672, which is not in the inventory"),
+        (
+            GOOD.replace("cluster: local", "cluster: prod"),
+            "list: is of cluster 'prod', not 'local'",
+        ),
+        (GOOD.replace("12:5672", "12:5672 draining"), "list: 127.0.0.12:5672 is draining"),
+    ],
+)
+def test_a_list_that_is_not_of_this_inventory_is_told(
+    inventory: Inventory, ours: str, told: str
+) -> None:
+    assert any(each.startswith(told) for each in lists(inventory, ours))
+
+
+@pytest.mark.parametrize(
+    ("served", "told"),
+    [
+        (GOOD.replace("generation: 3", "generation: 2"), "serves generation 2, not 3"),
+        (GOOD.replace("cluster: local", "cluster: x"), "serves the list of another cluster, 'x'"),
+        (GOOD.replace(".12", ".14"), "serves another list of generation 3"),
+    ],
+)
+def test_an_agent_that_serves_something_else_is_told(
+    inventory: Inventory, served: str, told: str
+) -> None:
+    assert lists(inventory, GOOD, served) == [f"agent of mb1: {told}"]
+
+
+def test_an_agent_that_serves_nothing_is_told(inventory: Inventory) -> None:
+    assert lists(inventory, GOOD, fault="refused") == ["agent of mb1: serves no list: refused"]
+
+
+def broker(inventory: Inventory, version: str = "", **resources: Any) -> list[str]:
+    node = replace(inventory.brokers[0], version=version)
+    overview = {"rabbitmq_version": "3.10.8", "cluster_name": str(node.address)}
+    free = {"disk_free": 10**12, "disk_free_limit": 10**9}
+    found = checkup.of_broker(node, overview, {**free, **resources})
+    return [each.what for each in found]
+
+
+def test_a_broker_of_the_wanted_version_with_room_differs_in_nothing(inventory: Inventory) -> None:
+    assert broker(inventory) == broker(inventory, "3.10.8-1.1+deb12u1") == []
+
+
+def test_what_is_wrong_with_a_broker_is_told(inventory: Inventory) -> None:
+    assert broker(inventory, "3.12.1-1") == ["runs RabbitMQ 3.10.8, not 3.12.1-1"]
+    assert broker(inventory, mem_alarm=True) == ["memory alarm"]
+    assert broker(inventory, disk_free=2 * 10**9) == [
+        "2,000 MB of disk are free; below 1,000 it takes no more"
+    ]
+    other = checkup.of_broker(inventory.brokers[0], {"cluster_name": "rabbit@x"}, {})
+    assert "calls itself 'rabbit@x', not '127.0.0.11:5672'" in [each.what for each in other]
+
+
+def test_what_is_wrong_with_a_balancer_is_told(inventory: Inventory) -> None:
+    server = {"name": "mb1", "verdict": "drain", "check": "L7OK"}
+    shown = {
+        "balancers": [
+            {"name": "a", "process": None, "fault": "no socket", "servers": [], "current": None},
+            {"name": "b", "process": {}, "fault": "", "servers": [server], "current": False},
+        ]
+    }
+    assert [str(each) for each in checkup.of_balancers(inventory, shown)] == [
+        "balancer a: does not answer: no socket",
+        "balancer b: does not serve what the inventory says: python -m lb apply",
+        "balancer b: does not know mb2",
+        "balancer b: has mb1 as drain (L7OK)",
+    ]
+
+
+def test_clocks_and_disks_may_be_a_little_off() -> None:
+    assert list(checkup.of_clock("h1", 0.5)) == []
+    (found,) = checkup.of_clock("h1", -90.0)
+    assert found.what == "its clock is 90.0 s behind this machine's"
+    (found,) = checkup.of_clock("h1", 2.0)
+    assert found.what == "its clock is 2.0 s ahead of this machine's"
+    said = "Use% Mounted on\n 40% /\n 97% /var/lib/rabbitmq\n"
+    assert [str(each) for each in checkup.of_disks("h1", said)] == [
+        "h1: /var/lib/rabbitmq is 97% full"
+    ]
+
+
+def test_what_an_agent_says_is_told_with_its_reason() -> None:
+    assert list(checkup.of_health("mb1", {"verdict": "ready"})) == []
+    (found,) = checkup.of_health("mb1", {"verdict": "drain", "reason": "disk alarm"})
+    assert found.what == "takes no new publishers: drain, disk alarm"
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [
+        (-1, ["mb1: its certificate has ended"]),
+        (12.2, ["mb1: its certificate ends in 12 days"]),
+        (31, []),
+    ],
+)
+def test_a_certificate_that_ends_soon_is_told(days: float, told: list[str]) -> None:
+    assert [str(each) for each in checkup.of_certificate("mb1", days * 86_400)] == told

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import dataclasses
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lb.errors import BalancerUnreachable
+from lb.runtime import ServerState
+from ops.cluster.view import Absent, Queue, View
+from ops.errors import NoAnswer
+from ops.local import files, secrets
+from ops.local.certificates import issue_missing
+from ops.local.layout import Layout
+from tests.support.balancer import UP
+
+Answers = Callable[[str, str], httpx.Response]
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> View:
+    layout = Layout(dir=tmp_path, numbers=(1, 2))
+    layout.inventory.write_text(files.inventory_toml(layout))
+    secrets.ensure(layout.secrets_dir)
+    return View(layout.inventory)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Part of an address -> what is answered there, a status or a JSON value."""
+    known: dict[str, Any] = {}
+
+    def request(method: str, url: str, **_more: object) -> httpx.Response:
+        for part, answer in known.items():
+            if part in url:
+                if isinstance(answer, int):
+                    return httpx.Response(answer, text="no such luck")
+                return httpx.Response(200, json=answer)
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr("ops.cluster.view.httpx.request", request)
+    return known
+
+
+def test_queues_of_one_connection_do_not_count(view: View, answers: dict[str, Any]) -> None:
+    answers["/api/queues"] = [
+        {"name": "mb.sub/orders/billing", "messages": 3, "consumers": 1, "exclusive": False},
+        {"name": "amq.gen-x", "messages": 0, "consumers": 1, "exclusive": True},
+        {"name": "mb.queue/new"},
+    ]
+    assert view.queues("mb1") == [
+        Queue(name="mb.sub/orders/billing", messages=3, consumers=1),
+        Queue(name="mb.queue/new", messages=None, consumers=0),
+    ]
+
+
+def test_connections_are_those_of_applications_with_whether_they_consume(
+    view: View, answers: dict[str, Any], tmp_path: Path
+) -> None:
+    inventory = Layout(dir=tmp_path, numbers=(1, 2)).inventory
+    agent = '\n[[users]]\nname = "mb-agent"\nrole = "agent"\npassword_file = "agent"\n'
+    inventory.write_text(inventory.read_text() + agent)
+    answers["/api/connections"] = [
+        {"name": "1 -> 2", "user": "bus", "client_properties": {"product": "java"}},
+        {"name": "3 -> 2", "user": "bus", "peer_host": "10.0.0.1", "peer_port": 4},
+        {"name": "4 -> 2", "user": "admin"},
+        {"name": "5 -> 2", "user": "probe"},
+        {"name": "6 -> 2", "user": "mb-agent"},
+    ]
+    answers["/api/consumers"] = [{"channel_details": {"connection_name": "3 -> 2"}}]
+    answers["/api/channels"] = [
+        {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 4},
+        {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 1},
+    ]
+    found = view.connections("mb1")
+    assert [(one.name, one.consumes, one.unacked) for one in found] == [
+        ("1 -> 2", False, 0),
+        ("3 -> 2", True, 5),
+    ]
+    assert [str(one) for one in found] == [
+        "java at ?:? (user bus)",
+        "10.0.0.1:4 (user bus, holds 5 deliveries)",
+    ]
+
+
+def test_maps_of_all_agents(view: View, answers: dict[str, Any]) -> None:
+    entry = {"wanted": "orders", "number": 4, "origin": "a:1", "alive": True, "tomb": 0}
+    answers["/topology"] = {"entries": [entry]}
+    assert view.maps() == {name: {"orders": (4, "a:1", True)} for name in ("mb1", "mb2")}
+
+
+def test_who_does_not_answer_is_named(view: View, answers: dict[str, Any]) -> None:
+    with pytest.raises(NoAnswer, match="agent of mb2 does not answer"):
+        view.health("mb2")
+    answers["/api/queues"] = 401
+    with pytest.raises(NoAnswer, match="management of mb1: HTTP 401 no such luck"):
+        view.queues("mb1")
+
+
+def test_an_answer_that_means_something_is_no_fault(view: View, answers: dict[str, Any]) -> None:
+    answers["/api/connections"] = 404
+    view.hang_up("mb1", "1 -> 2")
+
+
+def test_queues_of_all_virtual_hosts_are_known_with_their_kind(
+    view: View, answers: dict[str, Any]
+) -> None:
+    sac = {"x-single-active-consumer": True}
+    answers["/api/queues"] = [
+        {"name": "mb.queue/jobs", "vhost": "/", "messages": 3},
+        {"name": "legacy", "vhost": "other", "type": "stream", "messages": 2, "arguments": sac},
+    ]
+    assert [queue.name for queue in view.queues("mb1")] == ["mb.queue/jobs"]
+    legacy = view.all_queues("mb1")[1]
+    assert legacy == Queue(
+        name="legacy", messages=2, consumers=0, vhost="other", kind="stream", single_active=True
+    )
+    assert str(legacy) == "legacy of vhost other"
+
+
+def test_a_get_that_cannot_be_had_says_nothing(
+    view: View, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Queue(name="jobs", messages=0, consumers=0)
+    answers["/get"] = []
+    assert view.holds_message("mb1", jobs) is False
+    answers["/get"] = [{"payload": ""}]
+    assert view.holds_message("mb1", jobs) is True
+
+    def refused(text: str) -> None:
+        locked = httpx.Response(400, text=text)
+        monkeypatch.setattr("ops.cluster.view.httpx.request", lambda *_, **__: locked)
+
+    refused('{"reason": "405 RESOURCE_LOCKED - cannot obtain access to locked queue"}')
+    assert view.holds_message("mb1", jobs) is None
+    refused('{"reason": "bad_request"}')
+    with pytest.raises(NoAnswer, match="HTTP 400"):
+        view.holds_message("mb1", jobs)
+    stream = Queue(name="log", messages=0, consumers=0, kind="stream")
+    assert view.holds_message("mb1", stream) is None, "nobody is asked"
+
+
+def test_who_is_absent_is_left_out_of_every_question_to_all(
+    view: View, answers: dict[str, Any]
+) -> None:
+    answers["127.0.0.11:8081/topology"] = {"entries": []}
+    with pytest.raises(NoAnswer, match="agent of mb2"):
+        view.maps()
+    without = View(view._path, Absent(brokers=frozenset({"mb1"}), agents=frozenset({"mb2"})))
+    assert without.maps() == {"mb1": {}}
+    assert [node.name for node in without.brokers] == ["mb2"]
+    assert without.absent.nodes == ["mb1", "mb2"]
+
+
+@pytest.fixture
+def fronts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Balancers of a cluster of two -> brokers that they show; one that is missing is silent."""
+    layout = Layout(dir=tmp_path, numbers=(1, 2), balancers=2)
+    layout.inventory.write_text(files.inventory_toml(layout))
+    known: dict[str, Any] = {}
+
+    def servers(socket: Path) -> dict[str, ServerState]:
+        if socket.parent.name not in known:
+            raise BalancerUnreachable("refused")
+        return dict(known[socket.parent.name])
+
+    monkeypatch.setattr("lb.runtime.servers", servers)
+    return known
+
+
+def test_a_silent_balancer_is_named_and_an_absent_one_is_left_out(
+    view: View, fronts: dict[str, Any]
+) -> None:
+    down = dataclasses.replace(UP, name="mb2", verdict="drain")
+    fronts["haproxy"] = {"mb1": UP, "mb2": down}
+    assert view.silent_balancers() == ["haproxy2"]
+    with pytest.raises(NoAnswer, match="balancer haproxy2: refused"):
+        view.sending()
+    without = View(view._path, Absent(balancers=frozenset({"haproxy2"})))
+    assert without.sending() == {"haproxy": {"mb1"}}
+    fronts["haproxy2"] = {"mb2": dataclasses.replace(UP, name="mb2")}
+    assert without.sending() == {"haproxy": {"mb1"}, "haproxy2": {"mb2"}}, "it is back by itself"
+
+
+def test_a_balancer_has_ended_when_its_host_knows_no_process_of_it(
+    view: View, fronts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert view.balancer_has_ended("haproxy2")
+    monkeypatch.setattr("lb.hosts.Here.signal_master", lambda *_: True)
+    assert not view.balancer_has_ended("haproxy2")
+
+    def away(*_: object) -> bool:
+        raise BalancerUnreachable("no SSH")
+
+    monkeypatch.setattr("lb.hosts.Here.signal_master", away)
+    assert not view.balancer_has_ended("haproxy2")
+
+
+@pytest.mark.parametrize("old_management", [True, False])
+def test_with_tls_only_a_broker_of_before_is_asked_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_management: bool
+) -> None:
+    layout = Layout(dir=tmp_path, numbers=(1,), tls=True)
+    issue_missing(layout.tls_dir, {"mb1": ("127.0.0.11",), "operator": ()})
+    line = "[tls]\n" + "old_management = true\n" * old_management
+    layout.inventory.write_text(files.inventory_toml(layout).replace("[tls]\n", line))
+    secrets.ensure(layout.secrets_dir)
+    asked: list[str] = []
+
+    def request(_method: str, url: str, **_more: object) -> httpx.Response:
+        asked.append(url.partition(":")[0])
+        if url.startswith("https"):
+            raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "record layer failure")
+        return httpx.Response(200, json=[])
+
+    monkeypatch.setattr("ops.cluster.view.httpx.request", request)
+    if old_management:
+        assert View(layout.inventory).queues("mb1") == []
+        assert asked == ["https", "http"]
+    else:
+        with pytest.raises(NoAnswer, match="management of mb1 does not answer"):
+            View(layout.inventory).queues("mb1")
+        assert asked == ["https"]

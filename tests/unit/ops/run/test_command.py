@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+import pytest
+
+from ops.__main__ import main
+from ops.errors import LockHeld, OpsError, PlanFailed, RunOpen
+from ops.run import command
+from ops.run.command import LOCK, Go, carry, opened, settled
+from ops.run.journal import Journal
+from ops.run.plan import Command, Plan, Step
+
+
+def go(folder: Path, **said: bool) -> Go:
+    options = {"dry_run": False, "yes": True, "undo": False, **said}
+    return Go(file=folder / "inventory.toml", **options)
+
+
+def plan(*commands: str) -> Plan:
+    steps = (Step(name=word, commands=(Command((word,)),)) for word in commands)
+    return Plan(name="remove mb2", steps=tuple(steps))
+
+
+def began(folder: Path, name: str = "remove mb2", **facts: object) -> Journal:
+    journal = Journal(folder / "journal", name)
+    journal.begin({"options": facts}, brokers=[name.split()[-1]])
+    journal.record("true", 0.1)
+    return journal
+
+
+def aged(folder: Path, by: timedelta) -> None:
+    """As if the run had stopped so long ago."""
+    (file,) = (folder / "journal").glob("*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    at = (datetime.now(UTC) - by).strftime("%Y-%m-%dT%H:%M:%S%z")
+    file.write_text("".join(json.dumps({**line, "at": at}) + "\n" for line in lines))
+
+
+def test_the_journal_is_read_when_the_lock_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = command.held
+
+    def others_first(file: Path, what: str) -> object:
+        began(tmp_path)  # somebody else, between our start and our turn
+        return held(file, what)
+
+    monkeypatch.setattr(command, "held", others_first)
+    with opened(go(tmp_path), "remove mb2", ["mb2"]) as journal:
+        assert journal.done == ("true",)
+
+
+def test_who_comes_second_is_told_who_is_at_it(tmp_path: Path) -> None:
+    with (
+        opened(go(tmp_path), "remove mb2", ["mb2"]),
+        pytest.raises(LockHeld, match="'remove mb2' is changing"),
+        opened(go(tmp_path), "add mb4", ["mb4"]),
+    ):
+        pass
+
+
+def test_a_dry_run_needs_no_lock_and_leaves_no_trace(tmp_path: Path) -> None:
+    dry = go(tmp_path, dry_run=True)
+    with command.held(tmp_path / LOCK, "add mb4"), opened(dry, "remove mb2", ["mb2"]) as journal:
+        carry(plan("false"), journal, dry, {})
+    assert not (tmp_path / "journal").exists()
+
+
+def test_an_open_run_of_another_playbook_on_the_same_broker_comes_first(tmp_path: Path) -> None:
+    began(tmp_path, "remove mb2")
+    told = r"'remove mb2' is not finished, since .*--abandon"
+    with pytest.raises(RunOpen, match=told), opened(go(tmp_path), "add mb2", ["mb2"]):
+        pass
+
+
+def test_an_open_run_on_another_broker_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began(tmp_path, "remove mb2")
+    with opened(go(tmp_path), "add mb4", ["mb4"]) as journal:
+        assert not journal.is_resumed
+    assert "note: 'remove mb2' is not finished" in capsys.readouterr().err
+
+
+def test_an_open_run_is_closed_as_it_stands(tmp_path: Path) -> None:
+    began(tmp_path)
+    abandoning = go(tmp_path, abandon=True)
+    with pytest.raises(click.exceptions.Exit), opened(abandoning, "remove mb2", ()):
+        pass
+    assert not Journal(tmp_path / "journal", "remove mb2").is_resumed
+    told = "no unfinished run of 'remove mb2' to close"
+    with pytest.raises(OpsError, match=told), opened(abandoning, "remove mb2", ()):
+        pass
+
+
+DEFAULTS = {"version": "", "moves": False}
+
+
+@pytest.mark.parametrize("said", [{"version": "3.12.1-1"}, {"version": ""}])
+def test_a_run_keeps_the_options_that_it_began_with(
+    tmp_path: Path, said: dict[str, object]
+) -> None:
+    journal = began(tmp_path, version="3.12.1-1", moves=False)
+    found = settled(journal, {"moves": False, **said}, DEFAULTS, may_come=("moves",))
+    assert found == {"version": "3.12.1-1", "moves": False}
+
+
+def test_other_options_than_a_run_began_with_are_refused_by_name(tmp_path: Path) -> None:
+    journal = began(tmp_path, version="3.12.1-1", moves=False)
+    with pytest.raises(RunOpen, match=r"began with version '3\.12\.1-1', not with version '4'"):
+        settled(journal, {"version": "4", "moves": False}, DEFAULTS)
+
+
+def test_a_flag_that_may_come_later_is_kept_from_then_on(tmp_path: Path) -> None:
+    journal = began(tmp_path, version="", moves=False)
+    options = settled(journal, {"version": "", "moves": True}, DEFAULTS, may_come=("moves",))
+    with pytest.raises(PlanFailed):
+        carry(plan("true", "false"), journal, go(tmp_path), {"options": options})
+    resumed = Journal(tmp_path / "journal", "remove mb2")
+    assert settled(resumed, {"version": "", "moves": False}, DEFAULTS)["moves"] is True
+
+
+@pytest.mark.parametrize("age", [timedelta(hours=2), timedelta(days=3), -timedelta(days=3)])
+def test_a_run_of_long_ago_is_not_taken_up_unasked(tmp_path: Path, age: timedelta) -> None:
+    began(tmp_path)
+    aged(tmp_path, age)
+    journal = Journal(tmp_path / "journal", "remove mb2")
+    with pytest.raises(RunOpen, match=r"nothing was done in it for .*--resume takes it up"):
+        carry(plan("true", "true"), journal, go(tmp_path), {})
+    carry(plan("true", "true"), journal, go(tmp_path, resume=True), {})
+    assert not Journal(tmp_path / "journal", "remove mb2").is_resumed
+
+
+def test_the_plan_is_shown_to_whom_it_is_asked_and_of_it_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(**said: bool) -> str:
+        journal = Journal(tmp_path / "journal", "remove mb2")
+        carry(plan("true", "echo"), journal, go(tmp_path, **said), {})
+        return capsys.readouterr().out
+
+    monkeypatch.setattr("ops.run.command.confirm", lambda: None)
+    assert shown(yes=False) == "  1. true\n     $ true\n  2. echo\n     $ echo\n"
+    assert shown() == ""
+    began(tmp_path)
+    assert shown(dry_run=True) == "  1. true\n     $ true\n  2. echo\n     $ echo\n"
+    assert shown(yes=False) == "  2. echo\n     $ echo\n"
+
+
+def test_what_remains_to_be_done_is_said_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(go(tmp_path), "remove mb2", ["mb2"]) as journal:
+        carry(plan("true"), journal, go(tmp_path), {}, afterwards=["mb1 was dead meanwhile"])
+    assert capsys.readouterr().err.splitlines()[-1] == "mb1 was dead meanwhile"
+
+
+def test_an_inventory_that_is_a_link_has_the_lock_and_the_journal_of_the_file(
+    tmp_path: Path,
+) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.mkdir()
+    (real / "inventory.toml").write_text("")
+    (link / "inventory.toml").symlink_to(real / "inventory.toml")
+    began(real)
+    words = ["remove", "mb2", "--abandon", "--inventory", str(link / "inventory.toml")]
+    assert main(words) == 0
+    assert not Journal(real / "journal", "remove mb2").is_resumed
+
+
+@pytest.mark.parametrize("text", ["boom[/x]", "x\x1b]0;title\x07\x1b[2J"])
+def test_what_a_client_calls_itself_ends_no_playbook(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([f"client {text} waits", f"{text} did not answer", ""])
+    wait = Step(name=f"wait for {text}", check=lambda: next(looks), until="all are gone")
+    journal = Journal(tmp_path / "journal", "remove mb2")
+    carry(Plan(name="remove mb2", steps=(wait,)), journal, go(tmp_path), {}, afterwards=[text])
+    said = "".join(capsys.readouterr())
+    assert text.encode("unicode_escape").decode() in said
+    assert said.replace("\n", "").isprintable()
+    assert not journal.is_resumed
+
+
+def test_a_second_change_is_told_who_is_at_it(tmp_path: Path) -> None:
+    with (
+        command.held(tmp_path / "lock", "add mb4"),
+        pytest.raises(LockHeld, match=r"pid \d+, 'add mb4' is changing this cluster since"),
+        command.held(tmp_path / "lock", "remove mb1"),
+    ):
+        pass
+
+
+def test_a_lock_that_was_let_go_is_free(tmp_path: Path) -> None:
+    for _ in range(2):
+        with command.held(tmp_path / "lock", "add mb4"):
+            pass

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ops.errors import CommandFailed, NoAnswer, PlanFailed
+from ops.run import runner
+from ops.run.journal import Journal
+from ops.run.plan import Blocked, Command, Plan, Step
+
+
+class Recorder:
+    """Runs nothing; fails for argv that say so."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def run(self, command: Command) -> str:
+        self.ran.append(" ".join(command.argv))
+        if "fail" in command.argv:
+            raise CommandFailed(command.argv, 3, "no such thing")
+        return ""
+
+
+def step(name: str, *words: str, **more: object) -> Step:
+    return Step(
+        name=name,
+        commands=tuple(Command((word,)) for word in words),
+        undo=(Command((f"undo-{name}",)),),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "POLL_S", 0.0)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    made = Journal(tmp_path, "test")
+    made.begin({})
+    return made
+
+
+def carry_out(plan: Plan, journal: Journal) -> tuple[list[str], list[str]]:
+    recorder, said = Recorder(), list[str]()
+    try:
+        runner.carry_out(plan, recorder, journal, say=said.append)
+    finally:
+        carry_out.ran = recorder.ran  # type: ignore[attr-defined]
+    return recorder.ran, said
+
+
+def test_steps_run_in_their_order_each_with_a_line(journal: Journal) -> None:
+    plan = Plan(name="test", steps=(step("first", "a", "b"), step("second", "c")))
+    ran, said = carry_out(plan, journal)
+    assert ran == ["a", "b", "c"]
+    assert [line.split()[-1] for line in said] == ["first", "second"]
+    assert journal.done == ()
+
+
+def test_a_failed_command_ends_the_plan_and_the_next_run_resumes(
+    journal: Journal, tmp_path: Path
+) -> None:
+    plan = Plan(name="test", steps=(step("first", "a"), step("second", "fail"), step("third", "c")))
+    with pytest.raises(PlanFailed, match="step 'second': fail: exit code 3: no such thing"):
+        carry_out(plan, journal)
+    repaired = Plan(name="test", steps=(plan.steps[0], step("second", "b"), plan.steps[2]))
+    ran, said = carry_out(repaired, Journal(tmp_path, "test"))
+    assert ran == ["b", "c"]
+    assert said[0].split() == ["before", "first"]
+
+
+def test_a_run_that_only_looked_and_failed_is_not_one_to_take_up(
+    journal: Journal, tmp_path: Path
+) -> None:
+    journal.begin({"name": "mb1"})
+    looks = Step(name="look", until="it is so", check=lambda: "it is not", within_s=0)
+    with pytest.raises(PlanFailed, match="it is not"):
+        carry_out(Plan(name="test", steps=(looks, step("second", "a"))), journal)
+    assert not Journal(tmp_path, "test").is_resumed
+    journal.begin({"name": "mb1"})
+    with pytest.raises(PlanFailed):
+        carry_out(Plan(name="test", steps=(step("first", "fail"),)), journal)
+    assert Journal(tmp_path, "test").is_resumed
+
+
+def test_a_check_is_asked_until_it_holds(journal: Journal) -> None:
+    answers: Iterator[str] = iter(["not yet", "not yet", ""])
+    plan = Plan(name="test", steps=(step("first", check=lambda: next(answers)),))
+    carry_out(plan, journal)
+    assert list(answers) == []
+
+
+def test_who_does_not_answer_is_asked_again(journal: Journal) -> None:
+    looks: list[int] = []
+
+    def check() -> str:
+        looks.append(1)
+        if len(looks) < 3:
+            raise NoAnswer("agent of mb1 does not answer")
+        return ""
+
+    carry_out(Plan(name="test", steps=(step("first", check=check),)), journal)
+    assert len(looks) == 3
+
+
+def test_a_check_that_does_not_hold_in_time_fails_with_what_is_missing(journal: Journal) -> None:
+    plan = Plan(name="test", steps=(step("first", check=lambda: "2 left", within_s=0.0),))
+    with pytest.raises(PlanFailed, match="after 0 s: 2 left"):
+        carry_out(plan, journal)
+    assert journal.done == ()
+
+
+def test_a_step_that_may_fail_says_so_and_goes_on(journal: Journal) -> None:
+    lenient = step("first", check=lambda: "2 left", within_s=0.0, may_fail=True)
+    ran, said = carry_out(Plan(name="test", steps=(lenient, step("second", "b"))), journal)
+    assert ran == ["b"]
+    assert said[0].endswith("first: 2 left")
+
+
+def test_waiting_of_no_use_is_not_done(journal: Journal) -> None:
+    def check() -> str:
+        raise Blocked("no consumer for mb.sub/orders/billing")
+
+    with pytest.raises(PlanFailed, match="no consumer"):
+        carry_out(Plan(name="test", steps=(step("first", check=check),)), journal)
+
+
+def test_undo_goes_backwards_from_the_step_that_failed(journal: Journal, tmp_path: Path) -> None:
+    plan = Plan(
+        name="test",
+        steps=(step("first", "a"), step("second", "b"), step("third", "fail"), step("fourth")),
+    )
+    with pytest.raises(PlanFailed):
+        carry_out(plan, journal)
+    recorder = Recorder()
+    runner.undo(plan, recorder, Journal(tmp_path, "test"), say=lambda line: None)
+    assert recorder.ran == ["undo-third", "undo-second", "undo-first"]
+    assert not Journal(tmp_path, "test").is_resumed
+
+
+def test_who_stays_silent_ends_it_long_before_its_time(journal: Journal) -> None:
+    def check() -> str:
+        raise NoAnswer("agent of mb1 does not answer")
+
+    deaf = step("first", check=check, within_s=3600.0, silent_within_s=0.0)
+    with pytest.raises(PlanFailed, match="after 0 s: agent of mb1 does not answer"):
+        carry_out(Plan(name="test", steps=(deaf,)), journal)
+    assert journal.done == ()
+
+
+def test_what_steps_prove_is_told_at_the_end_also_by_a_run_that_was_taken_up(
+    journal: Journal, tmp_path: Path
+) -> None:
+    class Telling(Recorder):
+        def run(self, command: Command) -> str:
+            super().run(command)
+            return "some line\nmoved 3 messages\n\n"
+
+    first = step("first", "a", tells=True, proof=lambda: "0 left")
+    runner.carry_out(
+        Plan(name="test", steps=(first, step("second", "b"))),
+        Telling(),
+        journal,
+        say=(said := list[str]()).append,
+    )
+    assert said[-1] == "   proved  moved 3 messages; 0 left"
+    journal.begin({})
+    with pytest.raises(PlanFailed):
+        carry_out(Plan(name="test", steps=(first, step("second", "fail"))), journal)
+    _, said = carry_out(Plan(name="test", steps=(first, step("second"))), Journal(tmp_path, "test"))
+    assert said[-1] == "   proved  0 left"
+
+
+def failing(*steps: Step) -> Plan:
+    return Plan(name="test", steps=(*steps, step("last", "fail")))
+
+
+def carried(plan: Plan, folder: Path) -> list[str]:
+    """What runs, whether it fails or not."""
+    with pytest.raises(PlanFailed):
+        carry_out(plan, Journal(folder, "test"))
+    return carry_out.ran  # type: ignore[attr-defined, no-any-return]
+
+
+def test_what_a_journal_says_was_done_must_be_how_the_plan_begins(
+    journal: Journal, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanFailed):
+        carry_out(failing(step("first", "a"), step("second", "b")), journal)
+    for other in (("second",), ("first", "other"), ()):
+        with pytest.raises(PlanFailed, match=r"was begun otherwise.*--abandon"):
+            carry_out(Plan(name="test", steps=tuple(map(step, other))), Journal(tmp_path, "test"))
+        assert carry_out.ran == []  # type: ignore[attr-defined]
+
+
+def test_a_fresh_step_is_done_again_until_the_next_one_is_done(
+    journal: Journal, tmp_path: Path
+) -> None:
+    looks = step("look", "look", is_fresh=True)
+    with pytest.raises(PlanFailed):
+        carry_out(failing(step("first", "a"), looks), journal)
+    assert carried(failing(step("first", "a"), looks), tmp_path) == ["look", "fail"]
+    assert carried(failing(step("first", "a"), looks, step("stop", "s")), tmp_path) == [
+        *("look", "s", "fail")
+    ]
+    assert carried(failing(step("first", "a"), looks, step("stop", "s")), tmp_path) == ["fail"]
+
+
+@pytest.mark.parametrize("answer", ["the list names it", NoAnswer("agent of mb1"), Blocked("no")])
+def test_a_guard_that_does_not_hold_keeps_the_commands_from_being_run(
+    journal: Journal, tmp_path: Path, answer: str | Exception
+) -> None:
+    def guard() -> str:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    guarded = step("erase", "rm", guard=guard, undo_guard=guard)
+    plan = Plan(name="test", steps=(step("first", "a"), guarded))
+    with pytest.raises(PlanFailed, match="'erase': not done, because"):
+        carry_out(plan, journal)
+    assert carry_out.ran == ["a"]  # type: ignore[attr-defined]
+    with pytest.raises(PlanFailed, match="not done, because"):
+        runner.undo(plan, recorder := Recorder(), Journal(tmp_path, "test"), say=print)
+    assert recorder.ran == []
+
+
+class Disk(Recorder):
+    """Lists `files` when it is asked to."""
+
+    def __init__(self, *files: str) -> None:
+        super().__init__()
+        self.files = list(files)
+
+    def run(self, command: Command) -> str:
+        super().run(command)
+        return "\n".join(self.files) if command.argv == ("list",) else ""
+
+
+LIST = Command(("list",))
+STOP = step("stop", "stop", seal=LIST)
+ERASE = step("erase", "rm", seal=LIST, sealed_by="stop")
+
+
+@pytest.mark.parametrize(
+    ("files", "erased"),
+    [
+        (["a 1", "b 2"], True),
+        (["b 2"], True),
+        ([], True),
+        (["a 1", "b 3"], False),
+        (["a 1", "b 2", "c 1"], False),
+    ],
+    ids=["same", "erased in part before", "erased before", "changed", "more"],
+)
+def test_what_was_written_since_the_stop_is_not_erased(
+    journal: Journal, tmp_path: Path, files: list[str], erased: bool
+) -> None:
+    disk = Disk("a 1", "b 2")
+    with pytest.raises(PlanFailed):
+        runner.carry_out(failing(STOP), disk, journal, say=print)
+    disk.files, disk.ran = files, []
+    plan = Plan(name="test", steps=(STOP, ERASE))
+    if erased:
+        runner.carry_out(plan, disk, Journal(tmp_path, "test"), say=print)
+        assert disk.ran == ["list", "rm"]
+        return
+    with pytest.raises(PlanFailed, match="have changed since 'stop'"):
+        runner.carry_out(plan, disk, Journal(tmp_path, "test"), say=print)
+    assert disk.ran == ["list"]
+
+
+def test_an_undo_that_failed_is_taken_up_and_what_it_took_back_is_done_again(
+    journal: Journal, tmp_path: Path
+) -> None:
+    class Refusing(Recorder):
+        def run(self, command: Command) -> str:
+            super().run(command)
+            if command.argv == ("undo-first",):
+                raise CommandFailed(command.argv, 1, "an agent is away")
+            return ""
+
+    steps = (step("first", "a"), step("second", "b"))
+    with pytest.raises(PlanFailed):
+        carry_out(failing(*steps), journal)
+    with pytest.raises(PlanFailed, match="undo first"):
+        runner.undo(failing(*steps), Refusing(), Journal(tmp_path, "test"), say=print)
+    assert Journal(tmp_path, "test").done == ("first",)
+    again = Recorder()
+    runner.undo(failing(*steps), again, Journal(tmp_path, "test"), say=print)
+    assert again.ran == ["undo-second", "undo-first"]
+    assert not Journal(tmp_path, "test").is_resumed
