@@ -19,14 +19,7 @@ import click
 from pyspark.sql import DataFrame
 
 from messagebus.events import FAULTS
-from spark import hdr, latency, throughput
-from spark.charts import DASHED, Series, percentiles
-from spark.compare import Row, compared, numbers, worse
-from spark.drawing import COLOURS
-from spark.faults import Fault, bad_faults, counted, of_publishes, said
-from spark.ingest import Ingested, ingested
-from spark.jobs import audit, words
-from spark.jobs.frame import (
+from spark.command import (
     HELP,
     Answer,
     check_day,
@@ -37,13 +30,20 @@ from spark.jobs.frame import (
     session_for,
     write,
 )
+from spark.jobs import audit
 from spark.jobs.latency import below
-from spark.lake import Lake
-from spark.latency import CONFIRM, END_TO_END, MEASURE_NAMES
-from spark.page import Figure, Page, Section
-from spark.pipeline import BIN_WINDOW_S, CURVE
-from spark.run import Run
-from spark.tables import table_of
+from spark.lake.ingest import Ingested, ingested
+from spark.lake.tables import Lake
+from spark.measures import hdr, latency, throughput
+from spark.measures.compare import Row, compared, numbers, worse
+from spark.measures.faults import Fault, bad_faults, counted, of_publishes, said
+from spark.measures.latency import CONFIRM, END_TO_END, MEASURE_NAMES
+from spark.measures.run import Run
+from spark.page import words
+from spark.page.charts import DASHED, Series, percentiles
+from spark.page.drawing import COLOURS
+from spark.page.page import Figure, Page, Section, table_of
+from spark.page.pipeline import BIN_WINDOW_S, CURVE
 
 __all__ = ["command"]
 

@@ -16,11 +16,12 @@ from bench.audit import audit
 from bench.manifest import Manifest
 from bench.rows import read_events
 from messagebus.events import FAULTS
+from spark import command
 from spark.__main__ import jobs
-from spark.faults import Fault, allowed, counted, standing
-from spark.jobs import compare, frame, ingest, report
-from spark.jobs.frame import exit_code
-from spark.run import Run
+from spark.command import exit_code
+from spark.jobs import compare, ingest, report
+from spark.measures.faults import Fault, allowed, counted, standing
+from spark.measures.run import Run
 from tests.support.events import SECOND
 
 HOUR = 3600.0
@@ -189,7 +190,7 @@ def ask(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         return measured[name]
 
     with pytest.MonkeyPatch.context() as changed:
-        for module in (frame, ingest, compare, report):
+        for module in (command, ingest, compare, report):
             changed.setattr(module, "session_for", shared)
         changed.setattr(compare, "_measured", once)
         yield Asked(session, tmp_path_factory.mktemp("faults"), measured)
