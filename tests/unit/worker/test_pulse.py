@@ -1,14 +1,18 @@
-"""What is told of an app, how old it is, and where a loop is stuck."""
+"""The pulse of an app: what is told of it, where a loop is stuck, and which lines are the application's."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+import traceback
 from dataclasses import replace
 
 import pytest
 
+import messagebus
 from messagebus import App, BrokerStats, ConsumerStats, Status
+from messagebus.worker.places import of_application
 from messagebus.worker.pulse import LIVE_S, STUCK_S, Pulse, Watchdog, look
 
 STATS = ConsumerStats(
@@ -96,3 +100,18 @@ def test_a_stuck_loop_is_named_once_each_time(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.messages) == 2
     assert "loop stuck stuck_s=2.0" in caplog.messages[0]
     assert "test_pulse.py" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "ours"),
+    [
+        ("/srv/shop/orders.py", True),
+        (asyncio.__file__.replace("asyncio/__init__.py", "site-packages/shop/orders.py"), True),
+        (asyncio.__file__, False),
+        (messagebus.__file__, False),
+        ("<frozen importlib._bootstrap>", False),
+    ],
+)
+def test_lines_of_others_are_left_out(file: str, ours: bool) -> None:
+    frame = traceback.FrameSummary(file, 3, "f", line="")
+    assert of_application([frame]) == ([frame] if ours else [])
