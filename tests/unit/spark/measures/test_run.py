@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -18,10 +17,11 @@ DAY_NS = 86_400_000_000_000
 BEFORE, AFTER = "2026-09-20", "2026-09-21"
 
 
-@pytest.fixture
-def run(session: SparkSession, tmp_path: Path) -> Run:
+@pytest.fixture(scope="module")
+def run(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """20 s around midnight."""
-    folder = tmp_path / "run"
+    place = tmp_path_factory.mktemp("midnight")
+    folder = place / "run"
     write_run(folder, messages=400)
     midnight = 1_790_000_000_000_000_000 // DAY_NS * DAY_NS
     wall = midnight - 10_000_000_000 - MONOTONIC_START_NS
@@ -30,7 +30,7 @@ def run(session: SparkSession, tmp_path: Path) -> Run:
         head = json.loads(lines[0])
         head["anchor"]["wall_minus_monotonic_ns"] = wall
         path.write_text("\n".join([json.dumps(head), *lines[1:]]))
-    lake = Lake(tmp_path / "lake")
+    lake = Lake(place / "lake")
     return Run(session, lake, ingest(session, lake, plan(folder, lake)))
 
 
