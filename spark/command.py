@@ -1,4 +1,4 @@
-"""What all jobs share: their options, their session, their exit codes, where their answers go.
+"""The command of a job: the options, session, exit codes and output that all jobs share.
 
 A job is a function from a `Run` to an `Answer`. Everything else is here.
 """
@@ -217,7 +217,7 @@ def in_one_line(name: str, work: Callable[[], int]) -> int:
 
 
 def _cause(text: str) -> str:
-    """Of what the JVM says, the last cause: No space left on device; else what it said first."""
+    """Return the last cause that the JVM names, such as No space left on device; else its first line."""
     lines = text.splitlines() or ["failed, and nothing was said"]
     causes = [line for line in lines if line.startswith("Caused by: ")]
     if causes:
@@ -237,7 +237,7 @@ def session_for(name: str, size: int) -> Iterator[SparkSession]:
 
 
 def settings_for(size: int) -> dict[str, str]:
-    """What suits so many bytes of events, as JSON."""
+    """Return the settings that suit this many bytes of events, as JSON."""
     if size <= QUICK_BYTES_MAX:
         return QUICK
     partitions = min(max(PARTITIONS_MIN, size // PARTITION_BYTES), PARTITIONS_MAX)

@@ -1,4 +1,4 @@
-"""What became of every message: lost, doubled, altered, out of order, each with its id.
+"""The fate of every message: lost, doubled, altered, out of order, each with its id.
 
 spark-submit spark/jobs/audit.py --events DIR --out DIR
 """
@@ -69,7 +69,7 @@ def measure(run: Run) -> Answer:
 
 
 def _counts(run: Run, found: dict[str, Any]) -> dict[str, int]:
-    """Of `events.FAULTS`, by name: what the audit itself finds."""
+    """Return the counts of `events.FAULTS` that the audit itself finds, by name."""
     rows = found["subscriptions"]
     counts = {name: sum(row[count] for row in rows) for name, count in audit.COUNTED.items()}
     counts |= {name: found["verdicts"][name] for name in audit.JUDGED}

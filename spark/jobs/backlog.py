@@ -1,4 +1,4 @@
-"""How much waits in the brokers and how old it is; how soon it is gone.
+"""The backlog of the brokers: how much waits, how old it is, how soon it is gone.
 
 spark-submit spark/jobs/backlog.py --events DIR --out DIR
 """

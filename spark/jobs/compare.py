@@ -132,7 +132,7 @@ def _measured(run: Run) -> dict[str, Any]:
 
 
 def _counted(run: Run) -> list[Fault]:
-    """What the audit says, each by its name."""
+    """Return the faults of the audit, each by its name."""
     return counted(audit.measure(run).found["counts"])
 
 
@@ -197,7 +197,7 @@ def _name(row: Row, words_of: dict[str, str]) -> str:
 
 
 def _worded(text: str, words_of: dict[str, str]) -> str:
-    """What begins with a measure's name and a percentile, in words."""
+    """Put into words what begins with a measure's name and a percentile."""
     measure, _, rest = text.partition(" ")
     if measure not in words_of:
         return text

@@ -1,4 +1,4 @@
-"""How evenly brokers, connections and keys are loaded.
+"""The balance of load over brokers, connections and keys.
 
 spark-submit spark/jobs/imbalance.py --events DIR --out DIR
 """

@@ -1,4 +1,4 @@
-"""Which event files a run has: by which clock each was written, which are to be read, which are not and why.
+"""The event files of a run: the clock of each, which are to be read, and which are not and why.
 
 Looks at the first and the last line of each file and at its digest, on the driver; rows stay where
 they are. All files of one boot of a host share one clock, so they share one anchor too: a wall clock
@@ -182,7 +182,7 @@ def source_of(path: Path) -> str:
 
 
 def anchor_noted(anchor: Anchor | None, offset_ns: int) -> dict[str, Any] | None:
-    """What is noted of a file's clock, for `find_files` later on."""
+    """Return the note of a file's clock, for `find_files` later on."""
     return asdict(anchor) | {"offset_ns": offset_ns} if anchor else None
 
 

@@ -47,7 +47,7 @@ BY = (DATE, RUN, SOURCE)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be read of a folder. new: those of its files that are not in the lake as they are.
+    """The files of a folder that are to be read. new: those that are not in the lake as they are.
 
     moved: sources whose content now has another name.
     """
@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """What the lake has of a run. files: source -> what is noted of each file; read: the sources
+    """A run as the lake has it. files: source -> what is noted of each file; read: the sources
     that were read now.
 
     skipped, missing, clock_spread_ns, clock_doubt_ns: of `files.Files`.
@@ -158,7 +158,7 @@ def _is_as_it_was(
 
 
 def _named(manifest: Manifest) -> list[list[str]]:
-    """What a row may be about: topics, and topics with a subscription."""
+    """Return what a row may be about: topics, and topics with a subscription."""
     return [*([topic] for topic in sorted(manifest.topics)), *map(list, manifest.pairs)]
 
 
@@ -202,7 +202,7 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
 
 
 def ingested(lake: Lake, run_id: str) -> Ingested:
-    """What the lake has of a run. Raises RunInvalid when that is nothing."""
+    """Return a run as the lake has it. Raises RunInvalid when it has nothing of it."""
     noted = lake.note(run_id, NOTE)
     if not noted:
         known = ", ".join(lake.runs()) or "none"

@@ -54,7 +54,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What one recorder has no rows of. share: of the messages that it took, 0 to 1."""
+    """The rows that one recorder left out. share: of the messages that it took, 0 to 1."""
 
     share: float
     dropped: int
@@ -99,7 +99,7 @@ class Manifest:
 
     @property
     def is_corrected(self) -> bool:
-        """Whether a stall shows in every message that it held up."""
+        """Tell whether a stall shows in every message that it held up."""
         return self.loop == "open"
 
     @property
@@ -121,7 +121,7 @@ class Manifest:
 
     @property
     def is_grace_too_long(self) -> bool:
-        """Whether so much of the run lies within the grace that the rest says little."""
+        """Tell whether so much of the run lies within the grace that the rest says little."""
         return self.end_ns is not None and 2 * self.grace_ns > self.end_ns - self.start_ns
 
     @property

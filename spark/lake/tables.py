@@ -72,7 +72,7 @@ class Lake:
                 shutil.rmtree(path)
 
     def note(self, run_id: str, name: str) -> dict[str, Any]:
-        """What was noted about a run's table; empty when nothing was."""
+        """Return the note about a run's table; empty when there is none."""
         try:
             found = json.loads(self._note_path(run_id, name).read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What became of every message, by one group-by of publishes and deliveries over the message id.
+"""The fate of every message, by one group-by of publishes and deliveries over the message id.
 
 A join would count an id that repeats on both sides several times; a group cannot. Loss is judged per
 (message, subscription): expected are all subscriptions that the manifest names for the topic of a
@@ -319,7 +319,7 @@ def _is_plain(manifest: Manifest) -> Column:
 
 
 def _plain_pairs() -> Column:
-    """What `_judged` says of the pairs of a plain message."""
+    """Return what `_judged` says of the pairs of a plain message."""
     no, none, repeats = (
         F.lit(False),
         F.lit(0),

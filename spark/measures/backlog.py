@@ -1,4 +1,4 @@
-"""What lies in the brokers: how much and how old, second by second, from publishes and first deliveries.
+"""The backlog of the brokers: how much and how old, second by second, from publishes and first deliveries.
 
 A message waits from its confirm to its first delivery; one that never came waits to the end. The
 brokers' own counts, where they were sampled, stand beside: they know what others have published.

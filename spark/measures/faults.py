@@ -1,4 +1,4 @@
-"""Why a verdict fails, each by its name: what every report says of the events that it is made from.
+"""Faults, each by its name: the reasons why the verdict of a report fails.
 
 The names and their words are those of `messagebus.events.FAULTS`; docs/MEASURING.md has the rules.
 """
@@ -63,13 +63,13 @@ def standing(faults: Iterable[str], allow: Collection[str]) -> list[str]:
 
 
 def allowed(faults: Iterable[str], allow: Collection[str]) -> list[str]:
-    """What was allowed and is there, in words."""
+    """Put into words what was allowed and is there."""
     found = [fault for fault in faults if getattr(fault, "name", None) in allow]
     return [f"Allowed: {'; '.join(found)}."] if found else []
 
 
 def bad_faults(found: Ingested, bad_max: int) -> list[Fault]:
-    """What is wrong with the record itself: rows that are missing from every number."""
+    """Find what is wrong with the record itself: rows that are missing from every number."""
     manifest = found.manifest
     faults = [
         Fault("unread", f"{name} cannot be read: its rows are in no number")
@@ -97,7 +97,7 @@ def bad_faults(found: Ingested, bad_max: int) -> list[Fault]:
 
 
 def of_publishes(run: Run) -> list[Fault]:
-    """What was published and not confirmed, by whom nothing was, and what nobody was to have."""
+    """Find publishes without a confirm, publishers without publishes, and messages for nobody."""
     manifest = run.manifest
     rows = outcomes(run)
     confirmed = [row for row in rows if row["outcome"] == "confirmed"]
@@ -138,7 +138,7 @@ def unconfirmed(run: Run) -> dict[str, int]:
 
 
 def said(found: Ingested) -> list[str]:
-    """What a record leaves out by its own account and is no fault, for the first line of every page."""
+    """Tell what a record leaves out by its own account and is no fault, for the first line of every page."""
     manifest, told = found.manifest, []
     if manifest.share < 1:
         told.append(

@@ -131,7 +131,7 @@ def histogram(bins: Iterable[tuple[int, int]]) -> HdrHistogram:
 
 
 def supported(percentile: float, total: int) -> bool:
-    """Whether so many samples say anything about a percentile; the maximum always is."""
+    """Tell whether so many samples say anything about a percentile; the maximum always is."""
     return percentile >= 100 or total * (100 - percentile) / 100 >= BEYOND_MIN
 
 

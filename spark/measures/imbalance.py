@@ -1,4 +1,4 @@
-"""How evenly a load lies on brokers, connections or keys: largest share against the mean, and Gini's."""
+"""Balance of a load over brokers, connections or keys: largest share against the mean, and Gini's."""
 
 from __future__ import annotations
 

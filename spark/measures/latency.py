@@ -1,4 +1,4 @@
-"""How long publishing and delivering took, as counts per HdrHistogram bin.
+"""Latency of publishing and of delivering, as counts per HdrHistogram bin.
 
 Measured from the *intended* time, so that a stall counts for everything that it held up, and beside
 it from the time of sending, which forgives the sender every wait. End to end crosses two clocks:

@@ -1,4 +1,4 @@
-"""Which messages came after a later one: per publisher, key and broker, as one consumer received them.
+"""Messages that came after a later one: per publisher, key and broker, as one consumer received them.
 
 Only first deliveries count, of messages that were sent once: a repeat comes late by its nature, and a
 publish that was sent again promises no order. Deliveries of one instant are taken to be in order. A

@@ -57,7 +57,7 @@ class Run:
 
     @cached_property
     def until_ns(self) -> int:
-        """When the run, or its day, was over; of one that was cut short, when the last thing happened."""
+        """The end of the run, or of its day; of one that was cut short, the time of its last event."""
         end_ns = self.manifest.end_ns or self._last_ns()
         if self._midnight_ns is not None:
             end_ns = min(end_ns, self._midnight_ns + DAY_NS)
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def span_s(self) -> float:
-        """How long it lasted; rates are over that. Above 0."""
+        """The time that it lasted, which rates are over. Above 0."""
         return max(self.until_ns - self.start_ns, 1) / SECOND_NS
 
     def fates(self) -> DataFrame:

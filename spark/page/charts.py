@@ -257,7 +257,7 @@ def _line(
 
 
 def _beside(panel: Axes, title: str, height_in: float) -> None:
-    """What is drawn, and the names of its parts, to the right."""
+    """Write what is drawn, and the names of its parts, to the right."""
     lines = _wrapped(title)
     panel.text(
         1.012,
@@ -351,7 +351,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What was done from when to when, and the silences around it, the longest first."""
+    """A thing that was done, from when to when, and the silences around it, the longest first."""
 
     what: str
     at_s: float

@@ -1,4 +1,4 @@
-"""How every chart is drawn: inline SVG whose text and lines take their colours from the page's style.
+"""The look of every chart: inline SVG whose text and lines take their colours from the page's style.
 
 matplotlib knows no style sheets, so it draws with marker colours that are then replaced by the page's
 variables: the same picture serves light, dark and print.

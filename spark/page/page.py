@@ -80,7 +80,7 @@ class Bars:
 
     @property
     def whole(self) -> float:
-        """What the full width stands for."""
+        """The number that the full width stands for."""
         sums = [sum(part.value for part in bar.parts) for bar in self.bars]
         return max([*sums, self.mean or 0.0]) or 1.0
 

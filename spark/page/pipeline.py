@@ -1,4 +1,4 @@
-"""From the events of a run to its tables and the numbers of the whole report.
+"""The way from the events of a run to its tables and the numbers of the whole report.
 
 Rows stay in Spark. What comes to the driver is counts per broker, publisher, subscription and window
 of time.
@@ -132,7 +132,7 @@ class _Collector:
         )
 
     def _ask_particulars(self, fates: DataFrame) -> None:
-        """What only a run with repeats or faults has."""
+        """Collect what only a run with repeats or faults has."""
         totals = self._found["totals"].result()
         if any(row[why] for row in totals for why in audit.REPEATS):
             self._ask("repeats", audit.repeats(fates))

@@ -138,7 +138,7 @@ def _messages(rows: Rows) -> dict[str, Any]:
 
 
 def line_summary(ingested: Ingested) -> dict[str, Any]:
-    """What was read of the run's files, and what was left out and why."""
+    """Count what was read of the run's files, and what was left out and why."""
     files = ingested.files
     good = {
         kind: ingested.total(kind, "good") for kind in sorted({f["kind"] for f in files.values()})
@@ -194,7 +194,7 @@ def _check(
 def _counted(
     whole: Mapping[str, int], messages: Mapping[str, Any], late: int, manifest: Manifest
 ) -> list[Fault]:
-    """Why the promise does not hold."""
+    """Tell why the promise does not hold."""
     counts = {name: whole[count] for name, count in COUNTED.items()}
     counts |= {name: messages["verdicts"][name] for name in JUDGED}
     counts["pending"] = whole["pending"] if manifest.is_grace_too_long else 0

@@ -1,4 +1,4 @@
-"""How runs and numbers are put into words, the same in all jobs."""
+"""Runs and numbers in words, and their series for charts, the same in all jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INPUT = "input"
 
 
 def collected(rows: DataFrame) -> list[dict[str, Any]]:
-    """What comes to the driver: aggregates only."""
+    """Bring rows to the driver: aggregates only."""
     return [row.asDict(recursive=True) for row in rows.collect()]
 
 
@@ -65,7 +65,7 @@ def meta(run: Run) -> str:
 
 
 def input_words(run: Run) -> tuple[str, str]:
-    """What was read, what was left out and why."""
+    """Tell what was read, what was left out and why."""
     found = run.ingested
     kinds = sorted({file["kind"] for file in found.files.values()})
     good = ", ".join(f"{found.total(kind, 'good'):,} {kind}" for kind in kinds)
@@ -83,7 +83,7 @@ def window_for(seconds: float) -> int:
 
 
 def incidents(run: Run) -> tuple[list[Mark], list[Span]]:
-    """What was done to the cluster, for charts."""
+    """Return what was done to the cluster, for charts."""
     ordered: Iterable[Incident] = sorted(run.manifest.incidents, key=lambda one: one.at_ns)
     shown = [
         {
