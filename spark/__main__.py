@@ -7,6 +7,7 @@ import sys
 import click
 
 from messagebus.commands.exits import Program
+from spark.command import exit_code
 from spark.jobs import (
     audit,
     backlog,
@@ -18,7 +19,6 @@ from spark.jobs import (
     report,
     throughput,
 )
-from spark.jobs.frame import exit_code
 
 __all__ = ["jobs", "main"]
 

@@ -16,13 +16,13 @@ from typing import Any, TypeAlias
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark import audit, backlog, hdr, throughput
-from spark.ingest import ingested
-from spark.jobs.frame import session_for
-from spark.lake import Lake
-from spark.pipeline import CURVE
-from spark.run import Run
-from spark.sifted import sifted
+from spark.command import session_for
+from spark.lake.ingest import ingested
+from spark.lake.tables import Lake
+from spark.measures import audit, backlog, hdr, throughput
+from spark.measures.run import Run
+from spark.measures.sift import sifted
+from spark.page.pipeline import CURVE
 
 __all__ = ["QUESTIONS", "answered", "main"]
 

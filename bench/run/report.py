@@ -32,7 +32,10 @@ EXAMPLES_SHOWN = 5
 NONE = "\N{EN DASH}"
 NOT_JUDGED = "not judged: the run did not come to its end"
 # One style for the pages of both kits, and what is bench's own behind it.
-STYLES = (CHECKOUT / "spark/templates/style.css", Path(__file__).parent / "templates/style.css")
+STYLES = (
+    CHECKOUT / "spark/page/templates/style.css",
+    Path(__file__).parent / "templates/style.css",
+)
 STYLE = "".join(path.read_text() for path in STYLES)
 WORDS = {
     "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "

@@ -1,4 +1,4 @@
-"""What became of every message: lost, doubled, altered, out of order, each with its id.
+"""The fate of every message: lost, doubled, altered, out of order, each with its id.
 
 spark-submit spark/jobs/audit.py --events DIR --out DIR
 """
@@ -14,18 +14,16 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from messagebus.terminal import plural
-from spark import audit, order, troubles
-from spark.bars import Bar, Bars, Part
-from spark.charts import Panel, Series, over_time
-from spark.drawing import COLOURS
-from spark.faults import Fault, counted
-from spark.jobs import words
-from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section
-from spark.run import Run
-from spark.sifted import Sifted, sifted
-from spark.summary import DoesNotAddUp
-from spark.tables import Table, table_of
+from spark.command import Answer, exit_code, job_command
+from spark.measures import audit, order
+from spark.measures.faults import Fault, counted
+from spark.measures.run import Run
+from spark.measures.sift import Sifted, sifted
+from spark.page import words
+from spark.page.charts import Panel, Series, over_time
+from spark.page.drawing import COLOURS
+from spark.page.page import Bar, Bars, Figure, Page, Part, Section, Table, table_of
+from spark.page.summary import DoesNotAddUp
 
 __all__ = ["command", "measure"]
 
@@ -71,7 +69,7 @@ def measure(run: Run) -> Answer:
 
 
 def _counts(run: Run, found: dict[str, Any]) -> dict[str, int]:
-    """Of `events.FAULTS`, by name: what the audit itself finds."""
+    """Return the counts of `events.FAULTS` that the audit itself finds, by name."""
     rows = found["subscriptions"]
     counts = {name: sum(row[count] for row in rows) for name, count in audit.COUNTED.items()}
     counts |= {name: found["verdicts"][name] for name in audit.JUDGED}
@@ -86,9 +84,9 @@ def _width(run: Run) -> int:
 
 
 def _troubles(run: Run, judged: Sifted) -> Rows:
-    found = troubles.over_time(judged.fates, run.manifest.start_ns, _width(run))
+    found = audit.over_time(judged.fates, run.manifest.start_ns, _width(run))
     rows = sorted(words.collected(found), key=lambda row: row["at"])
-    return [row for row in rows if any(row[name] for name in troubles.TROUBLES)]
+    return [row for row in rows if any(row[name] for name in audit.TROUBLES)]
 
 
 def _added(one: Rows, other: Rows) -> Rows:
@@ -276,7 +274,7 @@ def _over_time(run: Run, found: dict[str, Any]) -> str:
             [*(counted[at][name] if at in counted else 0 for at in ats), 0],
             COLOURS[LOOKS[name]],
         )
-        for name, text in troubles.TROUBLES.items()
+        for name, text in audit.TROUBLES.items()
         if any(row[name] for row in rows)
     ]
     marks, spans = words.incidents(run)

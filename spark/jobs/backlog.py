@@ -1,4 +1,4 @@
-"""How much waits in the brokers and how old it is; how soon it is gone.
+"""The backlog of the brokers: how much waits, how old it is, how soon it is gone.
 
 spark-submit spark/jobs/backlog.py --events DIR --out DIR
 """
@@ -19,15 +19,14 @@ if __package__ in (None, ""):
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark import backlog, throughput
-from spark.charts import Panel, Series, over_time
-from spark.drawing import milliseconds
-from spark.faults import Fault
-from spark.jobs import words
-from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section
-from spark.run import Run
-from spark.tables import table_of
+from spark.command import Answer, exit_code, job_command
+from spark.measures import backlog, throughput
+from spark.measures.faults import Fault
+from spark.measures.run import Run
+from spark.page import words
+from spark.page.charts import Panel, Series, over_time
+from spark.page.drawing import milliseconds
+from spark.page.page import Figure, Page, Section, table_of
 
 __all__ = ["command", "measure"]
 

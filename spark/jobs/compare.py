@@ -19,14 +19,7 @@ import click
 from pyspark.sql import DataFrame
 
 from messagebus.events import FAULTS
-from spark import hdr, latency, throughput
-from spark.charts import DASHED, Series, percentiles
-from spark.compare import Row, compared, numbers, worse
-from spark.drawing import COLOURS
-from spark.faults import Fault, bad_faults, counted, of_publishes, said
-from spark.ingest import Ingested, ingested
-from spark.jobs import audit, words
-from spark.jobs.frame import (
+from spark.command import (
     HELP,
     Answer,
     check_day,
@@ -37,13 +30,20 @@ from spark.jobs.frame import (
     session_for,
     write,
 )
+from spark.jobs import audit
 from spark.jobs.latency import below
-from spark.lake import Lake
-from spark.latency import CONFIRM, END_TO_END, MEASURE_NAMES
-from spark.page import Figure, Page, Section
-from spark.pipeline import BIN_WINDOW_S, CURVE
-from spark.run import Run
-from spark.tables import table_of
+from spark.lake.ingest import Ingested, ingested
+from spark.lake.tables import Lake
+from spark.measures import hdr, latency, throughput
+from spark.measures.compare import Row, compared, numbers, worse
+from spark.measures.faults import Fault, bad_faults, counted, of_publishes, said
+from spark.measures.latency import CONFIRM, END_TO_END, MEASURE_NAMES
+from spark.measures.run import Run
+from spark.page import words
+from spark.page.charts import DASHED, Series, percentiles
+from spark.page.drawing import COLOURS
+from spark.page.page import Figure, Page, Section, table_of
+from spark.page.pipeline import BIN_WINDOW_S, CURVE
 
 __all__ = ["command"]
 
@@ -132,7 +132,7 @@ def _measured(run: Run) -> dict[str, Any]:
 
 
 def _counted(run: Run) -> list[Fault]:
-    """What the audit says, each by its name."""
+    """Return the faults of the audit, each by its name."""
     return counted(audit.measure(run).found["counts"])
 
 
@@ -197,7 +197,7 @@ def _name(row: Row, words_of: dict[str, str]) -> str:
 
 
 def _worded(text: str, words_of: dict[str, str]) -> str:
-    """What begins with a measure's name and a percentile, in words."""
+    """Put into words what begins with a measure's name and a percentile."""
     measure, _, rest = text.partition(" ")
     if measure not in words_of:
         return text

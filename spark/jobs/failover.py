@@ -17,15 +17,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from messagebus.terminal import plural
-from spark import audit, failover, gaps
-from spark.drawing import milliseconds
-from spark.faults import Fault, counted, unconfirmed
-from spark.gapchart import Around, Gap, silences
-from spark.jobs import words
-from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section
-from spark.run import Run
-from spark.tables import Table, table_of
+from spark.command import Answer, exit_code, job_command
+from spark.measures import audit, gaps
+from spark.measures.faults import Fault, counted, unconfirmed
+from spark.measures.run import Run
+from spark.page import words
+from spark.page.charts import Around, Gap, silences
+from spark.page.drawing import milliseconds
+from spark.page.page import Figure, Page, Section, Table, table_of
 
 __all__ = ["command", "measure"]
 
@@ -39,7 +38,7 @@ def measure(run: Run) -> Answer:
     published, until_ns = run.events("published"), run.until_ns
     fates = run.fates()
     received = audit.first_deliveries(fates)
-    incidents = failover.incident_rows(run.session, run.manifest.incidents)
+    incidents = gaps.incident_rows(run.session, run.manifest.incidents)
     waiting = published.select(
         "publisher",
         F.col("intended_ns").alias("waiting_ns"),
@@ -60,8 +59,8 @@ def measure(run: Run) -> Answer:
             }
             for row in words.collected(incidents.orderBy("number"))
         ],
-        "publishers": _told(run, failover.around(by_publisher, ["publisher"], incidents)),
-        "brokers": _told(run, failover.around(by_broker, BROKER_DIMS, incidents)),
+        "publishers": _told(run, gaps.around(by_publisher, ["publisher"], incidents)),
+        "brokers": _told(run, gaps.around(by_broker, BROKER_DIMS, incidents)),
         "longest": _told(run, whole),
         "unconfirmed": unconfirmed(run),
         "lost": fates.filter("lost").count(),
@@ -145,7 +144,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             (
                 "around",
                 "gaps that lasted while the incident did, or began within "
-                f"{failover.FOLLOWS_NS / NS_PER_S:g} s after it.",
+                f"{gaps.FOLLOWS_NS / NS_PER_S:g} s after it.",
             ),
             words.input_words(run),
         ),

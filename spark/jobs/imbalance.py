@@ -1,4 +1,4 @@
-"""How evenly brokers, connections and keys are loaded.
+"""The balance of load over brokers, connections and keys.
 
 spark-submit spark/jobs/imbalance.py --events DIR --out DIR
 """
@@ -15,16 +15,24 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from messagebus.terminal import plural
-from spark import throughput
-from spark.bars import BARS_MAX, NO_BARS, Bars, against_mean
-from spark.faults import Fault
-from spark.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
-from spark.jobs import words
-from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section
-from spark.run import Run
-from spark.tables import Table, table_of
-from spark.throughput import CONFIRMED, DELIVERED
+from spark.command import Answer, exit_code, job_command
+from spark.measures import throughput
+from spark.measures.faults import Fault
+from spark.measures.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
+from spark.measures.run import Run
+from spark.measures.throughput import CONFIRMED, DELIVERED
+from spark.page import words
+from spark.page.page import (
+    BARS_MAX,
+    NO_BARS,
+    Bars,
+    Figure,
+    Page,
+    Section,
+    Table,
+    against_mean,
+    table_of,
+)
 
 __all__ = ["command", "measure"]
 

@@ -16,9 +16,7 @@ if __package__ in (None, ""):
 import click
 
 from messagebus.terminal import plural
-from spark.faults import Fault, bad_faults, said
-from spark.ingest import Ingested, Plan, ingest, plan
-from spark.jobs.frame import (
+from spark.command import (
     HELP,
     Answer,
     allow_option,
@@ -29,10 +27,11 @@ from spark.jobs.frame import (
     session_for,
     write,
 )
-from spark.lake import Lake
-from spark.manifest import RunInvalid
-from spark.page import Figure, Page, Section
-from spark.tables import Table, table_of
+from spark.lake.ingest import Ingested, Plan, ingest, plan
+from spark.lake.manifest import RunInvalid
+from spark.lake.tables import Lake
+from spark.measures.faults import Fault, bad_faults, said
+from spark.page.page import Figure, Page, Section, Table, table_of
 
 __all__ = ["command"]
 

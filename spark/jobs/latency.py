@@ -17,13 +17,10 @@ if __package__ in (None, ""):
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark import hdr, latency, throughput
-from spark.charts import DASHED, Panel, Series, over_time, percentiles
-from spark.drawing import ALARM, COLOURS, milliseconds
-from spark.faults import Fault, clocks, counted, unconfirmed
-from spark.jobs import words
-from spark.jobs.frame import Answer, exit_code, job_command
-from spark.latency import (
+from spark.command import Answer, exit_code, job_command
+from spark.measures import hdr, latency, throughput
+from spark.measures.faults import Fault, clocks, counted, unconfirmed
+from spark.measures.latency import (
     CONFIRM,
     END_TO_END,
     MEASURES,
@@ -32,10 +29,12 @@ from spark.latency import (
     SENT,
     WHOLE,
 )
-from spark.page import Figure, Page, Section
-from spark.pipeline import BIN_WINDOW_S, CURVE
-from spark.run import Run
-from spark.tables import table_of
+from spark.measures.run import Run
+from spark.page import words
+from spark.page.charts import DASHED, Panel, Series, over_time, percentiles
+from spark.page.drawing import ALARM, COLOURS, milliseconds
+from spark.page.page import Figure, Page, Section, table_of
+from spark.page.pipeline import BIN_WINDOW_S, CURVE
 
 __all__ = ["below", "command", "measure"]
 

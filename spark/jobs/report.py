@@ -17,15 +17,15 @@ if __package__ in (None, ""):
 import click
 
 from messagebus.commands.exits import Exit
-from spark.faults import of_publishes
-from spark.ingest import ingest, plan
-from spark.jobs.frame import HELP, allow_option, exit_code, in_one_line, session_for
-from spark.lake import Lake
-from spark.pipeline import collect
-from spark.report import write_reports
-from spark.run import Run
-from spark.summary import summarize
-from spark.tables import columns_here
+from spark.command import HELP, allow_option, exit_code, in_one_line, session_for
+from spark.lake.ingest import ingest, plan
+from spark.lake.tables import Lake
+from spark.measures.faults import of_publishes
+from spark.measures.run import Run
+from spark.page.page import columns_here
+from spark.page.pipeline import collect
+from spark.page.report import write_reports
+from spark.page.summary import summarize
 
 __all__ = ["command", "main"]
 

@@ -16,15 +16,14 @@ if __package__ in (None, ""):
 
 from pyspark.sql import functions as F
 
-from spark import throughput
-from spark.charts import Panel, Series, over_time
-from spark.faults import Fault
-from spark.jobs import words
-from spark.jobs.frame import Answer, exit_code, job_command
-from spark.page import Figure, Page, Section
-from spark.run import Run
-from spark.tables import table_of
-from spark.throughput import CONFIRMED, DELIVERED
+from spark.command import Answer, exit_code, job_command
+from spark.measures import throughput
+from spark.measures.faults import Fault
+from spark.measures.run import Run
+from spark.measures.throughput import CONFIRMED, DELIVERED
+from spark.page import words
+from spark.page.charts import Panel, Series, over_time
+from spark.page.page import Figure, Page, Section, table_of
 
 __all__ = ["command", "measure"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from messagebus.events import Column
-from spark.manifest import Anchor, Incident, Manifest
+from spark.lake.manifest import Anchor, Incident, Manifest
 
 SECOND = 1_000_000_000
 KILL_NS = 100 * SECOND

@@ -1,4 +1,7 @@
-"""messagebus.tls: what is wrong with certificates is said in one line, before anything is dialled."""
+"""messagebus.tls: what is wrong with certificates is said in one line, before anything is dialled.
+
+And until when a certificate is good.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from messagebus._validity import good_until_s
 from messagebus.errors import ConfigError
 from messagebus.tls import TlsFiles, certificate_fault, good_until_s, speaks_no_tls, trusting_nobody
 from ops.local.certificates import Authority, issue_missing

@@ -1,10 +1,14 @@
+"""Options that stand anywhere, and settings from the environment."""
+
 from __future__ import annotations
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from messagebus import ConfigError
 from messagebus.commands.anywhere import option_anywhere, said
+from messagebus.commands.environment import bus_settings
 
 
 @pytest.fixture
@@ -50,3 +54,19 @@ def test_an_option_is_heard_before_and_behind_its_command(
 
 def test_outside_of_a_command_nothing_was_said() -> None:
     assert said("file") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("MESSAGEBUS_BROKERS", "broker"),
+        ("MESSAGEBUS_PUBLISHER_WINDOWS", "window"),
+        ("MESSAGEBUS_CONSUMER_PREFETCHED", "prefetch"),
+    ],
+)
+def test_every_wrong_name_is_told_whatever_the_command_needs(
+    monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+) -> None:
+    monkeypatch.setenv(name, "5")
+    with pytest.raises(ConfigError, match=nearest):
+        bus_settings()

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import bench.errors
 import ops.errors
-import spark.jobs.frame
+import spark.command
 from bench.errors import DoesNotHold, InputInvalid
 from consumer_lists.errors import PushRefused
 from lb.errors import BalancerUnreachable
@@ -20,10 +20,10 @@ from messagebus import errors
 from messagebus.commands.exits import MEANINGS, Exit, Program, code_of
 from messagebus.outcome import Outcome
 from ops.errors import HostUnreachable, NoAnswer, PlanFailed, SudoRefused
-from spark.manifest import RunInvalid
+from spark.lake.manifest import RunInvalid
 
 ROOT = Path(__file__).resolve().parents[3]
-CODES = {**ops.errors.CODES, **bench.errors.CODES, **spark.jobs.frame.CODES}
+CODES = {**ops.errors.CODES, **bench.errors.CODES, **spark.command.CODES}
 
 
 def program(fault: BaseException | int, *, hint: str = "") -> Program:

@@ -1,3 +1,5 @@
+"""Several balancers in one inventory, and every fault in them."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.ingest import ingest, plan
-from spark.lake import Lake
-from spark.run import Run
+from spark.lake.ingest import ingest, plan
+from spark.lake.tables import Lake
+from spark.measures.run import Run
 from spark.session import QUICK, spark_session
 from tests.support.events import Faults, Truth, write_run
 

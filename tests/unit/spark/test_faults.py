@@ -16,11 +16,12 @@ from bench.audit import audit
 from bench.manifest import Manifest
 from bench.rows import read_events
 from messagebus.events import FAULTS
+from spark import command
 from spark.__main__ import jobs
-from spark.faults import Fault, allowed, counted, standing
-from spark.jobs import compare, frame, ingest, report
-from spark.jobs.frame import exit_code
-from spark.run import Run
+from spark.command import exit_code
+from spark.jobs import compare, ingest, report
+from spark.measures.faults import Fault, allowed, counted, standing
+from spark.measures.run import Run
 from tests.support.events import SECOND
 
 HOUR = 3600.0
@@ -189,7 +190,7 @@ def ask(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         return measured[name]
 
     with pytest.MonkeyPatch.context() as changed:
-        for module in (frame, ingest, compare, report):
+        for module in (command, ingest, compare, report):
             changed.setattr(module, "session_for", shared)
         changed.setattr(compare, "_measured", once)
         yield Asked(session, tmp_path_factory.mktemp("faults"), measured)
@@ -204,7 +205,6 @@ def names(told: Sequence[str]) -> set[str]:
 pytestmark = pytest.mark.timeout(1800)
 
 
-# ------------------------------------------------------------------ the words
 def test_a_fault_is_its_words_and_can_be_allowed_by_its_name() -> None:
     faults = [*counted({"lost": 2, "late": 0, "early": 1_000}), "no name"]
     assert faults == [
@@ -217,7 +217,6 @@ def test_a_fault_is_its_words_and_can_be_allowed_by_its_name() -> None:
     assert json.dumps(Fault("lost", "x")) == '"x"'
 
 
-# ------------------------------------------------------------------ on every page
 def steady(name: str, seconds: float = 60, **manifest: Any) -> Recorded:
     """Two a second."""
     made = Recorded(name, seconds, manifest=manifest)
@@ -326,7 +325,6 @@ def test_what_confirms_less_or_nothing_is_worse_than_any(
     assert "No publisher waited longer than 10.00 s" in there("failover", "none").first
 
 
-# ------------------------------------------------------------------ the audit
 def strict(name: str) -> Recorded:
     """Three hours with a kill in the middle; one message for each leniency that an audit might have."""
     kill = {"kind": "kill", "broker": "mb1", "at_ns": ns(1.5 * HOUR), "done_ns": ns(1.5 * HOUR)}
@@ -427,7 +425,6 @@ def test_a_grace_longer_than_the_run_hides_nothing(ask: Asked) -> None:
     assert "Whether the promise holds was not shown" in told.first
 
 
-# ------------------------------------------------------------------ days
 def test_a_question_by_day_changes_no_answer_about_the_run(ask: Asked) -> None:
     """Two of five messages of the first day are delivered on the fourth, after a weekend."""
     made = Recorded("week", 4 * DAY_S)
@@ -450,7 +447,6 @@ def test_a_question_by_day_changes_no_answer_about_the_run(ask: Asked) -> None:
     assert whole().found == before.found
 
 
-# ------------------------------------------------------------------ clocks
 def test_clocks_that_differ_by_more_than_a_latency_bears_leave_no_figure(ask: Asked) -> None:
     made = Recorded("skewed", 20.0)
     made.heads["c1"] = HOST | {"host": "h2", "wall_minus_monotonic_ns": START_NS - ns(0.009)}
@@ -473,7 +469,6 @@ def test_clocks_that_differ_by_more_than_a_latency_bears_leave_no_figure(ask: As
     assert (row["total"], row["p50"], row["p99"] // 100_000) == (200, -1, 8)
 
 
-# ------------------------------------------------------------------ single numbers
 def test_what_never_comes_waits_to_the_end_and_no_broker_is_forgiven(ask: Asked) -> None:
     made = Recorded("stuck", 60.0)
     for number in range(50):

@@ -15,9 +15,9 @@ from bench.figures.measure.duck_scans import answer, ready
 from bench.figures.measure.fed import fed
 from bench.figures.measure.laid import lay
 from bench.figures.measure.scans import CELLS_MIN, different
-from spark.ingest import ingested
-from spark.lake import Lake
-from spark.run import Run
+from spark.lake.ingest import ingested
+from spark.lake.tables import Lake
+from spark.measures.run import Run
 from spark.scans import answered
 from tests.support.events import BROKERS
 

@@ -1,4 +1,4 @@
-"""What is told of an app, how old it is, and where a loop is stuck."""
+"""The pulse of an app: what is told of it, where a loop is stuck, and which lines are the application's."""
 
 from __future__ import annotations
 

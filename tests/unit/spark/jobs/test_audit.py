@@ -11,12 +11,12 @@ from pyspark.sql import SparkSession
 from bench.figures.measure import duck
 from bench.figures.measure.audit import agree
 from bench.figures.measure.laid import lay
-from spark.ingest import ingested
+from spark.command import Answer
 from spark.jobs import audit
-from spark.jobs.frame import Answer
-from spark.lake import Lake
-from spark.page import render_text
-from spark.run import Run
+from spark.lake.ingest import ingested
+from spark.lake.tables import Lake
+from spark.measures.run import Run
+from spark.page.page import render_text
 from tests.unit.spark.conftest import Planted
 
 

@@ -1,0 +1,263 @@
+"""The command of a job: the options, session, exit codes and output that all jobs share.
+
+A job is a function from a `Run` to an `Answer`. Everything else is here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from messagebus.commands.exits import HELP, Codes, Exit, Program, code_of, run
+from messagebus.events import EVENTS, FAULTS
+from spark.lake.ingest import Ingested, Plan, ingest, ingested, plan
+from spark.lake.manifest import RunInvalid
+from spark.lake.tables import Lake
+from spark.measures.faults import allowed, bad_faults, of_publishes, said, standing
+from spark.measures.run import Run
+from spark.page.page import Page, columns_here, render_html, render_text
+from spark.page.summary import DoesNotAddUp
+from spark.session import QUICK, JavaMissing, spark_session
+
+__all__ = [
+    "CODES",
+    "HELP",
+    "Answer",
+    "allow_option",
+    "bad_faults",
+    "check_day",
+    "exit_code",
+    "in_one_line",
+    "job_command",
+    "max_bad_option",
+    "out_option",
+    "run_of",
+    "session_for",
+    "settings_for",
+    "write",
+]
+
+# Up to here a job is over before the JVM's better compiler has paid for itself.
+QUICK_BYTES_MAX = 300 * 1024 * 1024
+# What a task sorts or groups at once: its share of 4 GiB holds it, so that cost grows with rows alone.
+# Adaptive plans put small ones together.
+PARTITION_BYTES = 256 * 1024 * 1024
+PARTITIONS_MIN, PARTITIONS_MAX = 8, 4096
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
+CODES: Codes = {
+    OSError: Exit.FAILED,
+    RunInvalid: Exit.USAGE,
+    JavaMissing: Exit.FAILED,
+    DoesNotAddUp: Exit.FAILED,
+    PySparkException: Exit.FAILED,
+    Py4JError: Exit.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """found: for other programs, as JSON; page: for people."""
+
+    found: Mapping[str, Any]
+    page: Page
+
+
+Measure = Callable[[Run], Answer]
+
+allow_option = click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(list(FAULTS)),
+    metavar="NAME",
+    help="A fault that is put up with, such as unconfirmed; docs/MEASURING.md has the names.",
+)
+
+
+out_option = click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the answer, as text, HTML and JSON.",
+)
+max_bad_option = click.option(
+    "--max-bad",
+    "bad_max",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="So many lines that cannot be read are put up with.",
+)
+
+
+def job_command(name: str, what: str, measure: Measure) -> click.Command:
+    """The command of a job over one run, or one day of it."""
+
+    @click.command(
+        name,
+        help=what,
+        short_help=re.split("[,:;]", what)[0].removesuffix(".") + ".",
+        epilog=f"Example: python -m spark {name} --lake out/lake --run night --out out/{name}",
+        context_settings=HELP,
+    )
+    @click.option(
+        "--events",
+        "folder",
+        type=click.Path(path_type=Path),
+        help="Folder of a run: what is new of it is ingested first.",
+    )
+    @click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
+    @click.option("--run", "run_id", help="Of the lake, instead of --events.")
+    @click.option("--date", "day", help="Of one day, UTC: 2026-11-21.")
+    @out_option
+    @max_bad_option
+    @allow_option
+    def command(
+        folder: Path | None,
+        root: Path | None,
+        run_id: str | None,
+        day: str | None,
+        out: Path,
+        bad_max: int,
+        allow: tuple[str, ...],
+    ) -> int:
+        if (folder is None) == (run_id is None):
+            raise click.UsageError("one of --events and --run")
+        if day is not None:
+            check_day(day)
+        lake = Lake(root or out / "tables")
+
+        def work() -> int:
+            source = plan(folder, lake) if folder else ingested(lake, str(run_id))
+            lake.check()
+            with session_for(name, source.weight) as session:
+                found = ingest(session, lake, source) if isinstance(source, Plan) else source
+                run = run_of(session, lake, found, day)
+                answer = measure(run)
+                faults = [*of_publishes(run), *bad_faults(found, bad_max)]
+            return write(name, answer, out, faults, allow=allow, notes=said(found))
+
+        return in_one_line(name, work)
+
+    return command
+
+
+def check_day(day: str) -> None:
+    """Raises UsageError for what is no day."""
+    try:
+        is_day = bool(DAY.fullmatch(day)) and bool(date.fromisoformat(day))
+    except ValueError:
+        is_day = False
+    if not is_day:
+        raise click.UsageError(f"{day!r}: a day such as 2026-11-21")
+
+
+def run_of(session: SparkSession, lake: Lake, found: Ingested, day: str | None) -> Run:
+    """A run, or a day of it. Raises RunInvalid for a day on which there was nothing."""
+    days = lake.days(found.manifest.run_id, tuple(EVENTS))
+    if day is not None and day not in days:
+        known = ", ".join(days) or "none"
+        raise RunInvalid(f"{found.manifest.run_id} has nothing on {day}; days with rows: {known}")
+    return Run(session, lake, found, day)
+
+
+def write(
+    name: str,
+    answer: Answer,
+    out: Path,
+    faults: Sequence[str] = (),
+    *,
+    allow: Collection[str] = (),
+    notes: Sequence[str] = (),
+) -> int:
+    """Write NAME.json, NAME.txt and NAME.html, print the text. Returns the exit code.
+
+    allow: names of faults that are put up with. notes: for the first line.
+    """
+    every = list(dict.fromkeys((*answer.page.faults, *faults)))
+    page = dataclasses.replace(
+        answer.page,
+        faults=tuple(standing(every, allow)),
+        notes=(*answer.page.notes, *notes, *allowed(every, allow)),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    found = {
+        **answer.found,
+        "holds": not page.faults,
+        "faults": list(page.faults),
+        **({"notes": list(page.notes)} if page.notes else {}),
+    }
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
+    (out / f"{name}.txt").write_text(render_text(page) + "\n")
+    (out / f"{name}.html").write_text(render_html(page))
+    click.echo(render_text(page, columns_here()))
+    click.echo(f"\n{out / f'{name}.html'}")
+    return Exit.FOUND if page.faults else Exit.DONE
+
+
+def in_one_line(name: str, work: Callable[[], int]) -> int:
+    """Do the work of a job; what ends it early is one line and an exit code."""
+    try:
+        return work()
+    except (*CODES,) as fault:
+        click.echo(f"{name}: {_cause(str(fault))}", err=True)
+        return code_of(fault, CODES)
+
+
+def _cause(text: str) -> str:
+    """Return the last cause that the JVM names, such as No space left on device; else its first line."""
+    lines = text.splitlines() or ["failed, and nothing was said"]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    if causes:
+        return causes[-1].removeprefix("Caused by: ")
+    # What was called in the JVM, and only behind it what it said.
+    return lines[1][2:] if len(lines) > 1 and lines[1].startswith(": ") else lines[0]
+
+
+@contextmanager
+def session_for(name: str, size: int) -> Iterator[SparkSession]:
+    """A session of its own, quick for a small run; ended on the way out. size: bytes of events, as JSON."""
+    session = spark_session(f"messagebus {name}", **settings_for(size))
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def settings_for(size: int) -> dict[str, str]:
+    """Return the settings that suit this many bytes of events, as JSON."""
+    if size <= QUICK_BYTES_MAX:
+        return QUICK
+    partitions = min(max(PARTITIONS_MIN, size // PARTITION_BYTES), PARTITIONS_MAX)
+    return {"spark.sql.shuffle.partitions": str(partitions)}
+
+
+def is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Also where something else was raised because of one."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return False
+        error = error.__cause__ or error.__context__
+    return True
+
+
+def exit_code(command: click.Command, argv: Sequence[str] | None, *, prog_name: str) -> int:
+    """Run a job that is called by itself; wrong use and Ctrl-C are one line."""
+    # py4j logs a Ctrl-C that comes while it waits for the JVM, with a stack.
+    logging.getLogger().addFilter(is_no_interrupt)
+    if isinstance(command, Program):
+        return command.run(argv, prog_name=prog_name)
+    return run(command, argv, prog_name=prog_name)

@@ -1,0 +1,321 @@
+"""The event files of a run: the clock of each, which are to be read, and which are not and why.
+
+Looks at the first and the last line of each file and at its digest, on the driver; rows stay where
+they are. All files of one boot of a host share one clock, so they share one anchor too: a wall clock
+that is adjusted during the run then moves nothing. Which anchor that is depends neither on the order in
+which files are ingested nor on which of them are still there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from messagebus.events import EVENTS, SCHEMA, Column
+from spark.lake.manifest import Anchor, Manifest, RunInvalid, parse_anchor
+
+__all__ = [
+    "ANCHOR",
+    "DIGEST",
+    "NDJSON",
+    "NOT_PLAIN",
+    "PARQUET",
+    "PLAIN",
+    "EventFile",
+    "Files",
+    "anchor_noted",
+    "find_files",
+    "source_of",
+]
+
+ANCHOR = "anchor"
+NDJSON, PARQUET = "ndjson", "parquet"
+PARQUET_WEIGHT = 10
+# What a folder's name may have, and how many digits tell two names apart that differ in the rest.
+PLAIN, NOT_PLAIN, DIGEST = "[A-Za-z0-9._-]", "[^A-Za-z0-9._-]", 16
+BESIDE = re.compile(rf"(?!\.)(({'|'.join(EVENTS)})[-_.]|.*\.ndjson)", re.IGNORECASE)
+# Of a Parquet file's metadata.
+METADATA = b"messagebus"
+# Anchors that do not say of which boot they are: those of one host further apart than this come from two
+# boots, with a clock each; those less apart than the second are one clock that was adjusted. Between the
+# two they may be either.
+SAME_BOOT_NS = 60 * 1_000_000_000
+ADJUSTED_NS = 10 * 1_000_000_000
+# A line is a row of some 400 bytes; what is longer is no row, and its end is not looked for further.
+TAIL_BYTES = 64 * 1024
+
+ARROW_TYPES = {"text": ("string", "large_string"), "long": ("int64",), "int": ("int32",)}
+ID_TYPES = ("binary", "fixed_size_binary[16]", "large_binary")
+
+
+@dataclass(frozen=True, slots=True)
+class EventFile:
+    """anchor: None when its first line is none. offset_ns: to add to the file's times.
+
+    size, sha256: of what was there when it was looked at. head: the line of its anchor. tail: what
+    comes after its last line end, as far as it is text: a line that a crash cut off, or one that is
+    being written. tail_bytes: with what is no text, half a character.
+    """
+
+    path: Path
+    kind: str
+    anchor: Anchor | None
+    offset_ns: int
+    size: int
+    sha256: str
+    head: str = ""
+    tail: str = ""
+    tail_bytes: int = 0
+
+    @property
+    def weight(self) -> int:
+        """Bytes as JSON, of which Parquet needs a tenth: how much work it is to read."""
+        return self.size * (PARQUET_WEIGHT if self.form == PARQUET else 1)
+
+    @property
+    def form(self) -> str:
+        return self.path.suffix[1:]
+
+    @property
+    def source(self) -> str:
+        return source_of(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """used: what is read. skipped: (file name, why). missing: those of skipped whose rows are in no
+    number, so that a report on the run cannot hold. clock_spread_ns: largest between the anchors of
+    one host: how far its wall clock was adjusted while processes started. clock_doubt_ns: by how much
+    times may be wrong that were taken by one clock, or by two of hosts of one name; 0 for certain."""
+
+    used: tuple[EventFile, ...]
+    skipped: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...]
+    clock_spread_ns: int
+    clock_doubt_ns: int = 0
+
+    def of(self, kind: str, form: str = NDJSON) -> list[EventFile]:
+        return [file for file in self.used if (file.kind, file.form) == (kind, form)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A file before its clock is known. wrong: why its rows cannot be read, "" if they can."""
+
+    path: Path
+    kind: str
+    size: int
+    sha256: str
+    head: Mapping[str, Any]
+    first: str = ""
+    tail: str = ""
+    tail_bytes: int = 0
+    wrong: str = ""
+
+
+def find_files(
+    folder: Path, manifest: Manifest, known: Mapping[str, Mapping[str, Any]] | None = None
+) -> Files:
+    """List the event files of a run: copies, empty, unreadable and too new ones are not read.
+
+    known: of `EventFile.source` -> what was noted of files that were read before (`anchor_noted`).
+    Raises RunInvalid when there are none. Cost: reads every file once, for its digest.
+    """
+    paths = [
+        path
+        for kind in EVENTS
+        for form in (NDJSON, PARQUET)
+        for path in sorted(folder.glob(f"{kind}-*.{form}"))
+    ]
+    if not paths:
+        raise RunInvalid(f"{folder}: no events in it (published-*.ndjson, delivered-*.ndjson)")
+    seen = [_look(path) for path in paths]
+    copies = _copies(seen)
+    kept = [one for one in seen if one.size and not one.wrong and one.path not in copies]
+    anchors = {one.path: _anchor(one.head) for one in kept}
+    clocks = _clocks(manifest, {source_of(path): anchor for path, anchor in anchors.items()}, known)
+    used = [
+        EventFile(
+            one.path,
+            one.kind,
+            anchors[one.path],
+            _offset(anchors[one.path], clocks),
+            one.size,
+            one.sha256,
+            one.first if anchors[one.path] else "",
+            one.tail,
+            one.tail_bytes,
+        )
+        for one in kept
+    ]
+    beside = sorted(path.name for path in folder.iterdir() if _is_beside(path, paths))
+    return Files(
+        tuple(used),
+        (
+            *((one.path.name, _why(one, copies)) for one in seen if one not in kept),
+            *((name, "not a name of an event file, but like one") for name in beside),
+        ),
+        (*(one.path.name for one in seen if one.size and one.wrong), *beside),
+        _spread(anchors.values()),
+        max((_doubt(anchor, clocks) for anchor in anchors.values()), default=0),
+    )
+
+
+def source_of(path: Path) -> str:
+    """The name under which a file's rows are kept, its own: it becomes a folder's.
+
+    With a digest, where anything of it had to be replaced: `events` says the same in SQL.
+    """
+    name = path.name
+    if re.fullmatch(f"{PLAIN}*", name):
+        return name
+    return f"{re.sub(NOT_PLAIN, '_', name)}.{hashlib.sha256(name.encode()).hexdigest()[:DIGEST]}"
+
+
+def anchor_noted(anchor: Anchor | None, offset_ns: int) -> dict[str, Any] | None:
+    """Return the note of a file's clock, for `find_files` later on."""
+    return asdict(anchor) | {"offset_ns": offset_ns} if anchor else None
+
+
+def _is_beside(path: Path, paths: Sequence[Path]) -> bool:
+    """Packed, rotated by others, renamed: whatever it is, its rows would be missed."""
+    return path not in paths and path.is_file() and bool(BESIDE.match(path.name))
+
+
+def _why(one: _Seen, copies: Mapping[Path, str]) -> str:
+    if not one.size:
+        return "empty file"
+    return one.wrong or f"same content as {copies[one.path]}"
+
+
+def _look(path: Path) -> _Seen:
+    kind = path.name.split("-")[0]
+    with path.open("rb") as file:
+        # Of a file that grows, what is there now: Spark is given no more than it finds either.
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+        if not size:
+            return _Seen(path, kind, 0, digest, {})
+        if path.suffix == f".{PARQUET}":
+            return _look_parquet(path, kind, size, digest)
+        file.seek(0)
+        first = file.readline(TAIL_BYTES).decode(errors="replace").rstrip("\r\n")
+        start = max(0, size - TAIL_BYTES)
+        file.seek(start)
+        cut = file.read(size - start).rpartition(b"\n")[2]
+    head, tail = _object(first), cut.decode(errors="ignore")
+    return _Seen(path, kind, size, digest, head, first, tail, len(cut), _too_new(head))
+
+
+def _look_parquet(path: Path, kind: str, size: int, digest: str) -> _Seen:
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowInvalid, OSError) as fault:
+        return _Seen(path, kind, size, digest, {}, wrong=f"not Parquet: {str(fault).split('.')[0]}")
+    head = _object((schema.metadata or {}).get(METADATA, b""))
+    wrong = _too_new(head) or _wrong_columns(schema, EVENTS[kind])
+    return _Seen(path, kind, size, digest, head, wrong=wrong)
+
+
+def _wrong_columns(schema: pa.Schema, columns: Sequence[Column]) -> str:
+    """One wrong column would fail the whole job, or vanish silently: it is found here."""
+    names = set(schema.names)
+    lacking = [column.name for column in columns if column.required and column.name not in names]
+    if lacking:
+        return f"columns missing: {', '.join(lacking)}"
+    for column in columns:
+        if column.name in names:
+            found = str(schema.field(column.name).type)
+            if found not in ARROW_TYPES.get(column.kind, ID_TYPES):
+                return f"column {column.name}: {column.kind} wanted, not {found}"
+    return ""
+
+
+def _too_new(head: Mapping[str, Any]) -> str:
+    schema = head.get("schema", 1)
+    if isinstance(schema, int) and schema <= SCHEMA:
+        return ""
+    return f"of schema {schema}, newer than {SCHEMA}: read it with the version that wrote it"
+
+
+def _object(text: bytes | str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _anchor(head: Mapping[str, Any]) -> Anchor | None:
+    try:
+        return parse_anchor(head[ANCHOR])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _clocks(
+    manifest: Manifest,
+    anchors: Mapping[str, Anchor | None],
+    known: Mapping[str, Mapping[str, Any]] | None,
+) -> list[Anchor]:
+    """In the order in which they are asked: the manifest's, those by which files were read that are gone
+    (their rows cannot be read again), those of the files that are there, by their names."""
+    gone = [
+        Anchor(noted["host"], noted["process"], noted["offset_ns"], noted["boot"])
+        for source, file in sorted((known or {}).items())
+        if source not in anchors and (noted := file.get("anchor"))
+    ]
+    here = [anchor for _, anchor in sorted(anchors.items()) if anchor]
+    return [manifest.anchor, *manifest.clocks, *gone, *here]
+
+
+def _offset(anchor: Anchor | None, clocks: Sequence[Anchor]) -> int:
+    if anchor is None:
+        return clocks[0].wall_minus_monotonic_ns
+    return next(
+        one.wall_minus_monotonic_ns for one in clocks if _is_one_clock(one, anchor, SAME_BOOT_NS)
+    )
+
+
+def _doubt(anchor: Anchor | None, clocks: Sequence[Anchor]) -> int:
+    """By how much a file's times may be wrong: of an anchor that does not say of which boot it is."""
+    if anchor is None:
+        return 0
+    by = next(one for one in clocks if _is_one_clock(one, anchor, SAME_BOOT_NS))
+    return 0 if _is_one_clock(by, anchor, ADJUSTED_NS) else _apart(by, anchor)
+
+
+def _is_one_clock(one: Anchor, other: Anchor, apart_ns: int) -> bool:
+    if one.boot and other.boot:
+        return one.boot == other.boot
+    return one.host == other.host and _apart(one, other) <= apart_ns
+
+
+def _spread(anchors: Iterable[Anchor | None]) -> int:
+    of: dict[str, list[int]] = defaultdict(list)
+    for anchor in filter(None, anchors):
+        of[anchor.host].append(anchor.wall_minus_monotonic_ns)
+    return max((max(host) - min(host) for host in of.values()), default=0)
+
+
+def _apart(one: Anchor, other: Anchor) -> int:
+    return abs(one.wall_minus_monotonic_ns - other.wall_minus_monotonic_ns)
+
+
+def _copies(seen: Sequence[_Seen]) -> dict[Path, str]:
+    """Second and further files of the same content and kind -> name of the first."""
+    first: dict[tuple[str, str], Path] = {}
+    return {
+        one.path: first[one.kind, one.sha256].name
+        for one in seen
+        if one.size and first.setdefault((one.kind, one.sha256), one.path) != one.path
+    }

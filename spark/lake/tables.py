@@ -1,0 +1,140 @@
+"""Tables as Parquet files in folders that are named after what is in them: date, run, and more.
+
+A table is ``<root>/<name>/date=2026-11-21/run_id=night/...``. Writing replaces exactly the partitions
+that it stands for, so that whatever is run again gives the same rows once. Names of partitions are
+text: Spark would guess a number for a run called 007.
+
+Plain Parquet and no Delta or Iceberg: whole partitions are replaced and there is one writer, which
+folders can do; those would be wanted for writers at the same time, or for changes of single rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from spark.lake.manifest import RunInvalid
+
+__all__ = ["DATE", "RUN", "SOURCE", "Lake", "address_of", "pattern_of"]
+
+DATE, RUN, SOURCE = "date", "run_id", "source"
+# A manifest of each run and table: what its rows were made from.
+NOTES = "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """All tables below one folder of a file system that all workers see."""
+
+    root: Path
+
+    def folder(self, name: str) -> Path:
+        return self.root / name
+
+    def read(
+        self, session: SparkSession, name: str, schema: StructType, partitions: str = ""
+    ) -> DataFrame:
+        """The rows of a table, with their partitions as text. partitions: a pattern, "" for all.
+
+        No rows where there is no such partition: a kind of which nothing was recorded has none.
+        """
+        folder = self.folder(name)
+        if not any(folder.glob(partitions or "*=*")):
+            return session.createDataFrame([], schema)
+        # The folder's own name is no pattern, that of the partitions is.
+        pattern = f"{pattern_of(folder)}/{partitions}" if partitions else pattern_of(folder)
+        reader = session.read.schema(schema).option("basePath", address_of(folder))
+        return reader.parquet(pattern)
+
+    def write(
+        self, name: str, rows: DataFrame, *, by: Sequence[str], replaces: Sequence[str]
+    ) -> None:
+        """Write rows in place of the partitions that this write stands for.
+
+        by: the columns that make partitions. replaces: patterns of those partitions, from the
+        table's folder; what a write leaves of them is from an earlier one, and goes: Spark replaces
+        none for which there are no new rows.
+        """
+        earlier = self._partitions(name, replaces)
+        writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        writer.partitionBy(*by).parquet(address_of(self.folder(name)))
+        for path, identity in earlier.items():
+            if path.exists() and _identity(path) == identity:
+                shutil.rmtree(path)
+
+    def note(self, run_id: str, name: str) -> dict[str, Any]:
+        """Return the note about a run's table; empty when there is none."""
+        try:
+            found = json.loads(self._note_path(run_id, name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def take_note(self, run_id: str, name: str, noted: dict[str, Any]) -> None:
+        """Written last, so that what was interrupted is done again."""
+        path = self._note_path(run_id, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        candidate = path.with_name(f".{path.name}.{os.getpid()}")
+        candidate.write_text(json.dumps(noted, indent=1) + "\n")
+        candidate.replace(path)
+
+    def runs(self) -> list[str]:
+        """The runs that were ingested, by name."""
+        return sorted(path.name for path in self.folder(NOTES).glob("*") if path.is_dir())
+
+    def check(self) -> None:
+        """Raises RunInvalid where nothing can be written, before any work is done."""
+        probe = self.root / f".probe-{os.getpid()}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as fault:
+            raise RunInvalid(
+                f"{self.root}: the lake cannot be written: {fault.strerror}"
+            ) from fault
+
+    def days(self, run_id: str, names: Sequence[str]) -> list[str]:
+        """On which a run has rows in any of these tables, in order."""
+        found = (
+            path for name in names for path in self.folder(name).glob(f"{DATE}=*/{RUN}={run_id}")
+        )
+        return sorted({path.parent.name.partition("=")[2] for path in found})
+
+    def run_folder(self, run_id: str) -> Path:
+        return self.folder(NOTES) / run_id
+
+    def _note_path(self, run_id: str, name: str) -> Path:
+        return self.run_folder(run_id) / f"{name}.json"
+
+    def _partitions(self, name: str, patterns: Sequence[str]) -> dict[Path, tuple[int, int]]:
+        return {
+            path: _identity(path)
+            for pattern in patterns
+            for path in self.folder(name).glob(pattern)
+        }
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Another one after Spark has replaced the folder."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def address_of(path: Path) -> str:
+    """A path of this machine, wherever Spark's default file system is. Nothing is %-escaped."""
+    return f"file://{path.resolve()}"
+
+
+def pattern_of(path: Path) -> str:
+    """The same for reading, where Spark takes every path for a pattern: this one file or folder."""
+    return re.sub(r"([\\{}\[\]*?^])", r"\\\1", address_of(path))

@@ -1,0 +1,150 @@
+"""The backlog of the brokers: how much and how old, second by second, from publishes and first deliveries.
+
+A message waits from its confirm to its first delivery; one that never came waits to the end. The
+brokers' own counts, where they were sampled, stand beside: they know what others have published.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from spark.measures.throughput import window
+
+__all__ = ["DIMS", "depths", "drains", "left", "sampled", "still", "together", "waits"]
+
+SECOND_NS = 1_000_000_000
+DIMS = ("broker", "topic", "subscription")
+FAR_NS = 1 << 62
+
+
+def waits(fates: DataFrame) -> DataFrame:
+    """date, broker, topic, subscription, in_ns, out_ns (null: never) of every expected message.
+
+    A copy that an unconfirmed attempt left elsewhere came from a broker that is not known to have
+    stored it: it waits where it was confirmed.
+    """
+    return fates.filter("expected").select(
+        "date",
+        "broker",
+        "topic",
+        "subscription",
+        F.col("confirmed_ns").alias("in_ns"),
+        # A delivery may overtake the confirm on its way to the publisher.
+        F.when(F.col("deliveries") > 0, F.greatest("first_ns", "confirmed_ns")).alias("out_ns"),
+    )
+
+
+def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
+    """DIMS, second, entered, left, depth, age_ms, oldest_ms: of each second in which anything moved.
+
+    depth: what waits at its end. age_ms: the longest that anything had waited in it, 0 for nothing;
+    oldest_ms: of what still waits at its end.
+    """
+    never = F.lit(end_ns + SECOND_NS)
+    ends = waits.withColumn("gone_ns", F.coalesce("out_ns", never))
+    moved = ends.select(
+        *DIMS,
+        "in_ns",
+        "gone_ns",
+        F.inline(
+            F.array(
+                F.struct(_second("in_ns", start_ns).alias("second"), F.lit(1).alias("comes")),
+                F.struct(_second("gone_ns", start_ns).alias("second"), F.lit(0).alias("comes")),
+            )
+        ),
+    )
+    both = moved.groupBy(*DIMS, "second").agg(
+        F.sum("comes").alias("entered"),
+        F.sum(1 - F.col("comes")).alias("left"),
+        F.min(F.when(F.col("comes") == 0, F.col("in_ns"))).alias("oldest_ns"),
+        F.max(F.when(F.col("comes") == 0, F.col("gone_ns") - F.col("in_ns"))).alias("waited_ns"),
+    )
+    group = Window.partitionBy(*DIMS).orderBy("second")
+    upto = group.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    # What leaves later than this second waits at its end, if it has entered by then; the oldest of
+    # what leaves later is the oldest that waits, unless it is still to come.
+    later = (
+        Window.partitionBy(*DIMS)
+        .orderBy(F.col("second").desc())
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    at_ns = F.lit(start_ns) + (F.col("second") + 1) * SECOND_NS
+    waits_ns = at_ns - F.coalesce(F.min("oldest_ns").over(later), F.lit(FAR_NS))
+    age_ns = F.greatest(waits_ns, F.coalesce("waited_ns", F.lit(0)), F.lit(0))
+    return both.select(
+        *DIMS,
+        "second",
+        "entered",
+        "left",
+        F.sum(F.col("entered") - F.col("left")).over(upto).alias("depth"),
+        (age_ns / 1_000_000).alias("age_ms"),
+        (F.greatest(waits_ns, F.lit(0)) / 1_000_000).alias("oldest_ms"),
+    ).filter(F.col("second") <= (end_ns - start_ns) / SECOND_NS)
+
+
+def still(waits: DataFrame, start_ns: int, at_ns: int) -> DataFrame:
+    """Of `depths`, for the second before a moment: what waits then, whether or not anything moves."""
+    there = (F.col("in_ns") < at_ns) & (F.col("out_ns").isNull() | (F.col("out_ns") >= at_ns))
+    age_ms = ((F.lit(at_ns) - F.min("in_ns")) / 1_000_000).alias("age_ms")
+    found = waits.filter(there).groupBy(*DIMS).agg(F.count(F.lit(1)).alias("depth"), age_ms)
+    none = F.lit(0).cast("long")
+    return found.select(
+        *DIMS,
+        F.lit((at_ns - 1 - start_ns) // SECOND_NS).cast("long").alias("second"),
+        none.alias("entered"),
+        none.alias("left"),
+        "depth",
+        "age_ms",
+        F.col("age_ms").alias("oldest_ms"),
+    )
+
+
+def together(*depths: DataFrame) -> DataFrame:
+    """Rows of `depths` from several, one for each second."""
+    most = [F.max(name).alias(name) for name in ("depth", "age_ms", "oldest_ms")]
+    moved = [F.sum(name).alias(name) for name in ("entered", "left")]
+    rows = reduce(DataFrame.unionByName, depths).groupBy(*DIMS, "second").agg(*moved, *most)
+    return rows.select(*depths[0].columns)
+
+
+def left(waits: DataFrame, end_ns: int) -> DataFrame:
+    """DIMS, never: how many had come in by then and were never taken out."""
+    kept = waits.filter(F.col("out_ns").isNull() & (F.col("in_ns") < end_ns))
+    return kept.groupBy(*DIMS).agg(F.count(F.lit(1)).alias("never"))
+
+
+def drains(depths: DataFrame) -> DataFrame:
+    """DIMS, peak, peak_second, empty_second (the first after the peak; null: not emptied), age_ms.
+
+    age_ms: of the oldest message at any time.
+    """
+    peak = depths.groupBy(*DIMS).agg(
+        F.max(F.struct("depth", (-F.col("second")).alias("earlier"))).alias("peak"),
+        F.max("age_ms").alias("age_ms"),
+    )
+    peaks = peak.select(
+        *DIMS,
+        F.col("peak.depth").alias("peak"),
+        (-F.col("peak.earlier")).alias("peak_second"),
+        "age_ms",
+    )
+    emptied = (F.col("depth") == 0) & (F.col("second") >= F.col("peak_second"))
+    joined = depths.drop("age_ms").join(F.broadcast(peaks), [*DIMS])
+    return joined.groupBy(*DIMS, "peak", "peak_second", "age_ms").agg(
+        F.min(F.when(emptied, F.col("second"))).alias("empty_second")
+    )
+
+
+def sampled(samples: DataFrame, start_ns: int) -> DataFrame:
+    """DIMS, second, ready, unacked: the last sample of each second, as the broker said it."""
+    timed = samples.withColumn("second", _second("at_ns", start_ns))
+    return timed.groupBy(*DIMS, "second").agg(
+        F.max_by("ready", "at_ns").alias("ready"), F.max_by("unacked", "at_ns").alias("unacked")
+    )
+
+
+def _second(column_ns: str, start_ns: int) -> Column:
+    return window(column_ns, start_ns, 1)

@@ -1,0 +1,204 @@
+"""Faults, each by its name: the reasons why the verdict of a report fails.
+
+The names and their words are those of `messagebus.events.FAULTS`; docs/MEASURING.md has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from pyspark.sql import functions as F
+
+from messagebus.events import FAULTS
+from messagebus.terminal import plural
+from spark.lake.ingest import Ingested
+from spark.measures import gaps, latency
+from spark.measures.run import Run
+
+__all__ = [
+    "PROMISE",
+    "Fault",
+    "allowed",
+    "clocks",
+    "counted",
+    "bad_faults",
+    "of_publishes",
+    "outcomes",
+    "said",
+    "standing",
+    "unconfirmed",
+]
+
+# What breaks the promise that a confirmed message arrives; all others say that it was not shown.
+PROMISE = tuple(FAULTS)[: tuple(FAULTS).index("pending")]
+SHOWN_MAX = 5
+
+
+class Fault(str):
+    """A fault in words. name: of `FAULTS`; found: how many."""
+
+    __slots__ = ("found", "name")
+    name: str
+    found: int
+
+    def __new__(cls, name: str, text: str, count: int = 1) -> Self:
+        made = super().__new__(cls, text)
+        made.name, made.found = name, count
+        return made
+
+
+def counted(counts: Mapping[str, int]) -> list[Fault]:
+    """One for each count that is not 0, in its words. counts: name -> how many."""
+    return [
+        Fault(name, f"{counts[name]:,} {words}", counts[name])
+        for name, words in FAULTS.items()
+        if counts.get(name)
+    ]
+
+
+def standing(faults: Iterable[str], allow: Collection[str]) -> list[str]:
+    """Those that nobody allowed. A fault without a name cannot be."""
+    return [fault for fault in faults if getattr(fault, "name", None) not in allow]
+
+
+def allowed(faults: Iterable[str], allow: Collection[str]) -> list[str]:
+    """Put into words what was allowed and is there."""
+    found = [fault for fault in faults if getattr(fault, "name", None) in allow]
+    return [f"Allowed: {'; '.join(found)}."] if found else []
+
+
+def bad_faults(found: Ingested, bad_max: int) -> list[Fault]:
+    """Find what is wrong with the record itself: rows that are missing from every number."""
+    manifest = found.manifest
+    faults = [
+        Fault("unread", f"{name} cannot be read: its rows are in no number")
+        for name in found.missing
+    ]
+    if found.bad > bad_max:
+        lines = "line" if found.bad == 1 else "lines"
+        faults.append(Fault("bad", f"{found.bad:,} bad {lines}, {bad_max:,} allowed", found.bad))
+    recorders = manifest.recorders.values()
+    shares = sorted({one.share for one in recorders})
+    faults += counted(
+        {
+            "dropped": sum(one.dropped for one in recorders),
+            "deleted": sum(one.files_deleted for one in recorders),
+        }
+    )
+    if len(shares) > 1:
+        told = " and ".join(f"{share:.3g}" for share in shares)
+        text = f"recorders took unlike shares of the messages: {told}"
+        faults.append(Fault("shares", text, len(recorders)))
+    if not manifest.complete:
+        text = "the run did not end in order: what it has is counted, and no more"
+        faults.append(Fault("incomplete", text))
+    return faults
+
+
+def of_publishes(run: Run) -> list[Fault]:
+    """Find publishes without a confirm, publishers without publishes, and messages for nobody."""
+    manifest = run.manifest
+    rows = outcomes(run)
+    confirmed = [row for row in rows if row["outcome"] == "confirmed"]
+    if not rows:
+        return [Fault("nothing", "nothing was published")]
+    without = _sums(row for row in rows if row["outcome"] != "confirmed")
+    faults = []
+    if not confirmed:
+        faults.append(Fault("nothing", "nothing was confirmed"))
+    if without:
+        told = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(without.items()))
+        total, every = sum(without.values()), sum(row["n"] for row in rows)
+        text = f"{total:,} of {every:,} {FAULTS['unconfirmed']} ({told}){_silence(run)}"
+        faults.append(Fault("unconfirmed", text, total))
+    unjudged = sum(row["n"] for row in confirmed if not manifest.topics.get(row["topic"]))
+    faults += counted({"unjudged": unjudged})
+    if run.day is None:
+        wrote = {row["publisher"] for row in rows}
+        faults += _named("silent", [name for name in manifest.publishers if name not in wrote])
+    strangers = {row["broker"]: 0 for row in confirmed if row["broker"] not in manifest.brokers}
+    if manifest.brokers and strangers:
+        count = sum(row["n"] for row in confirmed if row["broker"] in strangers)
+        text = f"{count:,} {FAULTS['unlisted']}: {_some(sorted(strangers))}"
+        faults.append(Fault("unlisted", text, count))
+    return faults
+
+
+def outcomes(run: Run) -> list[dict[str, Any]]:
+    """publisher, broker, topic, outcome, n: publishes. Cost: one pass over four columns."""
+    dims = ("publisher", "broker", "topic", "outcome")
+    counts = run.events("published").groupBy(*dims).agg(F.count(F.lit(1)).alias("n"))
+    return [row.asDict() for row in counts.collect()]
+
+
+def unconfirmed(run: Run) -> dict[str, int]:
+    """outcome -> publishes that ended in it, of all but confirmed ones."""
+    return _sums(row for row in outcomes(run) if row["outcome"] != "confirmed")
+
+
+def said(found: Ingested) -> list[str]:
+    """Tell what a record leaves out by its own account and is no fault, for the first line of every page."""
+    manifest, told = found.manifest, []
+    if manifest.share < 1:
+        told.append(
+            f"A sample of {manifest.share:.3g} of the messages: every count is of the sample."
+        )
+    if quiet := [f"{topic}/{name}" for topic, name in found.quiet]:
+        told.append(f"Nothing was received by {_some(quiet)}.")
+    return told
+
+
+def _silence(run: Run) -> str:
+    """The longest one of a publisher, so that no page speaks of an outage without saying how long."""
+    found = gaps.longest(
+        run.events("published"),
+        ["publisher"],
+        start="intended_ns",
+        end="confirmed_ns",
+        until_ns=run.until_ns,
+    )
+    row = found.orderBy(F.col("gap_ns").desc()).first()
+    if row is None:
+        return ""
+    began_s = (row.until_ns - row.gap_ns - run.manifest.start_ns) / 1e9
+    return f"; the longest silence of a publisher lasted {row.gap_ns / 1e9:,.2f} s, from {began_s:,.1f} s on"
+
+
+def clocks(
+    names: Mapping[str, str], below: Mapping[str, Mapping[str, int]], found: Ingested
+) -> list[Fault]:
+    """Samples that show that clocks differ or went back. names: measure -> in words; below: of
+    `latency.below`, with hidden: figures that are not given because of it."""
+    faults = []
+    for measure, row in below.items():
+        count, error_ms = row["backwards"], row["error_ns"] / 1e6
+        one_clock = measure in latency.ONE_CLOCK or found.clocks == 1
+        if count and one_clock:
+            text = f"{plural(count, 'sample')} of {names[measure]} below zero: a clock went back"
+            faults.append(Fault("clocks", text, count))
+        elif row["hidden"]:
+            text = (
+                f"{names[measure]} is not given: clocks differ by {error_ms:,.3g} ms or more "
+                f"({plural(count, 'sample')} below zero)"
+            )
+            faults.append(Fault("clocks", text, max(1, count)))
+    return faults
+
+
+def _sums(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in rows:
+        found[row["outcome"]] = found.get(row["outcome"], 0) + row["n"]
+    return found
+
+
+def _named(name: str, who: Sequence[str]) -> list[Fault]:
+    if not who:
+        return []
+    return [Fault(name, f"{len(who):,} {FAULTS[name]}: {_some(who)}", len(who))]
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN_MAX
+    return ", ".join(names[:SHOWN_MAX]) + (f" and {rest:,} more" if rest > 0 else "")

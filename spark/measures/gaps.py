@@ -1,0 +1,80 @@
+"""Longest silences: time without an answer while something was waiting for one, answered or not.
+
+In a run, and around each thing done to the cluster, per publisher and per broker: no confirm, or no first
+delivery, while one was waited for. Repeats are no deliveries here: they trail behind and would fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from spark.lake.manifest import Incident
+
+__all__ = ["INCIDENT", "around", "every", "incident_rows", "longest"]
+
+# A gap belongs to what happened while it lasted, or so long before its beginning: publishers notice
+# a death by a deadline, and a list is fetched in its interval.
+FOLLOWS_NS = 5_000_000_000
+INCIDENT = "number int, kind string, broker string, from_ns long, to_ns long"
+
+
+def every(
+    rows: DataFrame, dims: Sequence[str], *, start: str, end: str, until_ns: int | None = None
+) -> DataFrame:
+    """dims, until_ns, gap_ns: one row per end, with the silence that it closed.
+
+    rows: something that waited from `start` to `end`, in ns; what has no end waited for the next end of
+    its group, or to until_ns, when the run was over (None: it is left out). Every end closes a gap; the
+    gap began at the end before it or, where nothing was waiting then, at the first start of what was.
+    Cost: one sort per group.
+    """
+    if until_ns is None:
+        rows, until_ns = rows.filter(F.col(end).isNotNull()), 0
+    # Latest first: the frame "this row and all later ones" then begins at the partition's start, which
+    # Spark sums up in one pass; the same frame written forwards costs a pass per row.
+    at = F.coalesce(end, start)
+    latest_first = Window.partitionBy(*dims).orderBy(at.desc(), F.col(end).asc_nulls_first())
+    not_yet_ended = latest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    over = F.greatest(F.lit(until_ns), F.max(start).over(not_yet_ended))
+    closed = rows.withColumn(
+        "closed_ns", F.coalesce(F.col(end), F.min(end).over(not_yet_ended), over)
+    )
+    before = F.lead("closed_ns").over(latest_first)
+    # The first end has none before it: greatest() skips nulls.
+    since = F.greatest(before, F.min(start).over(not_yet_ended))
+    gap = F.greatest(F.col("closed_ns") - since, F.lit(0))
+    return closed.select(*dims, F.col("closed_ns").alias("until_ns"), gap.alias("gap_ns"))
+
+
+def longest(
+    rows: DataFrame, dims: Sequence[str], *, start: str, end: str, until_ns: int | None = None
+) -> DataFrame:
+    """dims, gap_ns, until_ns: the longest gap of each group."""
+    gaps = every(rows, dims, start=start, end=end, until_ns=until_ns)
+    longest = gaps.groupBy(*dims).agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))
+    return longest.select(*dims, "longest.gap_ns", "longest.until_ns")
+
+
+def incident_rows(session: SparkSession, incidents: Sequence[Incident]) -> DataFrame:
+    """One row for each, by its place in time; of `INCIDENT`, its broker as at_broker."""
+    ordered = sorted(incidents, key=lambda one: one.at_ns)
+    rows = [
+        (number, one.kind, one.broker, one.at_ns, one.done_ns) for number, one in enumerate(ordered)
+    ]
+    return session.createDataFrame(rows, INCIDENT).withColumnRenamed("broker", "at_broker")
+
+
+def around(gaps: DataFrame, dims: Sequence[str], incidents: DataFrame) -> DataFrame:
+    """number, kind, at_broker, from_ns, dims, gap_ns, until_ns: the longest of each around each.
+
+    gaps: of `every`. incidents: of `incident_rows`, a handful.
+    """
+    began = F.col("until_ns") - F.col("gap_ns")
+    during = (F.col("until_ns") >= F.col("from_ns")) & (began <= F.col("to_ns") + FOLLOWS_NS)
+    met = gaps.filter(F.col("gap_ns") > 0).join(F.broadcast(incidents), during)
+    of = ["number", "kind", "at_broker", "from_ns", *dims]
+    longest = met.groupBy(*of).agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))
+    return longest.select(*of, "longest.gap_ns", "longest.until_ns")

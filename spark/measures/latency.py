@@ -1,0 +1,116 @@
+"""Latency of publishing and of delivering, as counts per HdrHistogram bin.
+
+Measured from the *intended* time, so that a stall counts for everything that it held up, and beside
+it from the time of sending, which forgives the sender every wait. End to end crosses two clocks:
+negative values are counted and ranked below all others, never clipped or left out.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.lake.manifest import Manifest
+
+__all__ = [
+    "BROKER",
+    "CONFIRM",
+    "END_TO_END",
+    "MEASURES",
+    "MEASURE_NAMES",
+    "ONE_CLOCK",
+    "RECEIVED_SENT",
+    "SENT",
+    "SUBSCRIPTION",
+    "WHOLE",
+    "below",
+    "names",
+    "samples",
+    "scoped",
+]
+
+CONFIRM = "confirm_from_intended"
+SENT = "confirm_from_sent"
+END_TO_END = "received_from_intended"
+RECEIVED_SENT = "received_from_sent"
+MEASURES = (CONFIRM, SENT, END_TO_END, RECEIVED_SENT)
+MEASURE_NAMES = {
+    CONFIRM: "publish: intended to confirmed",
+    SENT: "publish: sent to confirmed",
+    END_TO_END: "end to end: intended to received",
+    RECEIVED_SENT: "end to end: sent to received",
+}
+# What begins and ends in one process: below zero only when its clock went back.
+ONE_CLOCK = (CONFIRM, SENT)
+WHOLE, BROKER, SUBSCRIPTION = "all", "broker", "subscription"
+
+
+def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
+    """date, measure, broker, subscription ("" for publishes), at_ns (intended), value_ns, resent.
+
+    fates: of `audit.fates`; the first delivery of every expected pair counts, repeats do not. resent: of a
+    message that was sent more than once, whose earlier copy may come before the later sending.
+    """
+    confirmed = published.filter(F.col("outcome") == "confirmed")
+    sent = confirmed.select(
+        "date",
+        "broker",
+        F.lit("").alias("subscription"),
+        F.col("intended_ns").alias("at_ns"),
+        F.lit(False).alias("resent"),
+        F.inline(
+            F.array(
+                _measured(CONFIRM, F.col("confirmed_ns") - F.col("intended_ns")),
+                _measured(SENT, F.col("confirmed_ns") - F.col("sent_ns")),
+            )
+        ),
+    )
+    received = fates.filter(F.col("expected") & (F.col("deliveries") > 0)).select(
+        "date",
+        F.col("first_broker").alias("broker"),
+        F.concat_ws("/", "topic", "subscription").alias("subscription"),
+        F.col("intended_ns").alias("at_ns"),
+        (F.col("attempts") != 1).alias("resent"),
+        F.inline(
+            F.array(
+                _measured(END_TO_END, F.col("first_ns") - F.col("intended_ns")),
+                _measured(RECEIVED_SENT, F.col("first_ns") - F.col("sent_ns")),
+            )
+        ),
+    )
+    columns = ("date", "measure", "broker", "subscription", "at_ns", "value_ns", "resent")
+    return sent.select(*columns).unionByName(received.select(*columns))
+
+
+def scoped(bins: DataFrame) -> DataFrame:
+    """measure, scope, name, bin, n: each bin under the whole run, its broker and its subscription."""
+    scopes = F.array(
+        F.struct(F.lit(WHOLE).alias("scope"), F.lit("").alias("name")),
+        F.struct(F.lit(BROKER).alias("scope"), F.col("broker").alias("name")),
+        F.struct(F.lit(SUBSCRIPTION).alias("scope"), F.col("subscription").alias("name")),
+    )
+    each = bins.select("measure", "bin", "n", F.inline(scopes))
+    named = each.filter((F.col("scope") == WHOLE) | (F.col("name") != ""))
+    return named.groupBy("measure", "scope", "name", "bin").agg(F.sum("n").alias("n"))
+
+
+def below(measure: str) -> dict[str, Column]:
+    """Aggregates over `samples`: below (samples below zero), backwards (of those, not resent), error_ns
+    (by how much at most): clocks differ by that, or more."""
+    own = (F.col("measure") == measure) & (F.col("value_ns") < 0)
+    once = own & ~F.col("resent")
+    error = F.coalesce(F.max(F.when(once, -F.col("value_ns"))), F.lit(0).cast("long"))
+    return {"below": F.count_if(own), "backwards": F.count_if(once), "error_ns": error}
+
+
+def names(*manifests: Manifest) -> dict[str, str]:
+    """measure -> in words. "intended" only where it was recorded."""
+    if all(manifest.is_corrected for manifest in manifests):
+        return MEASURE_NAMES
+    return {
+        measure: text.replace("intended", "handed over") for measure, text in MEASURE_NAMES.items()
+    }
+
+
+def _measured(measure: str, value: Column) -> Column:
+    return F.struct(F.lit(measure).alias("measure"), value.alias("value_ns"))

@@ -1,0 +1,136 @@
+"""Messages that came after a later one: per publisher, key and broker, as one consumer received them.
+
+Only first deliveries count, of messages that were sent once: a repeat comes late by its nature, and a
+publish that was sent again promises no order. Deliveries of one instant are taken to be in order. A
+publisher that began anew, with numbers that it had given before, is judged by its intended times.
+
+An *arrival* is a first delivery whose order is judged. To sort all arrivals of a stream is dear, and one
+stream may have most of them. Nearly always all is in order, which `shaken` shows by short pieces of time.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+__all__ = [
+    "ARRIVAL",
+    "arrivals",
+    "by_time",
+    "left_out",
+    "of_streams",
+    "out_of_order",
+    "renumbered",
+    "shaken",
+]
+
+# A broker gives a queue to each of its consumers in the order of the queue.
+STREAM = ("topic", "subscription", "first_consumer", "first_broker", "publisher", "key")
+
+
+ARRIVAL = ("message_id", *STREAM, "sequence", "first_ns")
+# Few enough arrivals to be sorted quickly, enough of them to be worth a group: 10 s.
+PIECE_NS = 10_000_000_000
+
+
+def arrivals(fates: DataFrame) -> DataFrame:
+    """`ARRIVAL`. fates: `audit.fates`."""
+    return fates.filter(_is_ordered()).select(*ARRIVAL)
+
+
+def out_of_order(arrivals: DataFrame) -> DataFrame:
+    """date, message_id (hex), topic, subscription, consumer, broker, publisher, key, sequence, after.
+
+    date: of the arrival, UTC. after: the highest sequence that had come before it, above its own.
+    Cost: one sort of all arrivals.
+    """
+    before = (
+        Window.partitionBy(*STREAM)
+        .orderBy("first_ns", "sequence")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    judged = arrivals.withColumn("after", F.max("sequence").over(before))
+    came = F.timestamp_micros(F.call_function("div", F.col("first_ns"), F.lit(1000)))
+    return judged.filter(F.col("sequence") < F.col("after")).select(
+        F.date_format(came, "yyyy-MM-dd").alias("date"),
+        F.lower(F.hex("message_id")).alias("message_id"),
+        "topic",
+        "subscription",
+        F.col("first_consumer").alias("consumer"),
+        F.col("first_broker").alias("broker"),
+        "publisher",
+        "key",
+        "sequence",
+        "after",
+    )
+
+
+def shaken(arrivals: DataFrame) -> DataFrame:
+    """stream: digests of the streams that are not in order, or share their digest with one that is not.
+
+    In a piece of time arrivals are compared with the one before; pieces by their lowest and highest.
+    """
+    piece = F.call_function("div", F.col("first_ns"), F.lit(PIECE_NS))
+    rows = arrivals.select(_stream(), piece.alias("piece"), "sequence", "first_ns")
+    # By one number that differs for most rows, sorting compares few of them any further.
+    group = ["mixed", "stream", "piece"]
+    mixed = rows.withColumn("mixed", F.xxhash64("stream", "piece"))
+    before = F.lag("sequence").over(Window.partitionBy(*group).orderBy("first_ns", "sequence"))
+    compared = mixed.withColumn("is_late", F.col("sequence") < before)
+    pieces = compared.groupBy(*group).agg(
+        F.min("sequence").alias("low"),
+        F.max("sequence").alias("high"),
+        F.max("is_late").alias("is_late"),
+    )
+    earlier = (
+        Window.partitionBy("stream").orderBy("piece").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    told = pieces.withColumn("reached", F.max("high").over(earlier))
+    return (
+        told.filter(F.col("is_late") | (F.col("low") < F.col("reached")))
+        .select("stream")
+        .distinct()
+    )
+
+
+def of_streams(arrivals: DataFrame, streams: DataFrame) -> DataFrame:
+    """The arrivals of those streams. streams: of `shaken`."""
+    return (
+        arrivals.withColumn("stream", _stream()).join(streams, "stream", "left_semi").drop("stream")
+    )
+
+
+def renumbered(published: DataFrame) -> DataFrame:
+    """publisher: those that gave one number to several messages, as one does that began anew."""
+    numbers = published.groupBy("publisher", "sequence").agg(
+        (F.min("message_id") != F.max("message_id")).alias("is_repeated")
+    )
+    return numbers.filter("is_repeated").select("publisher").distinct()
+
+
+def by_time(arrivals: DataFrame, published: DataFrame, publishers: DataFrame) -> DataFrame:
+    """The arrivals, of those publishers with their intended times as numbers, which go on."""
+    own = published.join(publishers, "publisher", "left_semi")
+    times = own.groupBy("message_id").agg(F.min("intended_ns").alias("intended_ns"))
+    timed = arrivals.join(times, "message_id", "left")
+    number = F.coalesce("intended_ns", "sequence").alias("sequence")
+    return timed.select(*[number if name == "sequence" else name for name in arrivals.columns])
+
+
+def left_out(fates: DataFrame) -> DataFrame:
+    """ordered, left_out: first deliveries whose order is judged, and those of which it is not."""
+    came = fates.filter(F.col("deliveries") > 0)
+    return came.agg(
+        F.count_if(_is_ordered()).alias("ordered"), F.count_if(~_is_ordered()).alias("left_out")
+    )
+
+
+def _stream() -> Column:
+    return F.xxhash64(*STREAM).alias("stream")
+
+
+def _is_ordered() -> Column:
+    """Also false where one of the columns is null: of what was never published."""
+    sent_once = (F.col("attempts") == 1) & F.col("sequence").isNotNull()
+    came_once = (F.col("deliveries") > 0) & (F.col("first_redelivered") == 0)
+    return F.coalesce(sent_once & came_once, F.lit(False))

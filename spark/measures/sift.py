@@ -1,0 +1,297 @@
+"""Tells the messages that are as they should be from those that must be looked at.
+
+Nearly every message is *plain*: confirmed at its first sending, and each subscription of its topic had it
+once, for the first time, as it was. Sums of a few numbers show that, in one shuffle of three of them a
+row; `audit.fates`, which says what became of any message, costs five times as much. So it is asked about
+the others alone, the *odd* ones.
+
+A message goes by 64 bits of a digest of its id. Two messages that share them look like one that was
+altered: they are odd, and told apart by their ids. Alterations are seen by 64 bits of a digest, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark.lake.manifest import Manifest
+from spark.lake.tables import DATE
+from spark.measures import audit, order
+from spark.measures.audit import COUNTS, EARLY_NS, TOTALS
+from spark.measures.order import ARRIVAL
+from spark.measures.run import Run
+
+__all__ = [
+    "Sifted", "arrivals", "counts", "has_origins", "held", "odd", "only", "plain", "sifted", "without",
+]  # fmt: skip
+
+# A message's subscriptions are bits of one number. Topics with more have no plain messages.
+SUBSCRIPTIONS_MAX = 32
+# In place of its bit, of a delivery that makes its message odd: below what all bits together can undo.
+ODD = -(1 << 37)
+# Above all times.
+FAR_NS = 1 << 62
+# What a publisher may tell its consumers of a message, in headers.
+ORIGIN = ("publisher", "sequence", "key")
+COUNTED = ("topic", "publisher", "broker")
+PAIR_COUNTS = ("expected", "delivered", "deliveries")
+NAMES = [column for dims in TOTALS.values() for column in dims]
+ODD_FATES = "odd_fates"
+# Rows of a few numbers that every task can hold, as a hash table.
+BROADCAST_MAX = 2_000_000
+NO_PARTIAL = "spark.sql.execution.bypassPartialAggregation"
+
+
+def has_origins(delivered: DataFrame) -> bool:
+    """Does every delivery say who sent it, and as which of his messages?
+
+    Nearly free: files of Parquet know how many nulls a column has.
+    """
+    return delivered.filter(F.col("sequence").isNull()).isEmpty()
+
+
+def odd(
+    published: DataFrame, delivered: DataFrame, manifest: Manifest, *, origins: bool
+) -> DataFrame:
+    """message: the digests of ids that are not plain. origins: of `has_origins`.
+
+    Cost: one shuffle. Partial aggregation before it would only cost: hardly an id repeats in a task.
+    """
+    columns = ["topic", "size", "body_hash", *(ORIGIN if origins else ()), "message_id"]
+    content = F.xxhash64(*columns).alias("content")
+    none = F.lit(0).cast("long")
+    # One column for both times, so that no more is shuffled: its lowest is the publish's, its highest the
+    # earliest delivery's.
+    sent_at, came_at = -F.col("sent_ns"), FAR_NS - (F.col("received_ns") + EARLY_NS)
+    sent = published.select(
+        *(_message(), content, _owed(manifest).alias("owed"), none.alias("had")),
+        sent_at.alias("at"),
+    )
+    had = delivered.select(
+        *(_message(), content, none.alias("owed"), _had(manifest).alias("had")), came_at.alias("at")
+    )
+    found = (
+        sent.unionAll(had)
+        .groupBy("message")
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.max("owed").alias("owed"),
+            F.sum("had").alias("had"),
+            F.min("content").alias("low"),
+            F.max("content").alias("high"),
+            F.min("at").alias("sent_at"),
+            F.max("at").alias("came_at"),
+        )
+    )
+    # Numbers of n different bits add up to n bits, and no fewer of them do: with one row more than bits
+    # there is one publish, and one delivery for each bit.
+    is_plain = (
+        (F.col("owed") == F.col("had"))
+        & (F.col("rows") == F.bit_count("owed") + 1)
+        & (F.col("low") == F.col("high"))
+        & (FAR_NS - F.col("came_at") >= -F.col("sent_at"))
+    )
+    return found.filter(~is_plain).select("message")
+
+
+def only(rows: DataFrame, odd: DataFrame) -> DataFrame:
+    """Those rows of events that are about odd messages."""
+    return rows.join(odd, _message_of(rows) == odd["message"], "left_semi")
+
+
+def without(rows: DataFrame, odd: DataFrame) -> DataFrame:
+    """Those rows of events that are about plain messages."""
+    return rows.join(odd, _message_of(rows) == odd["message"], "left_anti")
+
+
+def plain(published: DataFrame, odd_published: DataFrame) -> DataFrame:
+    """topic, publisher, broker, messages: of plain messages, each of which was published once."""
+    every = published.select(*COUNTED, F.lit(1).alias("n"))
+    others = odd_published.select(*COUNTED, F.lit(-1).alias("n"))
+    counts = every.unionAll(others).groupBy(*COUNTED).agg(F.sum("n").alias("messages"))
+    return counts.filter(F.col("messages") > 0)
+
+
+def counts(plain: DataFrame, manifest: Manifest) -> DataFrame:
+    """Of `audit.totals`, of plain messages: every pair is expected, and was delivered once.
+
+    plain: of this module's `plain`.
+    """
+    names = [
+        (F.col("topic") == topic, _texts(sorted(names))) for topic, names in manifest.topics.items()
+    ]
+    had = plain.withColumn("names", _first_that_holds(names, otherwise=_texts([])))
+    messages = F.col("messages")
+    pairs = messages * F.size("names")
+    each = F.transform(
+        "names",
+        # A message is counted once, at the first of its subscriptions.
+        lambda name, position: _count(
+            F.when(position == 0, messages).otherwise(0),
+            messages,
+            of=F.lit("subscription"),
+            topic=F.col("topic"),
+            subscription=name,
+        ),
+    )
+    others = F.array(
+        _count(messages, pairs, of=F.lit("publisher"), publisher=F.col("publisher")),
+        _count(messages, pairs, of=F.lit("broker"), broker=F.col("broker")),
+        _count(
+            messages, pairs, of=F.lit("verdict"), verdict=F.lit("ok"), outcome=F.lit("confirmed")
+        ),
+    )
+    return had.select(F.inline(F.concat(each, others)))
+
+
+def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> DataFrame:
+    """The columns of `order.ARRIVAL`, of deliveries of plain messages. origins: of `has_origins`.
+
+    Cost: without origins a join, to learn from its publish whose message it is.
+    """
+    known = delivered
+    if not origins:
+        sent = published.select("message_id", *ORIGIN)
+        known = delivered.drop(*ORIGIN).join(sent, "message_id", "inner")
+    named = {"first_consumer": "consumer", "first_broker": "broker", "first_ns": "received_ns"}
+    return known.select(*[F.col(named.get(name, name)).alias(name) for name in ARRIVAL])
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """published, delivered: of the whole run, whatever day is asked about. odd: digests, of `odd`.
+
+    odd_published: the publishes of odd messages. every_fate: of `audit.fates`, of odd messages; kept.
+    """
+
+    run: Run
+    published: DataFrame
+    delivered: DataFrame
+    odd: DataFrame
+    odd_published: DataFrame
+    origins: bool
+    every_fate: DataFrame
+
+    @property
+    def fates(self) -> DataFrame:
+        """Of the run, or of the messages that were published on its day."""
+        return self._of_day(self.every_fate)
+
+    def counts(self) -> DataFrame:
+        """Of `audit.totals`, of plain messages."""
+        own = [self._of_day(rows) for rows in (self.published, self.odd_published)]
+        return counts(plain(*own), self.run.manifest)
+
+    def arrivals(self) -> DataFrame:
+        """`order.ARRIVAL`: of plain messages, which all are judged, and of odd ones.
+
+        Of all days: those of others may have come before.
+        """
+        came = without(self.delivered, self.odd)
+        plain = arrivals(self.published, came, origins=self.origins)
+        return plain.unionByName(order.arrivals(self.every_fate))
+
+    def late(self) -> DataFrame:
+        """Of `order.out_of_order`; of a day, what came late on it."""
+        arrivals = self.arrivals()
+        streams = held(order.shaken(arrivals))
+        doubtful = order.of_streams(arrivals, streams)
+        if not streams.isEmpty():
+            doubtful = order.by_time(doubtful, self.published, order.renumbered(self.published))
+        return self._of_day(order.out_of_order(doubtful))
+
+    def _of_day(self, rows: DataFrame) -> DataFrame:
+        return rows.filter(F.col(DATE) == self.run.day) if self.run.day else rows
+
+
+def sifted(run: Run) -> Sifted:
+    """Read all events once, and those of odd messages once more.
+
+    Of a day too: what was confirmed on it may have been delivered on any other.
+    """
+    whole = run.whole
+    published, delivered = whole.events("published"), whole.events("delivered")
+    origins = has_origins(delivered)
+    with _no_partial_aggregation(run.session):
+        odd_ids = held(odd(published, delivered, run.manifest, origins=origins))
+    odd_published = only(published, odd_ids).persist()
+    fates = audit.fates(odd_published, only(delivered, odd_ids), run.manifest)
+    kept = whole.keep(ODD_FATES, fates)
+    return Sifted(run, published, delivered, odd_ids, odd_published, origins, kept)
+
+
+def held(rows: DataFrame) -> DataFrame:
+    """Rows that are computed once and for all; a few of them are given to every task."""
+    kept = rows.persist()
+    return F.broadcast(kept) if kept.count() <= BROADCAST_MAX else kept
+
+
+def _message() -> Column:
+    return F.xxhash64("message_id").alias("message")
+
+
+def _message_of(rows: DataFrame) -> Column:
+    return F.xxhash64(rows["message_id"])
+
+
+def _owed(manifest: Manifest) -> Column:
+    """All bits of the topic's subscriptions; -1 if no delivery can make this message plain."""
+    sent_once = (F.col("outcome") == "confirmed") & (F.col("attempts") == 1)
+    bits = [
+        (sent_once & (F.col("topic") == topic), F.lit((1 << len(names)) - 1).cast("long"))
+        for topic, names in manifest.topics.items()
+        if len(names) <= SUBSCRIPTIONS_MAX
+    ]
+    return _first_that_holds(bits, otherwise=F.lit(-1).cast("long"))
+
+
+def _had(manifest: Manifest) -> Column:
+    """The bit of the delivery's subscription, if it came for the first time; else `ODD`."""
+    bits = [
+        (
+            (F.col("redelivered") == 0)
+            & (F.col("subscription") == name)
+            & (F.col("topic") == topic),
+            F.lit(1 << bit).cast("long"),
+        )
+        for topic, names in manifest.topics.items()
+        if len(names) <= SUBSCRIPTIONS_MAX
+        for bit, name in enumerate(sorted(names))
+    ]
+    return _first_that_holds(bits, otherwise=F.lit(ODD).cast("long"))
+
+
+def _first_that_holds(cases: Iterable[tuple[Column, Column]], *, otherwise: Column) -> Column:
+    found = otherwise
+    for holds, value in cases:
+        found = F.when(holds, value).otherwise(found)
+    return found
+
+
+def _count(messages: Column, pairs: Column, **dims: Column) -> Column:
+    """One row of `audit.totals`; the dims that are not given are null."""
+    none, nothing = F.lit(None).cast("string"), F.lit(0).cast("long")
+    known = {"messages": messages} | dict.fromkeys(PAIR_COUNTS, pairs)
+    return F.struct(
+        dims["of"].alias("of"),
+        *[dims.get(name, none).alias(name) for name in NAMES],
+        *[known.get(name, nothing).cast("long").alias(name) for name in COUNTS],
+    )
+
+
+def _texts(names: Iterable[str]) -> Column:
+    return F.array(*map(F.lit, names)).cast("array<string>")
+
+
+@contextmanager
+def _no_partial_aggregation(session: SparkSession) -> Iterator[None]:
+    """Of ids that hardly ever repeat in a task it costs 10 to 25 % of the CPU, and saves nothing."""
+    session.conf.set(NO_PARTIAL, "true")
+    try:
+        yield
+    finally:
+        session.conf.unset(NO_PARTIAL)

@@ -1,0 +1,1 @@
+"""Pages and texts that show measures, with charts, bars and tables."""

@@ -1,0 +1,109 @@
+"""The look of every chart: inline SVG whose text and lines take their colours from the page's style.
+
+matplotlib knows no style sheets, so it draws with marker colours that are then replaced by the page's
+variables: the same picture serves light, dark and print.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+# On first use it builds a font cache, and would say so on standard error.
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
+
+__all__ = [
+    "ALARM", "COLOURS", "GRID", "HATCHES", "INK", "MARKERS", "MUTED", "PAGE", "SETTINGS", "WIDTH_IN",
+    "log_milliseconds", "milliseconds", "svg",
+]  # fmt: skip
+
+# Marker colours, replaced by variables of the page.
+INK, MUTED, GRID, ALARM, PAGE = "#010203", "#040506", "#070809", "#0a0b0c", "#0d0e0f"
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", ALARM: "--alarm", PAGE: "--page"}
+# Distinguishable in print and with common colour blindness; readable on white and on near-black.
+COLOURS = (
+    "#3973ac",
+    "#d9912b",
+    "#4b9b7d",
+    "#a4628f",
+    "#7f8ea3",
+    "#b9b04b",
+    "#c4644f",
+    "#5f6caf",
+)
+# By colour alone nobody has to tell two things apart: layers have a hatch, lines a mark now and then.
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oo", "++")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "messagebus",
+    "font.size": 8.0,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "hatch.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.6,
+    "lines.solid_capstyle": "round",
+}
+WIDTH_IN = 10.2
+
+
+def milliseconds(value: float) -> str:
+    """A duration for people: 85 µs, 1.24 ms, 120 ms, 1.03 s."""
+    if value < 0.9995:
+        return f"{value * 1000:.3g} µs"
+    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"
+
+
+def log_milliseconds(panel: Axes) -> None:
+    """Durations on the y axis, from one power of ten to another, so that both have their names."""
+    panel.set_yscale("log")
+    least, most = panel.dataLim.intervaly
+    if 0 < least <= most < math.inf:
+        bottom = math.floor(math.log10(least))
+        panel.set_ylim(10.0**bottom, 10.0 ** max(bottom + 1, math.ceil(math.log10(most))))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value)))
+    panel.yaxis.set_minor_locator(NullLocator())
+
+
+def svg(figure: Figure, label: str) -> str:
+    """The figure as text. label: what it shows, for who cannot see it."""
+    target = io.StringIO()
+    metadata: Mapping[str, None] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(target, format="svg", metadata=metadata)
+    text = target.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    for colour, variable in VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    text = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+from pyspark.sql import SparkSession
+
+from messagebus.commands.exits import Exit
+from spark.command import (
+    Answer,
+    bad_faults,
+    check_day,
+    in_one_line,
+    is_no_interrupt,
+    run_of,
+    write,
+)
+from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
+from spark.lake.ingest import ingest, plan
+from spark.lake.manifest import RunInvalid
+from spark.lake.tables import Lake
+from spark.measures.run import Run
+from spark.page.page import Page, render_text
+from tests.support.events import write_run
+from tests.unit.spark.conftest import Planted
+
+JOBS = [throughput, latency, audit, imbalance, backlog, failover]
+
+PAGE = Page(job="audit", title="r", meta="", verdict="The promise holds.")
+
+
+def test_an_answer_is_json_text_and_a_page(tmp_path: Path) -> None:
+    assert write("audit", Answer({"lost": 0}, PAGE), tmp_path / "out") == 0
+    found = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert found == {"lost": 0, "holds": True, "faults": []}
+    assert "The promise holds." in (tmp_path / "out" / "audit.html").read_text()
+    assert "The promise holds." in (tmp_path / "out" / "audit.txt").read_text()
+
+
+def test_a_fault_of_the_input_is_one_of_the_answer(tmp_path: Path) -> None:
+    assert write("audit", Answer({}, PAGE), tmp_path, ["3 bad lines, 0 allowed"]) == Exit.FOUND
+    assert json.loads((tmp_path / "audit.json").read_text())["holds"] is False
+
+
+def test_bad_lines_are_a_fault_beyond_what_is_put_up_with(planted_run: Planted) -> None:
+    assert bad_faults(planted_run.run.ingested, 0) == ["1 bad line, 0 allowed"]
+    assert bad_faults(planted_run.run.ingested, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (RunInvalid("no run"), "audit: no run\n"),
+        (OSError(28, "No space left on device"), "audit: [Errno 28] No space left on device\n"),
+        (
+            RunInvalid("An error occurred\nCaused by: first\nCaused by: java.io.IOException: full"),
+            "audit: java.io.IOException: full\n",
+        ),
+        (
+            RunInvalid("An error occurred while calling o1.parquet.\n: java.io.IOException: no"),
+            "audit: java.io.IOException: no\n",
+        ),
+    ],
+)
+def test_whatever_ends_a_job_is_one_line(
+    fault: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> int:
+        raise fault
+
+    assert in_one_line("audit", work) == (Exit.USAGE if type(fault) is RunInvalid else Exit.FAILED)
+    assert capsys.readouterr().err == said
+
+
+def test_an_interrupt_is_not_logged_with_its_stack_and_all_else_is() -> None:
+    def record(error: BaseException) -> logging.LogRecord:
+        return logging.LogRecord("root", 40, "", 0, "", (), (type(error), error, None))
+
+    because = OSError()
+    because.__cause__ = KeyboardInterrupt()
+    assert not is_no_interrupt(record(KeyboardInterrupt()))
+    assert not is_no_interrupt(record(because))
+    assert is_no_interrupt(record(OSError()))
+
+
+@pytest.mark.parametrize("day", ["2026", "2026-13-01", "yesterday", ""])
+def test_what_is_no_day_is_wrong_use(day: str) -> None:
+    with pytest.raises(click.UsageError, match="a day such as"):
+        check_day(day)
+
+
+def test_a_day_without_rows_is_told_with_the_days_that_have_some(planted_run: Planted) -> None:
+    run = planted_run.run
+    assert run_of(run.session, run.lake, run.ingested, "2026-09-21").day == "2026-09-21"
+    with pytest.raises(
+        RunInvalid, match="run-1 has nothing on 2020-01-01; days with rows: 2026-09-21"
+    ):
+        run_of(run.session, run.lake, run.ingested, "2020-01-01")
+
+
+@pytest.fixture(scope="module")
+def nothing(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in which nothing was published."""
+    folder = tmp_path_factory.mktemp("nothing")
+    write_run(folder / "run", messages=4)
+    for path in (folder / "run").glob("*.ndjson"):
+        path.write_text(path.read_text().partition("\n")[0] + "\n")
+    return run_in(session, folder)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__.rpartition(".")[2])
+def test_a_run_without_a_message_says_so_and_divides_nothing_by_zero(
+    nothing: Run, job: ModuleType
+) -> None:
+    page = job.measure(nothing).page
+    assert "4 files" not in render_text(page)
+    assert any("nothing" in text.lower() for text in (*page.faults, page.verdict, page.comment))
+
+
+def test_a_run_of_one_message_has_its_numbers_and_no_percentile_that_one_cannot_support(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", messages=1)
+    run = run_in(session, tmp_path)
+    audited = audit.measure(run)
+    assert audited.page.faults == ()
+    assert audited.found["verdicts"]["ok"] == 1
+    answer = latency.measure(run)
+    assert answer.page.faults == ()
+    (row,) = [
+        row
+        for row in answer.found["percentiles"]
+        if (row["measure"], row["scope"]) == ("confirm_from_intended", "all")
+    ]
+    assert row["total"] == 1
+    assert "99.9" not in render_text(answer.page).splitlines()[0]
+
+
+def test_a_run_that_was_killed_is_reported_and_does_not_hold(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", messages=40)
+    path = tmp_path / "run" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"complete": False, "end_ns": None}))
+    run = run_in(session, tmp_path)
+    assert audit.measure(run).found["verdicts"]["ok"] == 40
+    assert bad_faults(run.ingested, 0)[0].startswith("the run did not end in order")
+
+
+def run_in(session: SparkSession, folder: Path) -> Run:
+    lake = Lake(folder / "lake")
+    return Run(session, lake, ingest(session, lake, plan(folder / "run", lake)))
