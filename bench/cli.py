@@ -12,7 +12,7 @@ from bench.demo.cli import demo
 from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
 from bench.handlers_trial import handlers
-from bench.load import load
+from bench.load.cli import load
 from bench.manifest import Manifest
 from bench.maven import fetch
 from bench.profiling import profile

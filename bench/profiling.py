@@ -19,8 +19,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from bench.environment import CHECKOUT
 from bench.figures.client.consume import fill
-from bench.figures.environment import CHECKOUT
 from bench.figures.scene import Group, Scene, Stage
 from bench.figures.turns import Case, direct_task, purge, take_turn
 from bench.systems.turn import Task, Turn, best_loop

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from bench.audit import ALLOWED, DOUBLED, Audit, audit
 from bench.audit_tables import print_audit
-from bench.control import read_progress
 from bench.errors import DoesNotHold
 from bench.faults import FAULTS, Fault
 from bench.figures.crew import Crew, crew
+from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.outer_faults import OUTER_FAULTS
 from bench.rows import read_events

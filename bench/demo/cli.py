@@ -23,9 +23,9 @@ from bench.demo.compare import disagreements, read_report
 from bench.demo.screen import open_screen
 from bench.demo.stage import CHECKOUT, Stage
 from bench.errors import BenchError, DoesNotHold, InputInvalid, Interrupted
+from bench.load.records import records, split
 from bench.manifest import Manifest
 from bench.processes import Child
-from bench.records import records, split
 from messagebus.commands.exits import Exit
 from ops.local.layout import DEFAULT_NETWORK
 

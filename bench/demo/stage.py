@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.control import Progress, read_progress, set_rate
 from bench.demo import scenario
 from bench.demo.scenario import CONSUMERS, PUBLISHERS, TOPIC, Step
 from bench.demo.screen import Rates, Screen, StepView, View
 from bench.errors import BenchError, Interrupted
+from bench.load.control import Progress, read_progress, set_rate
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.processes import Child, Children
 from messagebus.telemetry.eventfile import anchor_now

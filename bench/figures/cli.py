@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold
-from bench.figures.environment import CHECKOUT, describe, load_average
 from bench.figures.form import Figure, Results, figures_table
 from bench.figures.groups import chosen
 from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage

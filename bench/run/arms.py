@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import InputInvalid
-from bench.run.profile import COMPARED, Profile, unlike
+from bench.load.profile import COMPARED, Profile, unlike
 from bench.run.result import RESULT
 from bench.run.series import Step
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import click
 
+from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
-from bench.figures.environment import CHECKOUT, describe, load_average
+from bench.load.profile import Profile
+from bench.load.schedule import Constant
+from bench.load.systems import SYSTEMS
 from bench.manifest import write_atomically
 from bench.run import arms
 from bench.run import overhead as overheads
@@ -25,12 +28,9 @@ from bench.run.drivers import Running, durability, started
 from bench.run.folders import made, made_empty
 from bench.run.knee import Knee, fault_of
 from bench.run.outside import conduct_outside, read_outside, write_outside
-from bench.run.profile import Profile
 from bench.run.result import Result, gather
-from bench.run.schedule import Constant
 from bench.run.series import Results, Step, carry_out, had
 from bench.run.summary import page
-from bench.run.systems import SYSTEMS
 from bench.run.tables import columns_here
 from bench.run.told import Told
 from bench.run.workloads import WORKLOADS

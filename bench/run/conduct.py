@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.control import read_progress
+from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError
-from bench.figures.environment import CHECKOUT, describe, load_average
+from bench.load.control import read_progress
+from bench.load.profile import Profile
+from bench.load.schedule import Closed
 from bench.manifest import FILE_NAME, Incident, Manifest, write_atomically
 from bench.processes import Children
 from bench.run import sampling
@@ -25,9 +27,7 @@ from bench.run.disturbing import Disturber
 from bench.run.drivers import EVENTS, Running, durability
 from bench.run.folders import made_empty
 from bench.run.meeting import Start, missing, say_over, say_start
-from bench.run.profile import Profile
 from bench.run.sampling import Sampler
-from bench.run.schedule import Closed
 from bench.run.worker import PROFILE, RUN, members
 from bench.run.written import CONSUMER, PUBLISHER, read_parts
 from bench.systems.turn import best_loop

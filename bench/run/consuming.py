@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.load.bodies import read
 from bench.run.counts import Counts
 from bench.run.drivers import Receiver
 from bench.run.latencies import Latencies
-from bench.run.stamp import read
 
 __all__ = ["Consuming", "Had"]
 

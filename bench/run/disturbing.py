@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.faults import Fault
+from bench.load.profile import Disturbance
 from bench.manifest import Incident
 from bench.run.drivers import Running
-from bench.run.profile import Disturbance
 
 __all__ = ["Disturber", "steps"]
 

@@ -1,6 +1,6 @@
 """What a system must be able to do to be measured: run, send, say how it ended, receive, answer.
 
-One system more is an entry in `bench.run.systems` and a module with
+One system more is an entry in `bench.load.systems` and a module with
 
     durability(profile) -> str          what its confirm means; stands beside its numbers
     started(profile, network, say)      a context manager that starts the system and stops it: `Running`
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from bench.faults import Fault
-from bench.run.profile import Profile
+from bench.load.profile import Profile
+from bench.load.systems import SYSTEMS
 from bench.run.sampling import Probe
-from bench.run.systems import SYSTEMS
 
 __all__ = [
     "EVENTS",
@@ -104,7 +104,7 @@ class Running(Protocol):
         """What the load processes need in their environment; files hold the secrets."""
 
     def declare(self, profile: Profile) -> None:
-        """Make the topics and subscriptions of the run (`bench.run.places`); again does no harm."""
+        """Make the topics and subscriptions of the run (`bench.load.profile`); again does no harm."""
 
     def probes(self) -> Sequence[Probe]:
         """Of its processes: what they cost. Their brokers are named as in `End` and `Delivered`."""

@@ -24,11 +24,10 @@ from confluent_kafka import (
 )
 
 from bench.errors import BenchError
+from bench.load.profile import Profile, places
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.kafka_nodes import MESSAGE_BYTES_MAX, SERVERS, durability, started
-from bench.run.places import places
-from bench.run.profile import Profile
 
 __all__ = ["Receiver", "Sender", "durability", "partitions_of", "producer_options", "started"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.figures.form import Figure, median_of
+from bench.load.profile import Profile
 from bench.run.numbers import numbers_of
-from bench.run.profile import Profile
 from bench.run.rounds import in_rounds, middle, samples, trusted, turns_of
 from bench.run.series import Step
 from bench.run.tables import told as told_value

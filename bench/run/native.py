@@ -18,10 +18,9 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.load.profile import Profile, places
 from bench.run import ours, standalone
 from bench.run.drivers import Where
-from bench.run.places import places
-from bench.run.profile import Profile
 from bench.run.sampling import Probe
 from messagebus import BusConfig, Subscription, Topic, declare
 from messagebus.topology import with_options

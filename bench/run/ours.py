@@ -9,10 +9,10 @@ import re
 from collections import deque
 from pathlib import Path
 
+from bench.load.profile import Profile
+from bench.load.schedule import Closed
 from bench.run.drivers import EVENTS, Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.run.profile import Profile
-from bench.run.schedule import Closed
 from bench.run.standalone import started
 from bench.run.worker import RUN
 from messagebus import (

@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.environment import describe, load_average
 from bench.errors import InputInvalid
-from bench.figures.environment import describe, load_average
+from bench.load.profile import Profile
 from bench.manifest import write_atomically
 from bench.run import sampling
 from bench.run.conduct import MACHINE, SAMPLES
 from bench.run.drivers import Outside, Running, durability, measure_outside
 from bench.run.folders import made_empty
-from bench.run.profile import Profile
 from bench.run.result import RESULT
 from bench.run.sampling import Sampler
 from bench.run.worker import PROFILE, RUN

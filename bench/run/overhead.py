@@ -16,15 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.figures.form import Figure, at_most, median_of, no_goal
-from bench.run.bodies import Drawer
+from bench.load.bodies import Drawer, Filler, stamped
+from bench.load.profile import Messages
+from bench.load.schedule import Constant, intended, striped
 from bench.run.consuming import Consuming
 from bench.run.drivers import Delivered, End
 from bench.run.fates import CONFIRMED
 from bench.run.latencies import Latencies
-from bench.run.profile import Messages
 from bench.run.publishing import Publishing
-from bench.run.schedule import Constant, intended, striped
-from bench.run.stamp import Filler, stamped
 
 __all__ = ["Overhead", "figures", "measure"]
 

@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 
 from bench.errors import BenchError
+from bench.load.profile import Profile, places
+from bench.load.schedule import Constant
 from bench.maven import PERF_TEST
 from bench.run.drivers import Outside, Running
-from bench.run.places import places
-from bench.run.profile import Profile
-from bench.run.schedule import Constant
 from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 

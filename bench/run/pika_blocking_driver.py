@@ -8,10 +8,9 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError, NackError, UnroutableError
 
+from bench.load.profile import KEY_HEADER, Profile
 from bench.run.drivers import Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.run.places import KEY_HEADER
-from bench.run.profile import Profile
 from bench.run.standalone import DURABILITY, started_direct
 from bench.run.threaded import ThreadedReceiver, ThreadedSender
 from messagebus import BusConfig, Subscription, Topic

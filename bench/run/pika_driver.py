@@ -11,10 +11,9 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from bench.errors import BenchError
+from bench.load.profile import KEY_HEADER, Profile
 from bench.run.drivers import Delivered, End, Where
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.run.places import KEY_HEADER
-from bench.run.profile import Profile
 from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 

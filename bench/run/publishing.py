@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.load.bodies import Filler, stamped
 from bench.run.counts import Counts
 from bench.run.drivers import End, Sender
 from bench.run.fates import CONFIRMED, UNKNOWN
 from bench.run.latencies import Latencies
-from bench.run.stamp import Filler, stamped
 
 __all__ = ["Publishing", "Sent"]
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bench.figures.environment import CHECKOUT
+from bench.environment import CHECKOUT
+from bench.load.profile import Messages
 from bench.run.charts import (
     ANY,
     latency_chart,
@@ -17,7 +18,6 @@ from bench.run.charts import (
     rates_chart,
     waiting_chart,
 )
-from bench.run.profile import Messages
 from bench.run.result import MEASURES, Result, percentiles
 from bench.run.sampling import CPU_LEAST_S
 from bench.run.tables import COLUMNS, html_table, text_table

@@ -16,6 +16,8 @@ from typing import Any
 from hdrh.log import HistogramLogWriter
 
 from bench.errors import InputInvalid
+from bench.load.profile import Profile, topic_of
+from bench.load.schedule import Constant, Poisson
 from bench.manifest import write_atomically
 from bench.run import sampling
 from bench.run.conduct import MACHINE, SAMPLES
@@ -23,10 +25,7 @@ from bench.run.counts import Counts
 from bench.run.fates import Fates, Published, judge, repeats_ns
 from bench.run.latencies import SECOND_NS, Bins, Latencies, histogram, summed
 from bench.run.machine import Busy, Usage, usage
-from bench.run.places import topic_of
-from bench.run.profile import Profile
 from bench.run.sampling import Row, Sample
-from bench.run.schedule import Constant, Poisson
 from bench.run.verdict import Client, behind, bottlenecks, unsteady
 from bench.run.worker import PROFILE, RUN
 from bench.run.written import (

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.figures.form import Figure, median_of, plain
+from bench.load.profile import Profile, System
+from bench.load.schedule import Closed
 from bench.run.numbers import numbers_of
-from bench.run.profile import Profile, System
 from bench.run.ratios import Ratio, ratio_of
-from bench.run.schedule import Closed
 from bench.run.series import Step
 from bench.run.told import Bar, Told, faults_of
 

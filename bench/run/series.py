@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.environment import commit
 from bench.errors import InputInvalid
-from bench.figures.environment import commit
+from bench.load.profile import Profile, unlike
 from bench.run.drivers import Running, started
-from bench.run.profile import Profile, unlike
 from bench.run.result import RESULT
 from bench.run.worker import PROFILE
 

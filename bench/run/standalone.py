@@ -14,8 +14,7 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.faults import FAULTS, Fault, fault_of
-from bench.run.places import places
-from bench.run.profile import Profile
+from bench.load.profile import Profile, places
 from bench.run.sampling import Probe
 from messagebus import BusConfig, declare
 from messagebus.topology import GATE, with_options

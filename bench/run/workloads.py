@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.figures.form import Figure
+from bench.load.profile import Profile
 from bench.run import lines, peers, seed
-from bench.run.profile import Profile
 from bench.run.series import Step
 from bench.run.told import Told
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.control import read_progress
+from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
-from bench.figures.environment import CHECKOUT
+from bench.load.control import read_progress
+from bench.load.profile import Profile
 from bench.processes import Children
 from bench.run import conduct as conducting
 from bench.run.cli import measured
 from bench.run.conduct import conduct
 from bench.run.drivers import started
 from bench.run.fates import Fates
-from bench.run.profile import Profile
 from bench.run.report import render_text
 from bench.run.result import Result, gather, percentiles
 from bench.run.standalone import Standalone
@@ -136,7 +136,7 @@ import json, sys
 from pathlib import Path
 from bench.run.conduct import conduct
 from bench.run.drivers import started
-from bench.run.profile import Profile
+from bench.load.profile import Profile
 from bench.run.standalone import Standalone
 from ops.local.cluster import LocalCluster
 wanted = Profile.from_values(json.loads(sys.argv[1]), "test")

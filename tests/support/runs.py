@@ -13,10 +13,10 @@ import numpy as np
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.load.profile import Profile
 from bench.run.conduct import SAMPLES
 from bench.run.consuming import Had
 from bench.run.fates import CONFIRMED, UNKNOWN
-from bench.run.profile import Profile
 from bench.run.publishing import Sent
 from bench.run.sampling import Probe, Sample, save
 from bench.run.worker import PROFILE, RUN

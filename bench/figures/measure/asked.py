@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.environment import CHECKOUT
 from bench.figures.measure.watched import below
 
 __all__ = ["Asked", "Told", "asking"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
+from bench.environment import describe
 from bench.figures.cli import RESULTS, keep
-from bench.figures.environment import describe
 from bench.figures.form import Figure
 from bench.figures.measure.audit import NAME, audited, compared
 from bench.figures.measure.laid import lay

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.environment import CHECKOUT
 from bench.figures.form import Figure, at_most
 from bench.figures.measure.audit import cost_of
 from bench.figures.measure.laid import lay

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.environment import CHECKOUT
 
 __all__ = ["Cost", "below", "watched"]
 

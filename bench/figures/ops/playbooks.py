@@ -18,13 +18,13 @@ import time
 from collections.abc import Iterator
 
 from bench.audit import ALLOWED, audit
-from bench.control import read_progress
 from bench.errors import BenchError
 from bench.figures.crew import CHECKOUT, Crew, crew, wait_until
 from bench.figures.form import Figure
 from bench.figures.ops.noticed import Act, Run, Took, attach_s, figures_of
 from bench.figures.ops.spread import a_lifetime_passes, resting, sessions
 from bench.figures.scene import Group, Scene, repeat_command
+from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.rows import Events, read_events
 from messagebus import BusConfig, declare

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.errors import InputInvalid
+from bench.load.profile import Profile, System
 from bench.run import arms
-from bench.run.profile import Profile, System
 from tests.support.results import PROFILE, result
 
 ONE = Profile.from_values(PROFILE, "x")

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from bench.errors import BenchError
+from bench.load.profile import Profile
 from bench.run import artemis_driver
 from bench.run.artemis_driver import Receiver, Sender
 from bench.run.artemis_nodes import NODES
 from bench.run.artemis_stomp import Frame, Link, parse
 from bench.run.drivers import Where
 from bench.run.fates import CONFIRMED, UNKNOWN
-from bench.run.profile import Profile
 
 
 class FakeLink(Link):

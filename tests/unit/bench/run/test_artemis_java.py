@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
+from bench.load.profile import Profile
 from bench.run.artemis_java import options, outside_of, read
-from bench.run.profile import Profile
 
 # As 2.40 writes it: an array with a sample on each line.
 TIMES = (

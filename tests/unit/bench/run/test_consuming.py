@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
+from bench.load.bodies import Filler, stamped
 from bench.run.consuming import Consuming, Had
 from bench.run.drivers import Delivered
-from bench.run.stamp import Filler, stamped
 
 MS = 1_000_000
 FILLER = Filler.of(bytes(40))

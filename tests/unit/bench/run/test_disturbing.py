@@ -7,8 +7,8 @@ import pytest
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.load.profile import Disturbance
 from bench.run.disturbing import Disturber, steps
-from bench.run.profile import Disturbance
 from bench.run.sampling import Probe
 from tests.support.eventually import eventually
 

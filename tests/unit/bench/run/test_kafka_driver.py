@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from bench.load.profile import Profile
 from bench.run.drivers import Where
 from bench.run.kafka_driver import partitions_of, producer_options
 from bench.run.kafka_nodes import SERVERS
-from bench.run.profile import Profile
 
 WHERE = Where("publisher-0", "load0", "", {SERVERS: "127.0.0.201:9092"}, "/run")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
+from bench.load.profile import Profile
 from bench.run import outside
 from bench.run.drivers import Outside
 from bench.run.numbers import numbers_of
 from bench.run.outside import conduct_outside, render_outside
-from bench.run.profile import Profile
 from tests.support.runs import Nothing
 
 PROFILE = Profile.from_values(

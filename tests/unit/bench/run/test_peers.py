@@ -4,8 +4,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from bench.load.profile import Profile
 from bench.run import peers
-from bench.run.profile import Profile
 from bench.run.series import Step
 from bench.run.tables import NONE
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from bench.run.bodies import Drawer
+from bench.load.bodies import Drawer, read
+from bench.load.profile import Messages
+from bench.load.schedule import Constant, intended
 from bench.run.drivers import End
 from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.run.profile import Messages
 from bench.run.publishing import Publishing, Sent
 from bench.run.result import percentiles
-from bench.run.schedule import Constant, intended
-from bench.run.stamp import read
 
 MS = 1_000_000
 S = 1_000 * MS

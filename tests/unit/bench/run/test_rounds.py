@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bench.run.profile import Profile
+from bench.load.profile import Profile
 from bench.run.rounds import in_rounds, middle, samples, trusted, turns_of
 from bench.run.series import Step
 from tests.support.results import PROFILE

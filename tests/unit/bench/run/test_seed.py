@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from bench.load.profile import Profile
 from bench.run import seed
-from bench.run.profile import Profile
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 BASE = Profile.load_file(PROFILES / "seed-s1.toml")

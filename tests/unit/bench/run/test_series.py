@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench.errors import BenchError, InputInvalid
+from bench.load.profile import Profile, System
 from bench.run import series
-from bench.run.profile import Profile, System
 from bench.run.series import Step, carry_out
 
 PROFILE = Profile.from_values(

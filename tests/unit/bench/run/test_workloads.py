@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.run.profile import Profile
+from bench.load.profile import Profile
 from bench.run.workloads import WORKLOADS
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"

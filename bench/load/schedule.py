@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bench.run.shapes import beyond
+from bench.load.fields import beyond
 
 __all__ = [
     "Bursts",

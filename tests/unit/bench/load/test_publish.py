@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from bench.control import RateFile, read_progress, set_rate
-from bench.publish_load import PublishLoad
+from bench.load.control import RateFile, read_progress, set_rate
+from bench.load.publish import PublishLoad
 from messagebus.errors import BacklogFull
 from messagebus.events import body_hash
 from messagebus.message import Message

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import records as module
 from bench.errors import InputInvalid
-from bench.records import key_of, lines, paragraphs, read_frames, records, split
+from bench.load import records as module
+from bench.load.records import key_of, lines, paragraphs, read_frames, records, split
 from messagebus.message import BODY_BYTES_MAX
 
 

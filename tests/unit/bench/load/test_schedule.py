@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.run.schedule import (
+from bench.load.schedule import (
     Bursts,
     Closed,
     Constant,

@@ -1,4 +1,4 @@
-from bench.figures.environment import cpu_model, describe
+from bench.environment import cpu_model, describe
 
 
 def test_the_model_of_the_processor_is_found() -> None:

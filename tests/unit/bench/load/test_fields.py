@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.run.shapes import ANY, beyond, made
+from bench.load.fields import ANY, beyond, made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,13 @@
 from pathlib import Path
 
-from bench.control import Progress, RateFile, read_progress, rss_bytes, set_rate, write_progress
+from bench.load.control import (
+    Progress,
+    RateFile,
+    read_progress,
+    rss_bytes,
+    set_rate,
+    write_progress,
+)
 
 
 def test_publishers_share_the_rate_and_see_it_once(tmp_path: Path) -> None:

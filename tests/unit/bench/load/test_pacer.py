@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.pacer import NEVER_NS, Pacer
+from bench.load.pacer import NEVER_NS, Pacer
 
 S = 1_000_000_000
 

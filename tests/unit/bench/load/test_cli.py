@@ -4,9 +4,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.control import Progress
 from bench.errors import BenchError
-from bench.load import _prepare_folder, _report, load
+from bench.load.cli import _prepare_folder, _report, load
+from bench.load.control import Progress
 
 
 @pytest.mark.parametrize(

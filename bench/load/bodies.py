@@ -1,18 +1,72 @@
-"""The bodies and keys of a run's messages, before each gets its stamp: drawn once, used again and again."""
+"""The bodies and keys of a run's messages, drawn once and used again and again, and the stamp in each.
+
+A stamp is the last bytes of a body: which publisher sent it, its number there, when it was intended, and
+a checksum of the whole body. It is the same for every system, whether it has ids or not; the audit goes
+by stamps, not by counts.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
+import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
-from bench.figures.environment import CHECKOUT
-from bench.records import records
-from bench.run.profile import Messages
-from bench.run.stamp import STAMP_BYTES, Filler
+from bench.environment import CHECKOUT
+from bench.load.profile import Messages
+from bench.load.records import records
 
-__all__ = ["Drawer"]
+__all__ = [
+    "STAMP_BYTES",
+    "Drawer",
+    "Filler",
+    "Stamp",
+    "read",
+    "stamped",
+]
+
+
+_FIELDS = struct.Struct(">HIQ")
+_CHECK = struct.Struct("<I")
+STAMP_BYTES = _FIELDS.size + _CHECK.size
+# The CRC-32 of whatever ends with its own CRC-32, least byte first: one call looks at a whole body, 0.3 us
+# less than to cut it.
+_RESIDUE = 0x2144DF1C
+
+# A plain one: to make a NamedTuple takes as long as all the rest of reading but the checksum.
+Stamp = tuple[int, int, int]
+"""Publisher, its number in the run; sequence; intended_ns, on the clock of the publisher's host."""
+
+
+class Filler(NamedTuple):
+    """What stands before the stamp, and its checksum, which is made once for many messages."""
+
+    head: bytes
+    check: int
+
+    @classmethod
+    def of(cls, body: bytes) -> Self:
+        """For bodies of that length, `STAMP_BYTES` at least, with the beginning of that one."""
+        head = body[: len(body) - STAMP_BYTES]
+        return cls(head, zlib.crc32(head))
+
+
+def stamped(filler: Filler, publisher: int, sequence: int, intended_ns: int) -> bytes:
+    """One body."""
+    fields = _FIELDS.pack(publisher, sequence, intended_ns)
+    return filler.head + fields + _CHECK.pack(zlib.crc32(fields, filler.check))
+
+
+def read(body: bytes) -> Stamp | None:
+    """None for a body that is not as it was sent, or was never stamped."""
+    at = len(body) - STAMP_BYTES
+    if at < 0 or zlib.crc32(body) != _RESIDUE:
+        return None
+    return _FIELDS.unpack_from(body, at)
+
 
 # So many different ones of each size, as far as they are no more than so many bytes; a broker that
 # compressed, or a cache, would be fooled by a single one.

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bench.control import Progress, RateFile, write_progress
-from bench.pacer import Pacer
-from bench.records import key_of
+from bench.load.control import Progress, RateFile, write_progress
+from bench.load.pacer import Pacer
+from bench.load.records import key_of
 from messagebus.errors import BacklogFull
 from messagebus.events import body_hash
 from messagebus.message import Header, Message

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import InputInvalid
-from bench.run.profile import PARTS, SCHEDULES, Profile, unlike
-from bench.run.schedule import Constant, Steps, intended
+from bench.load.profile import PARTS, SCHEDULES, Profile, places, unlike
+from bench.load.schedule import Constant, Steps, intended
 
 ROOT = Path(__file__).resolve().parents[4]
 LEAST: dict[str, Any] = {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 5}}}
@@ -264,3 +264,17 @@ GOOD: dict[str, dict[str, object]] = {
     "replay": {"offsets_ns": [0]},
     "closed": {"count": 1},
 }
+
+
+def test_every_topic_has_every_subscription() -> None:
+    values = {
+        "name": "x",
+        "load": {
+            "schedule": {"kind": "constant", "rate_per_s": 1},
+            "publishers": 2,
+            "consumers": 4,
+        },
+        "messages": {"topics": 2, "subscriptions": 2},
+    }
+    wanted = [("load0", "sink0"), ("load0", "sink1"), ("load1", "sink0"), ("load1", "sink1")]
+    assert places(Profile.from_values(values, "x")) == wanted

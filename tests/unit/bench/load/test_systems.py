@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bench.faults import FAULTS
-from bench.run.systems import ALL_FAULTS, SYSTEMS
+from bench.load.systems import ALL_FAULTS, SYSTEMS
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from bench.control import Progress, write_progress
+from bench.load.control import Progress, write_progress
 from messagebus.events import body_hash
 from messagebus.message import Delivery
 from messagebus.stats import ConsumerStats

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.consume_load import ConsumeLoad
-from bench.control import read_progress
+from bench.load.consume import ConsumeLoad
+from bench.load.control import read_progress
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.events import body_hash

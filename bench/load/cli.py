@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from bench.consume_load import ConsumeLoad
-from bench.control import Progress, RateFile
 from bench.errors import BenchError
-from bench.publish_load import PublishLoad
-from bench.records import read_frames, records
+from bench.load.consume import ConsumeLoad
+from bench.load.control import Progress, RateFile
+from bench.load.publish import PublishLoad
+from bench.load.records import read_frames, records
 from messagebus import BusConfig, Consumer, ConsumerConfig, Publisher, PublisherConfig
 from messagebus.telemetry.eventfile import DeliveredFile, EventFile, PublishedFile, anchor_now
 

@@ -28,16 +28,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.environment import CHECKOUT
 from bench.errors import InputInvalid
 from bench.faults import FAULTS
-from bench.figures.environment import CHECKOUT
-from bench.records import records
-from bench.run.schedule import Bursts, Closed, Constant, Poisson, Ramp, Replay, Schedule, Steps
-from bench.run.shapes import ANY, beyond, known, made
-from bench.run.systems import PREFETCH_MAX, SYSTEMS
+from bench.load.fields import ANY, beyond, known, made
+from bench.load.records import records
+from bench.load.schedule import Bursts, Closed, Constant, Poisson, Ramp, Replay, Schedule, Steps
+from bench.load.systems import PREFETCH_MAX, SYSTEMS
 from messagebus.message import BODY_BYTES_MAX
 
-__all__ = ["COMPARED", "Disturbance", "Load", "Messages", "Profile", "System", "Time", "unlike"]
+__all__ = [
+    "COMPARED",
+    "KEY_HEADER",
+    "Disturbance",
+    "Load",
+    "Messages",
+    "Profile",
+    "System",
+    "Time",
+    "places",
+    "topic_of",
+    "unlike",
+]
+
 
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
@@ -386,3 +399,26 @@ def _unreadable(file: str) -> list[str]:
     except InputInvalid as fault:
         return [f"messages.file: {fault}"]
     return []
+
+
+# Of docs/WIRE.md: where messagebus has a message's key. Other clients of RabbitMQ put it there too.
+KEY_HEADER = "mb-key"
+
+
+def topic_of(publisher: int, topics: int) -> str:
+    """To which of so many topics a publisher sends."""
+    return _topic(publisher % topics)
+
+
+def _topic(number: int) -> str:
+    return f"load{number}"
+
+
+def places(profile: Profile) -> list[tuple[str, str]]:
+    """(topic, subscription), all of a run."""
+    messages = profile.messages
+    return [
+        (_topic(topic), f"sink{subscription}")
+        for topic in range(messages.topics)
+        for subscription in range(messages.subscriptions)
+    ]
