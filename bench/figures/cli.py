@@ -16,8 +16,8 @@ from bench.errors import BenchError, DoesNotHold
 from bench.figures.form import Figure, Results, figures_table
 from bench.figures.groups import chosen
 from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
+from bench.harness.loop import best_loop
 from bench.readme import update
-from bench.systems.turn import best_loop
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["figures", "readme"]

@@ -25,7 +25,7 @@ DIRECT_FAULTS = ("freeze", "alarm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """module: of its driver, see `bench.run.drivers`. brokers_max: nodes that it may have.
+    """module: of its driver, see `bench.harness.interface`. brokers_max: nodes that it may have.
 
     batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
     message. faults: what can be done to its brokers. prefetch_max: of what a broker delivers at once.

@@ -10,9 +10,9 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, HeadersType
 from aio_pika.exceptions import DeliveryError, PublishError
 
+from bench.harness.interface import Delivered, End, Where
+from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from bench.run.drivers import Delivered, End, Where
-from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 

@@ -11,11 +11,11 @@ import contextlib
 import functools
 import time
 
+from bench.harness.interface import Delivered, End, Where
+from bench.harness.outcomes import CONFIRMED, UNKNOWN
 from bench.load.profile import Profile
 from bench.run.artemis_nodes import NODES, durability, is_cluster, started
 from bench.run.artemis_stomp import Frame, Link, frame, opened
-from bench.run.drivers import Delivered, End, Where
-from bench.run.fates import CONFIRMED, UNKNOWN
 
 __all__ = ["Receiver", "Sender", "durability", "started"]
 

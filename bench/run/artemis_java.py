@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError
+from bench.harness.interface import Outside, Running
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.maven import ARTEMIS
 from bench.run.artemis_nodes import CORE_PORT, MAIN, NODES, durability, started
-from bench.run.drivers import Outside, Running
 from bench.run.jvm import run_tool
 
 __all__ = ["durability", "measure", "options", "outside_of", "read", "started"]

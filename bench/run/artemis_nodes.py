@@ -11,12 +11,12 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
 from bench.maven import ARTEMIS
 from bench.processes import Children
 from bench.run import jvm
 from bench.run.jvm import Node
-from bench.run.sampling import Probe
 
 __all__ = ["CORE_PORT", "NODES", "Artemis", "broker_xml", "durability", "is_cluster", "started"]
 

@@ -14,6 +14,8 @@ import click
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
+from bench.harness.coordinator import conduct, made, made_empty
+from bench.harness.interface import Running, durability, started
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
@@ -23,9 +25,6 @@ from bench.run import overhead as overheads
 from bench.run import report as reports
 from bench.run.compare import PAIRS_MIN, told
 from bench.run.compare import compare as compare_results
-from bench.run.conduct import conduct
-from bench.run.drivers import Running, durability, started
-from bench.run.folders import made, made_empty
 from bench.run.knee import Knee, fault_of
 from bench.run.outside import conduct_outside, read_outside, write_outside
 from bench.run.result import Result, gather

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import BenchError
+from bench.harness.sampling import Probe
 from bench.processes import Children
-from bench.run.sampling import Probe
 
 __all__ = ["NODES_MAX", "Node", "hosts", "log_of", "probes", "run_tool", "running", "wait_until"]
 

@@ -24,9 +24,9 @@ from confluent_kafka import (
 )
 
 from bench.errors import BenchError
+from bench.harness.interface import Delivered, End, Where
+from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import Profile, places
-from bench.run.drivers import Delivered, End, Where
-from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.kafka_nodes import MESSAGE_BYTES_MAX, SERVERS, durability, started
 
 __all__ = ["Receiver", "Sender", "durability", "partitions_of", "producer_options", "started"]

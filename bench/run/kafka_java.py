@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from bench.errors import BenchError, InputInvalid
+from bench.harness.interface import Outside, Running
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
 from bench.maven import KAFKA
 from bench.run import kafka_nodes
-from bench.run.drivers import Outside, Running
 from bench.run.jvm import run_tool
 from bench.run.kafka_nodes import SERVERS, Kafka, durability
 

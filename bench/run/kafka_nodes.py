@@ -17,12 +17,12 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
 from bench.maven import KAFKA
 from bench.processes import Children
 from bench.run import jvm
 from bench.run.jvm import Node
-from bench.run.sampling import Probe
 
 __all__ = [
     "MESSAGE_BYTES_MAX",

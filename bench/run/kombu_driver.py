@@ -10,9 +10,9 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer, Producer
 
+from bench.harness.interface import Where
+from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from bench.run.drivers import Where
-from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.standalone import DURABILITY, started_direct
 from bench.run.threaded import ThreadedReceiver, ThreadedSender
 from messagebus import BusConfig, Subscription, Topic

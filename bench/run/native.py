@@ -18,10 +18,10 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.harness.interface import Where
+from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
 from bench.run import ours, standalone
-from bench.run.drivers import Where
-from bench.run.sampling import Probe
 from messagebus import BusConfig, Subscription, Topic, declare
 from messagebus.topology import with_options
 from ops.commands.broker import epmd_environment

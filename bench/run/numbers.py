@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.run.sampling import CPU_LEAST_S
+from bench.harness.sampling import CPU_LEAST_S
 
 __all__ = ["NUMBERS", "Number", "numbers_of"]
 

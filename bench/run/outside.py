@@ -15,15 +15,14 @@ from typing import Any
 
 from bench.environment import describe, load_average
 from bench.errors import InputInvalid
+from bench.harness import sampling
+from bench.harness.coordinator import MACHINE, SAMPLES, made_empty
+from bench.harness.interface import Outside, Running, durability, measure_outside
+from bench.harness.sampling import Sampler
+from bench.harness.worker import PROFILE, RUN
 from bench.load.profile import Profile
 from bench.manifest import write_atomically
-from bench.run import sampling
-from bench.run.conduct import MACHINE, SAMPLES
-from bench.run.drivers import Outside, Running, durability, measure_outside
-from bench.run.folders import made_empty
 from bench.run.result import RESULT
-from bench.run.sampling import Sampler
-from bench.run.worker import PROFILE, RUN
 
 __all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
 

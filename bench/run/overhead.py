@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.figures.form import Figure, at_most, median_of, no_goal
+from bench.harness.consuming import Consuming
+from bench.harness.histograms import Latencies
+from bench.harness.interface import Delivered, End
+from bench.harness.outcomes import CONFIRMED
+from bench.harness.publishing import Publishing
 from bench.load.bodies import Drawer, Filler, stamped
 from bench.load.profile import Messages
 from bench.load.schedule import Constant, intended, striped
-from bench.run.consuming import Consuming
-from bench.run.drivers import Delivered, End
-from bench.run.fates import CONFIRMED
-from bench.run.latencies import Latencies
-from bench.run.publishing import Publishing
 
 __all__ = ["Overhead", "figures", "measure"]
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 
 from bench.errors import BenchError
+from bench.harness.interface import Outside, Running
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
 from bench.maven import PERF_TEST
-from bench.run.drivers import Outside, Running
 from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 

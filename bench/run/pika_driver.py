@@ -11,9 +11,9 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from bench.errors import BenchError
+from bench.harness.interface import Delivered, End, Where
+from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from bench.run.drivers import Delivered, End, Where
-from bench.run.fates import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 

@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 
 from bench.environment import CHECKOUT
+from bench.harness.parts import CONSUMER, PUBLISHER
+from bench.harness.sampling import CPU_LEAST_S
 from bench.load.profile import Messages
 from bench.run.charts import (
     ANY,
@@ -19,10 +21,8 @@ from bench.run.charts import (
     waiting_chart,
 )
 from bench.run.result import MEASURES, Result, percentiles
-from bench.run.sampling import CPU_LEAST_S
 from bench.run.tables import COLUMNS, html_table, text_table
 from bench.run.verdict import Client
-from bench.run.written import CONSUMER, PUBLISHER
 
 __all__ = ["STYLE", "render_html", "render_text", "write"]
 

@@ -16,19 +16,11 @@ from typing import Any
 from hdrh.log import HistogramLogWriter
 
 from bench.errors import InputInvalid
-from bench.load.profile import Profile, topic_of
-from bench.load.schedule import Constant, Poisson
-from bench.manifest import write_atomically
-from bench.run import sampling
-from bench.run.conduct import MACHINE, SAMPLES
-from bench.run.counts import Counts
-from bench.run.fates import Fates, Published, judge, repeats_ns
-from bench.run.latencies import SECOND_NS, Bins, Latencies, histogram, summed
-from bench.run.machine import Busy, Usage, usage
-from bench.run.sampling import Row, Sample
-from bench.run.verdict import Client, behind, bottlenecks, unsteady
-from bench.run.worker import PROFILE, RUN
-from bench.run.written import (
+from bench.harness import sampling
+from bench.harness.coordinator import MACHINE, SAMPLES
+from bench.harness.histograms import SECOND_NS, Bins, Counts, Latencies, histogram, summed
+from bench.harness.outcomes import Fates, Published, judge, repeats_ns
+from bench.harness.parts import (
     CONSUMER,
     PUBLISHER,
     Part,
@@ -37,6 +29,12 @@ from bench.run.written import (
     read_received,
     unreadable,
 )
+from bench.harness.sampling import Busy, Row, Sample, Usage, usage
+from bench.harness.worker import PROFILE, RUN
+from bench.load.profile import Profile, topic_of
+from bench.load.schedule import Constant, Poisson
+from bench.manifest import write_atomically
+from bench.run.verdict import Client, behind, bottlenecks, unsteady
 from messagebus.terminal import plural
 
 __all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]

@@ -16,10 +16,10 @@ from typing import Any
 
 from bench.environment import commit
 from bench.errors import InputInvalid
+from bench.harness.interface import Running, started
+from bench.harness.worker import PROFILE
 from bench.load.profile import Profile, unlike
-from bench.run.drivers import Running, started
 from bench.run.result import RESULT
-from bench.run.worker import PROFILE
 
 __all__ = ["Results", "Run", "Step", "carry_out", "had"]
 

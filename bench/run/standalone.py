@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.faults import FAULTS, Fault, fault_of
+from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
-from bench.run.sampling import Probe
 from messagebus import BusConfig, declare
 from messagebus.topology import GATE, with_options
 from ops.local.cluster import LocalCluster

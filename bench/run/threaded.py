@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from bench.errors import BenchError
-from bench.run.drivers import Delivered, End
-from bench.run.fates import UNKNOWN
+from bench.harness.interface import Delivered, End
+from bench.harness.outcomes import UNKNOWN
 
 __all__ = ["BlockingReceiver", "BlockingSender", "ThreadedReceiver", "ThreadedSender"]
 

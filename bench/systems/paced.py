@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hdrh.histogram import HdrHistogram
 
 from bench.errors import BenchError
-from bench.run.alarm import Alarm
+from bench.harness.loop import Alarm
 
 __all__ = ["DIGITS", "HIGHEST_US", "Latencies", "intended_in", "paced", "stamped"]
 

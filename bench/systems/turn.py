@@ -15,7 +15,6 @@ import asyncio
 import cProfile
 import dataclasses
 import gc
-import importlib.util
 import json
 import resource
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from bench.errors import BenchError
+from bench.harness.loop import event_loop
 from messagebus import BusConfig, Subscription, Topic
 from messagebus.broker import Broker
 
@@ -32,8 +32,6 @@ __all__ = [
     "Stopwatch",
     "Task",
     "Turn",
-    "best_loop",
-    "event_loop",
     "message_id",
     "run_on",
 ]
@@ -169,19 +167,6 @@ class Stopwatch:
             user_s=used.ru_utime - self._user_s,
             system_s=used.ru_stime - self._system_s,
         )
-
-
-def best_loop() -> str:
-    """uvloop where it is installed."""
-    return "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
-
-
-def event_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The factory of a loop by its name."""
-    if name == "asyncio":
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(name).new_event_loop
-    return factory
 
 
 def run_on(loop: str, turn: Callable[[], Coroutine[Any, Any, Turn]]) -> Turn:

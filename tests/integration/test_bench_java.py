@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from bench.errors import BenchError
+from bench.harness.interface import started
 from bench.load.profile import Profile, places
 from bench.maven import PACKAGES
 from bench.run.cli import measured, of_any_load
-from bench.run.drivers import started
 from bench.run.standalone import Standalone
 from messagebus import Topic
 from messagebus.destination import Subscription

@@ -14,18 +14,18 @@ import pytest
 
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
+from bench.harness import coordinator as conducting
+from bench.harness.coordinator import conduct
+from bench.harness.interface import started
+from bench.harness.outcomes import Fates
+from bench.harness.parts import read_parts
 from bench.load.control import read_progress
 from bench.load.profile import Profile
 from bench.processes import Children
-from bench.run import conduct as conducting
 from bench.run.cli import measured
-from bench.run.conduct import conduct
-from bench.run.drivers import started
-from bench.run.fates import Fates
 from bench.run.report import render_text
 from bench.run.result import Result, gather, percentiles
 from bench.run.standalone import Standalone
-from bench.run.written import read_parts
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 
@@ -134,8 +134,8 @@ def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
 COORDINATOR = """
 import json, sys
 from pathlib import Path
-from bench.run.conduct import conduct
-from bench.run.drivers import started
+from bench.harness.coordinator import conduct
+from bench.harness.interface import started
 from bench.load.profile import Profile
 from bench.run.standalone import Standalone
 from ops.local.cluster import LocalCluster

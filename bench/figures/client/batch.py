@@ -19,7 +19,8 @@ from bench.figures.turns import (
     ratios,
     sized,
 )
-from bench.systems.turn import Task, best_loop
+from bench.harness.loop import best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "SIZES", "cases_of", "figures_of"]
 

@@ -23,8 +23,9 @@ from bench.figures.turns import (
     ratios,
     sized,
 )
+from bench.harness.loop import best_loop
 from bench.systems import perf_test
-from bench.systems.turn import Task, best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "cases_of", "figures_of"]
 

@@ -21,7 +21,8 @@ from bench.figures.form import Figure, below
 from bench.figures.memory import MB
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.figures.turns import Case, direct_task, purge, take_turn
-from bench.systems.turn import Task, best_loop
+from bench.harness.loop import best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "Sample", "figures_of", "growth_mb"]
 

@@ -21,8 +21,9 @@ from bench.figures.turns import (
     rate_and_cpu,
     sized,
 )
+from bench.harness.loop import best_loop
 from bench.systems.ours_app import fill
-from bench.systems.turn import Task, best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "cases_of", "figures_of"]
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from bench.errors import BenchError
+from bench.harness.interface import Where
+from bench.harness.outcomes import CONFIRMED, UNKNOWN
 from bench.load.profile import Profile
 from bench.run import artemis_driver
 from bench.run.artemis_driver import Receiver, Sender
 from bench.run.artemis_nodes import NODES
 from bench.run.artemis_stomp import Frame, Link, parse
-from bench.run.drivers import Where
-from bench.run.fates import CONFIRMED, UNKNOWN
 
 
 class FakeLink(Link):

@@ -10,10 +10,10 @@ import pytest
 
 from bench.cli import main
 from bench.errors import BenchError, InputInvalid
+from bench.harness.interface import Running
 from bench.load.profile import Profile
 from bench.run import cli, series
 from bench.run.cli import measured, one_by_one, profile_of, with_system
-from bench.run.drivers import Running
 from bench.run.result import gather
 from bench.run.series import Step
 from tests.support.results import result

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from bench.harness.interface import Where
 from bench.load.profile import Profile
-from bench.run.drivers import Where
 from bench.run.kafka_driver import partitions_of, producer_options
 from bench.run.kafka_nodes import SERVERS
 

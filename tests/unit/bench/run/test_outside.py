@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
+from bench.harness.interface import Outside
 from bench.load.profile import Profile
 from bench.run import outside
-from bench.run.drivers import Outside
 from bench.run.numbers import numbers_of
 from bench.run.outside import conduct_outside, render_outside
 from tests.support.runs import Nothing

@@ -4,11 +4,11 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from bench.run.conduct import SAMPLES
+from bench.harness.coordinator import SAMPLES
+from bench.harness.sampling import Sample, save
 from bench.run.numbers import numbers_of
 from bench.run.report import render_html, render_text, write
 from bench.run.result import gather
-from bench.run.sampling import Sample, save
 from tests.support.runs import BROKERS, write_run
 
 

@@ -10,7 +10,7 @@ from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
 from bench.errors import InputInvalid
-from bench.run.latencies import DIGITS, TOP_NS
+from bench.harness.histograms import DIGITS, TOP_NS
 from bench.run.report import render_text
 from bench.run.result import gather, percentiles
 from tests.support.runs import BROKERS, MEASURED_S, WARM_UP_S, write_run

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bench.errors import BenchError
-from bench.run.fates import CONFIRMED, UNKNOWN
+from bench.harness.outcomes import CONFIRMED, UNKNOWN
 from bench.run.threaded import ThreadedReceiver, ThreadedSender
 
 

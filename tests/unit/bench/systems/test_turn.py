@@ -6,7 +6,7 @@ import pytest
 
 from bench.errors import BenchError
 from bench.systems import turn as module
-from bench.systems.turn import Stopwatch, Task, Turn, best_loop, event_loop, message_id, run_on
+from bench.systems.turn import Stopwatch, Task, Turn, message_id, run_on
 from tests.support.bench_task import bench_task
 
 
@@ -54,12 +54,6 @@ def test_a_turn_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN_WITHIN_S", 0.01)
     with pytest.raises(BenchError, match="did not end"):
         run_on("asyncio", _never)
-
-
-def test_the_loop_is_one_that_is_installed() -> None:
-    loop = event_loop(best_loop())()
-    loop.close()
-    assert best_loop() in ("asyncio", "uvloop")
 
 
 def test_ids_are_distinct_and_of_one_length() -> None:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.errors import InputInvalid
-from bench.run.written import PARTS, read_parts, read_published, read_received, unreadable
+from bench.harness.parts import PARTS, read_parts, read_published, read_received, unreadable
 from tests.support.runs import write_run
 
 NAMES = ["consumer-0", "publisher-0", "publisher-1"]

@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.errors import InputInvalid
+from bench.harness.consuming import Had
+from bench.harness.histograms import Counts, Latencies
+from bench.harness.outcomes import Published, Received
+from bench.harness.publishing import Sent
 from bench.manifest import write_atomically
-from bench.run.consuming import Had
-from bench.run.counts import Counts
-from bench.run.fates import Published, Received
-from bench.run.latencies import Latencies
-from bench.run.publishing import Sent
 
 __all__ = [
     "Part",

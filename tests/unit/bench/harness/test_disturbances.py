@@ -7,9 +7,9 @@ import pytest
 
 from bench.errors import BenchError
 from bench.faults import Fault
+from bench.harness.disturbances import Disturber, steps
+from bench.harness.sampling import Probe
 from bench.load.profile import Disturbance
-from bench.run.disturbing import Disturber, steps
-from bench.run.sampling import Probe
 from tests.support.eventually import eventually
 
 

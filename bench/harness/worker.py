@@ -13,17 +13,16 @@ from pathlib import Path
 
 import click
 
+from bench.harness.barrier import Start, is_over, say_ready, wait_for_start
+from bench.harness.consuming import Consuming
+from bench.harness.interface import Where, receiver, sender
+from bench.harness.loop import Alarm, best_loop, event_loop
+from bench.harness.parts import CONSUMER, PUBLISHER, Part, write_had, write_sent
+from bench.harness.publishing import Publishing, Sent
 from bench.load.bodies import Drawer
 from bench.load.control import Progress, write_progress
 from bench.load.profile import Profile, places, topic_of
 from bench.load.schedule import Closed, intended, striped
-from bench.run.alarm import Alarm
-from bench.run.consuming import Consuming
-from bench.run.drivers import Where, receiver, sender
-from bench.run.meeting import Start, is_over, say_ready, wait_for_start
-from bench.run.publishing import Publishing, Sent
-from bench.run.written import CONSUMER, PUBLISHER, Part, write_had, write_sent
-from bench.systems.turn import best_loop, event_loop
 
 __all__ = ["PROFILE", "RUN", "members", "worker"]
 

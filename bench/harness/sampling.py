@@ -1,12 +1,14 @@
-"""What the brokers cost while they are measured: CPU, memory, what they write and sync, what waits in them.
+"""Samples of brokers and machine while they are measured: CPU, memory, disk, messages that wait.
 
-Looked at from outside, once a second, by the coordinator: processes by their numbers in /proc, queues
-by the management API. A broker that does not answer has a row that says so, never a zero. The machine as a
-whole has a row of its own each time.
+The coordinator takes them from outside, once a second: processes by their numbers in /proc, queues by the
+management API. A broker that does not answer has a row that says so, never a zero. The machine as a whole
+has a row of its own each time: what is neither brokers nor load shows there as the rest. The rest is
+balancer, agents, kernel, and whatever else ran there; cores that a hypervisor gave to others are told apart.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +19,101 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.errors import InputInvalid
-from bench.run import machine
-from bench.run.growth import between
-from bench.run.machine import Busy
 
-__all__ = ["CPU_LEAST_S", "Probe", "Row", "Sample", "Sampler", "load", "look", "save", "totals"]
+__all__ = [
+    "CPU_LEAST_S",
+    "Busy",
+    "Probe",
+    "Row",
+    "Sample",
+    "Sampler",
+    "Usage",
+    "between",
+    "load",
+    "look",
+    "look_at_machine",
+    "save",
+    "totals",
+    "usage",
+]
+
+
+def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
+    """From begin to end; points: time and count, in order of time. None: not known there."""
+    if not points or points[0][0] > begin or points[-1][0] < end:
+        return None
+    times, values = zip(*points, strict=True)
+    return float(np.interp(end, times, values)) - float(np.interp(begin, times, values))
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """at_s: since the load began. busy_s, stolen_s: of all cores, so far. load: average of a minute."""
+
+    at_s: float
+    busy_s: float
+    stolen_s: float
+    load: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """In cores, on average. rest: neither brokers nor load processes."""
+
+    cores: int
+    busy: float
+    brokers: float
+    clients: float
+    stolen: float
+    load_max: float
+
+    @property
+    def rest(self) -> float:
+        return max(0.0, self.busy - self.brokers - self.clients)
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.busy:.2f} of {self.cores} cores busy: load {self.clients:.2f}, brokers "
+            f"{self.brokers:.2f}, all else {self.rest:.2f}"
+        )
+        return told + (f"; {self.stolen:.2f} given to others" if self.stolen >= 0.01 else "")
+
+
+def look_at_machine(at_s: float) -> Busy:
+    times = psutil.cpu_times()
+    stolen_s = getattr(times, "steal", 0.0)
+    busy_s = times.user + times.system + times.nice
+    busy_s += getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
+    return Busy(at_s, busy_s, stolen_s, os.getloadavg()[0])
+
+
+def usage(
+    seen: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float
+) -> Usage | None:
+    """Of the seconds within; brokers, clients: their cores. None: too little was seen."""
+    if not seen:
+        return None
+    begin_s, end_s = max(within.start, seen[0].at_s), min(within.stop, seen[-1].at_s)
+    busy_s = between([(each.at_s, each.busy_s) for each in seen], begin_s, end_s)
+    stolen_s = between([(each.at_s, each.stolen_s) for each in seen], begin_s, end_s)
+    if busy_s is None or stolen_s is None or end_s <= begin_s:
+        return None
+    return Usage(
+        cores=cores,
+        # The kernel counts in ticks, which may be ahead of the clock by some.
+        busy=min(float(cores), busy_s / (end_s - begin_s)),
+        brokers=brokers,
+        clients=clients,
+        stolen=stolen_s / (end_s - begin_s),
+        load_max=max(each.load for each in seen),
+    )
+
 
 EVERY_S = 1.0
 # Of a shorter run the CPU of brokers is not told: starting, and what is done late, weigh too much in it.
@@ -100,7 +187,7 @@ class Sampler:
 
     def _look(self, pool: ThreadPoolExecutor) -> None:
         at_s = (time.monotonic_ns() - self._start_ns) / 1e9
-        self._busy.append(machine.look(at_s))
+        self._busy.append(look_at_machine(at_s))
         looked = pool.map(partial(look, at_s=at_s), self._probes)
         self._samples += [sample for sample in looked if sample is not None]
 

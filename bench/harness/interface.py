@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from bench.faults import Fault
+from bench.harness.sampling import Probe
 from bench.load.profile import Profile
 from bench.load.systems import SYSTEMS
-from bench.run.sampling import Probe
 
 __all__ = [
     "EVENTS",

@@ -3,8 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bench.run.alarm import Alarm
-from bench.systems.turn import best_loop, event_loop
+from bench.harness.loop import Alarm, best_loop, event_loop
 
 NS = 1_000_000_000
 
@@ -28,3 +27,9 @@ def test_no_wait_ends_early_on_any_loop() -> None:
 
 def test_what_is_due_already_is_not_waited_for_in_vain() -> None:
     assert len(asyncio.run(waits(-1.0, 3))) == 3
+
+
+def test_the_loop_is_one_that_is_installed() -> None:
+    loop = event_loop(best_loop())()
+    loop.close()
+    assert best_loop() in ("asyncio", "uvloop")

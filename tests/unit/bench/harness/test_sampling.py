@@ -9,8 +9,19 @@ import httpx
 import pytest
 
 from bench.errors import InputInvalid
-from bench.run.machine import Busy
-from bench.run.sampling import Probe, Sample, Sampler, load, look, save, totals
+from bench.harness.sampling import (
+    Busy,
+    Probe,
+    Sample,
+    Sampler,
+    between,
+    load,
+    look,
+    look_at_machine,
+    save,
+    totals,
+    usage,
+)
 
 
 def counts() -> Mapping[str, int]:
@@ -106,3 +117,46 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     busy = [Busy(1.0, 2.0, 0.5, 3.0)]
     save(tmp_path / "m.parquet", busy)
     assert load(tmp_path / "m.parquet", Busy) == busy
+
+
+def busy(at_s: float, busy_s: float, *, stolen_s: float = 0.0, load: float = 1.0) -> Busy:
+    return Busy(at_s, busy_s, stolen_s, load)
+
+
+def test_what_is_neither_brokers_nor_load_is_the_rest() -> None:
+    seen = [busy(0, 50), busy(2, 100, load=9), busy(4, 103, load=2), busy(6, 107), busy(9, 200)]
+    found = usage(seen, range(2, 6), cores=2, brokers=0.75, clients=0.5)
+    assert found is not None
+    assert found.busy == pytest.approx(1.75)
+    assert found.rest == pytest.approx(0.5)
+    assert found.load_max == 9
+    assert str(found) == "1.75 of 2 cores busy: load 0.50, brokers 0.75, all else 0.50"
+
+
+def test_cores_that_went_to_others_are_said() -> None:
+    found = usage(
+        [busy(0, 0), busy(10, 5, stolen_s=2)], range(11), cores=2, brokers=0.5, clients=0.5
+    )
+    assert found is not None
+    assert found.rest == 0
+    assert str(found).endswith("; 0.20 given to others")
+
+
+def test_one_look_says_nothing() -> None:
+    assert usage([busy(1, 5)], range(9), cores=2, brokers=0.0, clients=0.0) is None
+    assert usage([], range(9), cores=2, brokers=0.0, clients=0.0) is None
+
+
+def test_the_machine_is_busier_later() -> None:
+    first = look_at_machine(0.0)
+    sum(range(3_000_000))
+    assert look_at_machine(1.0).busy_s > first.busy_s
+    assert first.load >= 0
+
+
+def test_a_counter_is_known_between_its_points_alone() -> None:
+    points = [(1.0, 10.0), (3.0, 30.0)]
+    assert between(points, 1.5, 2.5) == pytest.approx(10)
+    assert between(points, 0.5, 2.0) is None
+    assert between(points, 2.0, 3.5) is None
+    assert between([], 0.0, 1.0) is None

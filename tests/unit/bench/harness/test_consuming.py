@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
+from bench.harness.consuming import Consuming, Had
+from bench.harness.interface import Delivered
 from bench.load.bodies import Filler, stamped
-from bench.run.consuming import Consuming, Had
-from bench.run.drivers import Delivered
 
 MS = 1_000_000
 FILLER = Filler.of(bytes(40))

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.harness.histograms import Counts, Latencies
+from bench.harness.interface import Receiver
 from bench.load.bodies import read
-from bench.run.counts import Counts
-from bench.run.drivers import Receiver
-from bench.run.latencies import Latencies
 
 __all__ = ["Consuming", "Had"]
 

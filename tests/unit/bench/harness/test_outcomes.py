@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.run.fates import (
+from bench.harness.outcomes import (
     CONFIRMED,
     OTHERWISE,
     UNKNOWN,

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.harness.histograms import Counts, Latencies
+from bench.harness.interface import End, Sender
+from bench.harness.outcomes import CONFIRMED, UNKNOWN
 from bench.load.bodies import Filler, stamped
-from bench.run.counts import Counts
-from bench.run.drivers import End, Sender
-from bench.run.fates import CONFIRMED, UNKNOWN
-from bench.run.latencies import Latencies
 
 __all__ = ["Publishing", "Sent"]
 

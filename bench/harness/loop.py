@@ -1,7 +1,8 @@
-"""Waits that end within some tens of microseconds: event loops round theirs up to whole milliseconds.
+"""Event loops of load processes, and waits that end within some tens of microseconds.
 
-Linux tells the end of such a wait through a file (timerfd_create(2)), which the loop watches like a
-socket. Half a millisecond is a third of what a confirm takes at light load, and would count as latency.
+Event loops round their own waits up to whole milliseconds. Linux tells the end of a wait through a file
+(timerfd_create(2)), which the loop watches like a socket. Half a millisecond is a third of what a confirm
+takes at light load, and would count as latency.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import importlib.util
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Alarm"]
+__all__ = ["Alarm", "best_loop", "event_loop"]
 
 CLOCK_MONOTONIC = 1
 FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
@@ -70,3 +73,16 @@ class Alarm:
             os.read(self._fd, EVENT_BYTES)
         if self._rung and not self._rung.done():
             self._rung.set_result(None)
+
+
+def best_loop() -> str:
+    """uvloop where it is installed."""
+    return "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+
+
+def event_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The factory of a loop by its name."""
+    if name == "asyncio":
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(name).new_event_loop
+    return factory

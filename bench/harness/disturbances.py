@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.faults import Fault
+from bench.harness.interface import Running
 from bench.load.profile import Disturbance
 from bench.manifest import Incident
-from bench.run.drivers import Running
 
 __all__ = ["Disturber", "steps"]
 

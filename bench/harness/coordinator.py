@@ -1,7 +1,8 @@
-"""Conducts one run: starts the load processes, says when to start, watches, ends, gathers what they wrote.
+"""The coordinator of one run: starts the load processes, says when to start, watches, ends, gathers.
 
-A load process that dies ends the run; what the others have is kept, and the run is marked incomplete.
-So is one that was interrupted.
+A load process that dies ends the run; the parts of the others are kept, and the run is marked incomplete.
+So is one that was interrupted. The folder of a run is made, and seen to be empty, before anything is
+started for it.
 """
 
 from __future__ import annotations
@@ -16,24 +17,48 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import CHECKOUT, describe, load_average
-from bench.errors import BenchError
+from bench.errors import BenchError, InputInvalid
+from bench.harness import sampling
+from bench.harness.barrier import Start, missing, say_over, say_start
+from bench.harness.disturbances import Disturber
+from bench.harness.interface import EVENTS, Running, durability
+from bench.harness.loop import best_loop
+from bench.harness.parts import CONSUMER, PUBLISHER, read_parts
+from bench.harness.sampling import Sampler
+from bench.harness.worker import PROFILE, RUN, members
 from bench.load.control import read_progress
 from bench.load.profile import Profile
 from bench.load.schedule import Closed
 from bench.manifest import FILE_NAME, Incident, Manifest, write_atomically
 from bench.processes import Children
-from bench.run import sampling
-from bench.run.disturbing import Disturber
-from bench.run.drivers import EVENTS, Running, durability
-from bench.run.folders import made_empty
-from bench.run.meeting import Start, missing, say_over, say_start
-from bench.run.sampling import Sampler
-from bench.run.worker import PROFILE, RUN, members
-from bench.run.written import CONSUMER, PUBLISHER, read_parts
-from bench.systems.turn import best_loop
 from messagebus.terminal import plural
 
-__all__ = ["MACHINE", "SAMPLES", "conduct"]
+__all__ = [
+    "MACHINE",
+    "SAMPLES",
+    "conduct",
+    "made",
+    "made_empty",
+]
+
+
+def made(folder: Path) -> Path:
+    """Make it if it is not there. Raises InputInvalid when it cannot be, or nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise InputInvalid(f"{folder}: no folder can be made: {fault.strerror}") from fault
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputInvalid(f"{folder}: nothing can be written there")
+    return folder
+
+
+def made_empty(folder: Path) -> Path:
+    """The same for one run. Raises InputInvalid also for one that has something in it."""
+    if any(made(folder).iterdir()):
+        raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
+    return folder
+
 
 SAMPLES, MACHINE = "brokers.parquet", "machine.parquet"
 READY_WITHIN_S = 120.0

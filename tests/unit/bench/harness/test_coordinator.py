@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import InputInvalid
-from bench.run.folders import made, made_empty
+from bench.harness.coordinator import made, made_empty
 
 
 def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:

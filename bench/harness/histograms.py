@@ -1,12 +1,17 @@
-"""Latencies by second and broker as HDR histograms, at a fraction of a microsecond a value.
+"""Latencies by second and broker as HDR histograms, and how many messages came in each second.
 
-A value costs an append while load runs; once in a while all that came are sorted into bins at once.
-Index arithmetic is HdrHistogram's (3 digits, unit 1 ns), so what is written down is what it reads.
+A value costs an append while load runs, a fraction of a microsecond; once in a while all that came are
+sorted into bins at once. Index arithmetic is HdrHistogram's (3 digits, unit 1 ns), so the written bins are
+the ones that it reads.
+
+Rates are made of the counts, by when something became of a message. Latencies belong to the second in
+which a message was intended; a rate that was counted so would be that of the schedule, however slow the
+system.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +19,17 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
-__all__ = ["DIGITS", "TOP_NS", "Bins", "Latencies", "Rows", "histogram", "indexes"]
+__all__ = [
+    "DIGITS",
+    "TOP_NS",
+    "Bins",
+    "Counts",
+    "Latencies",
+    "Rows",
+    "histogram",
+    "indexes",
+]
+
 
 # 39 hours: the same as the reports'.
 TOP_NS = 1 << 47
@@ -100,3 +115,37 @@ def summed(each: Iterable[Mapping[int, int]]) -> Bins:
 def _pairs(bins: object) -> Iterator[tuple[int, int]]:
     assert isinstance(bins, list)
     return ((int(index), int(count)) for index, count in bins)
+
+
+@dataclass(slots=True)
+class Counts:
+    """of: (second since start_ns, broker) -> messages."""
+
+    start_ns: int
+    of: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def add(self, broker: str, at_ns: Rows) -> None:
+        seconds, counts = np.unique((at_ns - self.start_ns) // SECOND_NS, return_counts=True)
+        for second, count in zip(seconds.tolist(), counts.tolist(), strict=True):
+            self.of[second, broker] += count
+
+    def total(self, within: range | None = None) -> int:
+        """None: of the whole load."""
+        return sum(n for (second, _), n in self.of.items() if within is None or second in within)
+
+    def by_broker(self) -> dict[str, list[int]]:
+        """broker -> messages in second 0, 1, ... of the load."""
+        last = max((second for second, _ in self.of), default=0)
+        found: dict[str, list[int]] = {}
+        for (second, broker), count in self.of.items():
+            if second >= 0:
+                found.setdefault(broker, [0] * (last + 1))[second] += count
+        return dict(sorted(found.items()))
+
+    def as_json(self) -> list[dict[str, object]]:
+        return [{"second": s, "broker": b, "count": n} for (s, b), n in sorted(self.of.items())]
+
+    def merge(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Add what another process has counted, of `as_json`."""
+        for row in rows:
+            self.of[int(str(row["second"])), str(row["broker"])] += int(str(row["count"]))
