@@ -8,6 +8,7 @@ import click
 
 from bench.audit import audit
 from bench.audit_tables import print_audit
+from bench.clients.jvm.maven import fetch
 from bench.demo.cli import demo
 from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
@@ -15,7 +16,6 @@ from bench.handlers_trial import handlers
 from bench.harness.worker import worker
 from bench.load.cli import load
 from bench.manifest import Manifest
-from bench.maven import fetch
 from bench.profiling import profile
 from bench.rows import read_events
 from bench.run.cli import COMMANDS

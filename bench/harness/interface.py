@@ -43,7 +43,7 @@ EVENTS = "events"
 
 
 class End(NamedTuple):
-    """How one publish ended. outcome: of `fates`. Times are this process's monotonic clock."""
+    """How one publish ended. outcome: of `outcomes`. Times are this process's monotonic clock."""
 
     sequence: int
     outcome: int

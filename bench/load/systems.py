@@ -45,12 +45,12 @@ class About:
 
 
 ARTEMIS = About(
-    module="bench.run.artemis_driver", brokers_max=9, durabilities=WITHOUT_NONE, acks=ACKS
+    module="bench.clients.jvm.artemis", brokers_max=9, durabilities=WITHOUT_NONE, acks=ACKS
 )
 
 SYSTEMS: Mapping[str, About] = {
     "messagebus": About(
-        module="bench.run.ours",
+        module="bench.clients.messagebus",
         brokers_max=99,
         durabilities=DURABILITIES,
         acks=("each", "none"),
@@ -60,9 +60,9 @@ SYSTEMS: Mapping[str, About] = {
         faults=ALL_FAULTS,
         prefetch_max=OUR_PREFETCH_MAX,
     ),
-    "pika": About(module="bench.run.pika_driver", acks=ACKS, faults=DIRECT_FAULTS),
+    "pika": About(module="bench.clients.pika", acks=ACKS, faults=DIRECT_FAULTS),
     "native": About(
-        module="bench.run.native",
+        module="bench.clients.native",
         brokers_max=9,
         durabilities=WITHOUT_NONE,
         acks=("each", "none"),
@@ -71,22 +71,20 @@ SYSTEMS: Mapping[str, About] = {
         prefetch_max=OUR_PREFETCH_MAX,
     ),
     "pika-blocking": About(
-        module="bench.run.pika_blocking_driver", acks=("each", "none"), faults=DIRECT_FAULTS
+        module="bench.clients.pika_blocking", acks=("each", "none"), faults=DIRECT_FAULTS
     ),
-    "kombu": About(module="bench.run.kombu_driver", acks=("each", "none"), faults=DIRECT_FAULTS),
-    "perf-test": About(module="bench.run.perf_test_driver", acks=ACKS, own_load=True),
-    "aio-pika": About(
-        module="bench.run.aio_pika_driver", acks=("each", "none"), faults=DIRECT_FAULTS
-    ),
+    "kombu": About(module="bench.clients.kombu", acks=("each", "none"), faults=DIRECT_FAULTS),
+    "perf-test": About(module="bench.clients.perf_test", acks=ACKS, own_load=True),
+    "aio-pika": About(module="bench.clients.aio_pika", acks=("each", "none"), faults=DIRECT_FAULTS),
     "kafka": About(
-        module="bench.run.kafka_driver",
+        module="bench.clients.jvm.kafka",
         brokers_max=9,
         durabilities=WITHOUT_NONE,
         acks=("each", "many"),
         batches=True,
     ),
     "kafka-java": About(
-        module="bench.run.kafka_java",
+        module="bench.clients.jvm.kafka_java",
         brokers_max=9,
         durabilities=WITHOUT_NONE,
         own_load=True,
@@ -94,6 +92,6 @@ SYSTEMS: Mapping[str, About] = {
     "artemis": ARTEMIS,
     "artemis-cluster": ARTEMIS,
     "artemis-java": About(
-        module="bench.run.artemis_java", durabilities=WITHOUT_NONE, own_load=True
+        module="bench.clients.jvm.artemis_java", durabilities=WITHOUT_NONE, own_load=True
     ),
 }

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from bench.clients.jvm.maven import PERF_TEST
 from bench.errors import BenchError
-from bench.maven import PERF_TEST
 from bench.systems.turn import TURN_WITHIN_S, Task, Turn
 
 __all__ = ["Line", "is_ready", "parse", "run", "turn_of"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.clients.rabbitmq import Standalone
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
 from bench.harness import coordinator as conducting
@@ -25,7 +26,6 @@ from bench.processes import Children
 from bench.run.cli import measured
 from bench.run.report import render_text
 from bench.run.result import Result, gather, percentiles
-from bench.run.standalone import Standalone
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 
@@ -137,7 +137,7 @@ from pathlib import Path
 from bench.harness.coordinator import conduct
 from bench.harness.interface import started
 from bench.load.profile import Profile
-from bench.run.standalone import Standalone
+from bench.clients.rabbitmq import Standalone
 from ops.local.cluster import LocalCluster
 wanted = Profile.from_values(json.loads(sys.argv[1]), "test")
 conduct(wanted, Path(sys.argv[2]), Standalone(LocalCluster(sys.argv[3])), print)

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from bench.clients.jvm import kafka_nodes
+from bench.clients.jvm.kafka_nodes import SERVERS, Kafka, durability
+from bench.clients.jvm.maven import KAFKA
+from bench.clients.jvm.processes import run_tool
 from bench.errors import BenchError, InputInvalid
 from bench.harness.interface import Outside, Running
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
-from bench.maven import KAFKA
-from bench.run import kafka_nodes
-from bench.run.jvm import run_tool
-from bench.run.kafka_nodes import SERVERS, Kafka, durability
 
 __all__ = ["durability", "measure", "options", "parse", "started"]
 

@@ -9,12 +9,12 @@ import re
 from collections import deque
 from pathlib import Path
 
+from bench.clients.rabbitmq import started
 from bench.harness.interface import EVENTS, Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.harness.worker import RUN
 from bench.load.profile import Profile
 from bench.load.schedule import Closed
-from bench.run.standalone import started
 from messagebus import (
     AsyncConsumer,
     AsyncPublisher,

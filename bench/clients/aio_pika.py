@@ -10,10 +10,10 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, HeadersType
 from aio_pika.exceptions import DeliveryError, PublishError
 
+from bench.clients.rabbitmq import DURABILITY, started_direct
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Receiver", "Sender", "durability", "started"]

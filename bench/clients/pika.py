@@ -10,11 +10,11 @@ from typing import Any
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
+from bench.clients.rabbitmq import DURABILITY, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Receiver", "Sender", "durability", "started"]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.clients.jvm.artemis_java import options, outside_of, read
 from bench.errors import BenchError
 from bench.load.profile import Profile
-from bench.run.artemis_java import options, outside_of, read
 
 # As 2.40 writes it: an array with a sample on each line.
 TIMES = (

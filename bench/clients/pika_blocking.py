@@ -8,11 +8,11 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError, NackError, UnroutableError
 
+from bench.clients.rabbitmq import DURABILITY, started_direct
+from bench.clients.threaded import ThreadedReceiver, ThreadedSender
 from bench.harness.interface import Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from bench.run.standalone import DURABILITY, started_direct
-from bench.run.threaded import ThreadedReceiver, ThreadedSender
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Receiver", "Sender", "durability", "started"]

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.clients.jvm.artemis_nodes import CORE_PORT, MAIN, NODES, durability, started
+from bench.clients.jvm.maven import ARTEMIS
+from bench.clients.jvm.processes import run_tool
 from bench.errors import BenchError
 from bench.harness.interface import Outside, Running
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
-from bench.maven import ARTEMIS
-from bench.run.artemis_nodes import CORE_PORT, MAIN, NODES, durability, started
-from bench.run.jvm import run_tool
 
 __all__ = ["durability", "measure", "options", "outside_of", "read", "started"]
 

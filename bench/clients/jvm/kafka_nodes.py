@@ -15,14 +15,14 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench.clients.jvm import processes
+from bench.clients.jvm.maven import KAFKA
+from bench.clients.jvm.processes import Node
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
-from bench.maven import KAFKA
 from bench.processes import Children
-from bench.run import jvm
-from bench.run.jvm import Node
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
@@ -136,7 +136,7 @@ class Kafka:
                     raise BenchError(f"topic {name}: {fault.args[0].str()}") from fault
 
     def probes(self) -> list[Probe]:
-        return jvm.probes(self._nodes, self._children)
+        return processes.probes(self._nodes, self._children)
 
     def about(self) -> Mapping[str, Any]:
         return {
@@ -152,7 +152,7 @@ class Kafka:
 
     def wait_for_all(self) -> None:
         """Until every node knows of all. Raises BenchError."""
-        jvm.wait_until(self._are_all_known, "Kafka's nodes do not all know each other")
+        processes.wait_until(self._are_all_known, "Kafka's nodes do not all know each other")
 
     def _are_all_known(self) -> bool:
         try:
@@ -166,13 +166,13 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
     """Nodes of their own folders and addresses, gone afterwards."""
     KAFKA.fetch()
     folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
-    hosts = jvm.hosts(network, profile.system.brokers)
+    hosts = processes.hosts(network, profile.system.brokers)
     try:
         nodes = [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(_format, (node.argv[-1] for node in nodes)))
         say(f"Kafka {KAFKA.version}: {len(nodes)} nodes start")
-        with jvm.running(nodes, folder) as children:
+        with processes.running(nodes, folder) as children:
             kafka = Kafka(nodes, children, profile)
             kafka.wait_for_all()
             yield kafka

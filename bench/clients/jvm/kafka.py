@@ -23,11 +23,11 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from bench.clients.jvm.kafka_nodes import MESSAGE_BYTES_MAX, SERVERS, durability, started
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import Profile, places
-from bench.run.kafka_nodes import MESSAGE_BYTES_MAX, SERVERS, durability, started
 
 __all__ = ["Receiver", "Sender", "durability", "partitions_of", "producer_options", "started"]
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.clients.jvm.kafka_java import options, parse, started
 from bench.errors import BenchError, InputInvalid
 from bench.load.profile import Profile
-from bench.run.kafka_java import options, parse, started
 
 SAID = """\
 250 records sent, 49.8 records/sec (0.05 MB/sec), 9.1 ms avg latency, 301.0 ms max latency.

@@ -7,9 +7,9 @@ from typing import Any
 import click
 import pytest
 
-from bench import maven
+from bench.clients.jvm import maven
+from bench.clients.jvm.maven import PACKAGES, Package, fetch, pom
 from bench.errors import BenchError
-from bench.maven import PACKAGES, Package, fetch, pom
 
 TWO = Package("two", "1.0", ("org.one:one:1.0", "org.two:two_2.13:2.0"))
 

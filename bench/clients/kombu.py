@@ -10,11 +10,11 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer, Producer
 
+from bench.clients.rabbitmq import DURABILITY, started_direct
+from bench.clients.threaded import ThreadedReceiver, ThreadedSender
 from bench.harness.interface import Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from bench.run.standalone import DURABILITY, started_direct
-from bench.run.threaded import ThreadedReceiver, ThreadedSender
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Receiver", "Sender", "durability", "started"]

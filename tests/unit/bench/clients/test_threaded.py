@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from bench.clients.threaded import ThreadedReceiver, ThreadedSender
 from bench.errors import BenchError
 from bench.harness.outcomes import CONFIRMED, UNKNOWN
-from bench.run.threaded import ThreadedReceiver, ThreadedSender
 
 
 class Blocks:

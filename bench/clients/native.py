@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from bench.clients import messagebus, rabbitmq
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.harness.interface import Where
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
-from bench.run import ours, standalone
 from messagebus import BusConfig, Subscription, Topic, declare
 from messagebus.topology import with_options
 from ops.commands.broker import epmd_environment
@@ -86,7 +86,7 @@ class Native:
             lacking = names - {queue["name"] for queue in whole}
 
     def probes(self) -> list[Probe]:
-        return standalone.Standalone(self._cluster).probes()
+        return rabbitmq.Standalone(self._cluster).probes()
 
     def about(self) -> Mapping[str, Any]:
         return {
@@ -95,13 +95,13 @@ class Native:
         }
 
     def fault(self, name: str, number: int) -> Fault:
-        return standalone.Standalone(self._cluster).fault(name, number)
+        return rabbitmq.Standalone(self._cluster).fault(name, number)
 
 
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Native]:
     """Standalone nodes are started as always, then lose balancer and agents, and join the first."""
-    with standalone.started(profile, network, say) as running:
+    with rabbitmq.started(profile, network, say) as running:
         cluster = running.cluster
         cluster.stop("haproxy")
         for name in cluster.names:
@@ -147,14 +147,14 @@ def _where(where: Where) -> Where:
     return dataclasses.replace(where, env=_at(where.env, where.number))
 
 
-class Sender(ours.Sender):
+class Sender(messagebus.Sender):
     """Of one node."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         super().__init__(profile, _where(where))
 
 
-class Receiver(ours.Receiver):
+class Receiver(messagebus.Receiver):
     """Of one node."""
 
     def __init__(self, profile: Profile, where: Where) -> None:

@@ -19,7 +19,7 @@ from bench.errors import BenchError
 
 __all__ = ["ARTEMIS", "KAFKA", "PACKAGES", "PERF_TEST", "Package", "fetch", "pom"]
 
-CACHE = Path(__file__).resolve().parents[1] / ".cache"
+CACHE = Path(__file__).resolve().parents[3] / ".cache"
 PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 FETCH_WITHIN_S = 600.0
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 
+from bench.clients.jvm.maven import PERF_TEST
+from bench.clients.rabbitmq import DURABILITY, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Outside, Running
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
-from bench.maven import PERF_TEST
-from bench.run.standalone import DURABILITY, started_direct
 from messagebus import BusConfig, Subscription, Topic
 
 __all__ = ["Second", "durability", "latencies", "measure", "options", "parse", "started"]

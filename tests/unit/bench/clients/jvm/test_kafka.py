@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from bench.clients.jvm.kafka import partitions_of, producer_options
+from bench.clients.jvm.kafka_nodes import SERVERS
 from bench.harness.interface import Where
 from bench.load.profile import Profile
-from bench.run.kafka_driver import partitions_of, producer_options
-from bench.run.kafka_nodes import SERVERS
 
 WHERE = Where("publisher-0", "load0", "", {SERVERS: "127.0.0.201:9092"}, "/run")
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.clients.jvm import processes
+from bench.clients.jvm.maven import ARTEMIS
+from bench.clients.jvm.processes import Node
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
-from bench.maven import ARTEMIS
 from bench.processes import Children
-from bench.run import jvm
-from bench.run.jvm import Node
 
 __all__ = ["CORE_PORT", "NODES", "Artemis", "broker_xml", "durability", "is_cluster", "started"]
 
@@ -118,7 +118,7 @@ class Artemis:
         """Its configuration names what is in the profile it was started for."""
 
     def probes(self) -> list[Probe]:
-        return jvm.probes(self.nodes, self._children)
+        return processes.probes(self.nodes, self._children)
 
     def about(self) -> Mapping[str, Any]:
         alone = f"{len(self.nodes)} standalone Artemis {ARTEMIS.version}"
@@ -142,11 +142,11 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
     """Nodes of their own folders and addresses, gone afterwards."""
     ARTEMIS.fetch()
     folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
-    hosts = jvm.hosts(network, profile.system.brokers)
+    hosts = processes.hosts(network, profile.system.brokers)
     try:
         nodes = [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
         say(f"Artemis {ARTEMIS.version}: {len(nodes)} nodes start")
-        with jvm.running(nodes, folder) as children:
+        with processes.running(nodes, folder) as children:
             if is_cluster(profile):
                 _wait_for_all(nodes, folder)
             yield Artemis(nodes, children, profile)
@@ -173,8 +173,8 @@ def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile)
 
 def _wait_for_all(nodes: Sequence[Node], folder: Path) -> None:
     """Until every node has a bridge to each other one, which it says in its log. Raises BenchError."""
-    logs = [jvm.log_of(node, folder) for node in nodes]
-    jvm.wait_until(
+    logs = [processes.log_of(node, folder) for node in nodes]
+    processes.wait_until(
         lambda: all(log.read_bytes().count(JOINED) >= len(nodes) - 1 for log in logs),
         "Artemis' nodes are not all joined",
     )

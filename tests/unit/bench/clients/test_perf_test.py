@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from bench.clients.perf_test import Second, latencies, options, parse
 from bench.load.profile import Profile
-from bench.run.perf_test_driver import Second, latencies, options, parse
 
 LINE = (
     "id: test-1, time 3.001 s, sent: 305 msg/s, returned: 0 msg/s, confirmed: 301 msg/s, "

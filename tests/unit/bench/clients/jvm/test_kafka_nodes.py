@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench.clients.jvm.kafka_nodes import durability, in_sync, partitions, properties
 from bench.load.profile import Profile
-from bench.run.kafka_nodes import durability, in_sync, partitions, properties
 
 
 def profile(**system: Any) -> Profile:

@@ -31,7 +31,7 @@ class BlockingSender(Protocol):
     broker: str
 
     def publish(self, body: bytes, sequence: int, key: str) -> int:
-        """Returns its outcome, of `fates`."""
+        """Returns its outcome, of `outcomes`."""
 
     def close(self) -> None: ...
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from bench.clients.jvm.artemis_nodes import broker_xml, durability
 from bench.load.profile import Profile
-from bench.run.artemis_nodes import broker_xml, durability
 
 CORE = "{urn:activemq:core}"
 HOSTS = ["127.0.0.201", "127.0.0.202"]
