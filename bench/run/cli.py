@@ -11,6 +11,24 @@ from typing import Any
 
 import click
 
+from bench.analysis import report as reports
+from bench.analysis.compare import (
+    PAIRS_MIN,
+    about_arm,
+    are_by_turns,
+    paired_steps,
+    profile_of_arm,
+    read_arm,
+    refuse_unlike,
+    refuse_unlike_machines,
+    told,
+)
+from bench.analysis.compare import compare as compare_results
+from bench.analysis.outside import conduct_outside, read_outside, write_outside
+from bench.analysis.result import Result, gather
+from bench.analysis.series import Results, Step, carry_out, had
+from bench.analysis.summary import Told, page
+from bench.analysis.tables import columns_here
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
@@ -20,18 +38,8 @@ from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
 from bench.manifest import write_atomically
-from bench.run import arms
 from bench.run import overhead as overheads
-from bench.run import report as reports
-from bench.run.compare import PAIRS_MIN, told
-from bench.run.compare import compare as compare_results
 from bench.run.knee import Knee, fault_of
-from bench.run.outside import conduct_outside, read_outside, write_outside
-from bench.run.result import Result, gather
-from bench.run.series import Results, Step, carry_out, had
-from bench.run.summary import page
-from bench.run.tables import columns_here
-from bench.run.told import Told
 from bench.run.workloads import WORKLOADS
 from ops.local.layout import DEFAULT_NETWORK
 
@@ -207,20 +215,20 @@ def compare(
     """
     names = (first, second)
     if from_folders := Path(first).is_dir() and Path(second).is_dir():
-        a, b = (arms.read_arm(Path(each)) for each in names)
-        wanted = (arms.profile_of_arm(first, a), arms.profile_of_arm(second, b))
-        arms.refuse_unlike(*wanted, any_durability=unlike_durability)
+        a, b = (read_arm(Path(each)) for each in names)
+        wanted = (profile_of_arm(first, a), profile_of_arm(second, b))
+        refuse_unlike(*wanted, any_durability=unlike_durability)
     else:
         wanted = (profile_of(first), profile_of(second))
-        arms.refuse_unlike(*wanted, any_durability=unlike_durability)
+        refuse_unlike(*wanted, any_durability=unlike_durability)
         place = made(folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
-        found = one_by_one(arms.turns(*wanted, repeat), place, network)
+        found = one_by_one(paired_steps(*wanted, repeat), place, network)
         a, b = ([found[name] for name in sorted(found) if name.startswith(arm)] for arm in "ab")
-    arms.refuse_unlike_machines(a, b)
+    refuse_unlike_machines(a, b)
     compared = compare_results(a, b)
-    for line in (arms.about(first, a), arms.about(second, b), *told(compared, names, bound)):
+    for line in (about_arm(first, a), about_arm(second, b), *told(compared, names, bound)):
         click.echo(line)
-    if from_folders and not arms.are_by_turns(a, b):
+    if from_folders and not are_by_turns(a, b):
         click.echo("not measured by turns: what was different meanwhile is in the ratios too")
     if worse := compared.regressions(bound):
         raise DoesNotHold(f"worse by more than {bound:.0%}: {', '.join(worse)}")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.run.verdict import is_of_load
+from bench.analysis.verdict import is_of_load
 
 __all__ = ["Knee", "Try", "fault_of"]
 

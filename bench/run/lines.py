@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bench.analysis.result import numbers_of
+from bench.analysis.series import Step, in_rounds, middle, samples, trusted, turns_of
+from bench.analysis.summary import Bar, Told, faults_of
+from bench.analysis.tables import told as told_value
 from bench.figures.form import Figure, median_of
 from bench.load.profile import Profile
-from bench.run.numbers import numbers_of
-from bench.run.rounds import in_rounds, middle, samples, trusted, turns_of
-from bench.run.series import Step
-from bench.run.tables import told as told_value
-from bench.run.told import Bar, Told, faults_of
 
 __all__ = [
     "MATRIX",

@@ -13,13 +13,13 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bench.analysis.compare import Ratio, ratio_of
+from bench.analysis.result import numbers_of
+from bench.analysis.series import Step
+from bench.analysis.summary import Bar, Told, faults_of
 from bench.figures.form import Figure, median_of, plain
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
-from bench.run.numbers import numbers_of
-from bench.run.ratios import Ratio, ratio_of
-from bench.run.series import Step
-from bench.run.told import Bar, Told, faults_of
 
 __all__ = ["PREDECESSOR", "figures", "steps", "told"]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.analysis.series import Step
+from bench.analysis.summary import Told
 from bench.figures.form import Figure
 from bench.load.profile import Profile
 from bench.run import lines, peers, seed
-from bench.run.series import Step
-from bench.run.told import Told
 
 __all__ = ["WORKLOADS", "Workload"]
 

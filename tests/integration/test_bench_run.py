@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.report import render_text
+from bench.analysis.result import Result, gather, percentiles
 from bench.clients.rabbitmq import Standalone
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
@@ -24,8 +26,6 @@ from bench.load.control import read_progress
 from bench.load.profile import Profile
 from bench.processes import Children
 from bench.run.cli import measured
-from bench.run.report import render_text
-from bench.run.result import Result, gather, percentiles
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 

@@ -59,7 +59,7 @@ TESTED_ELSEWHERE = {
     "bench/systems/aio_pika_client.py": "tests/integration/test_bench_systems.py",
     "bench/systems/kombu_client.py": "tests/integration/test_bench_systems.py",
     "bench/systems/pika_blocking.py": "tests/integration/test_bench_systems.py",
-    "bench/run/charts.py": "tests/unit/bench/run/test_report.py",
+    "bench/analysis/charts.py": "tests/unit/bench/run/test_report.py",
     "bench/harness/coordinator.py": "tests/integration/test_bench_run.py",
     "bench/harness/interface.py": "tests/integration/test_bench_run.py",
     "bench/clients/kombu.py": "tests/integration/test_bench_run.py",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from bench.analysis.result import percentiles
 from bench.harness.interface import End
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.harness.publishing import Publishing, Sent
 from bench.load.bodies import Drawer, read
 from bench.load.profile import Messages
 from bench.load.schedule import Constant, intended
-from bench.run.result import percentiles
 
 MS = 1_000_000
 S = 1_000 * MS

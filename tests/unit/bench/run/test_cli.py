@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from bench.analysis import series
+from bench.analysis.result import gather
+from bench.analysis.series import Step
 from bench.cli import main
 from bench.errors import BenchError, InputInvalid
 from bench.harness.interface import Running
 from bench.load.profile import Profile
-from bench.run import cli, series
+from bench.run import cli
 from bench.run.cli import measured, one_by_one, profile_of, with_system
-from bench.run.result import gather
-from bench.run.series import Step
 from tests.support.results import result
 from tests.support.runs import Nothing, write_run
 

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.tables import NONE
 from bench.load.profile import Profile, System
 from bench.run import lines
-from bench.run.tables import NONE
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 

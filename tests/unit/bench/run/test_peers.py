@@ -4,10 +4,10 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.series import Step
+from bench.analysis.tables import NONE
 from bench.load.profile import Profile
 from bench.run import peers
-from bench.run.series import Step
-from bench.run.tables import NONE
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 

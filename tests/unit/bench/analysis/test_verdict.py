@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bench.run.verdict import Client, behind, bottlenecks, unsteady
+from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
 
 GOOD = Client("publisher-0", cpu_share=0.4, pacing_p99_ms=1.2, intended=1000)
 

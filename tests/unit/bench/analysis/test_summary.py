@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.run.summary import page
-from bench.run.told import Bar, Told
+from bench.analysis.summary import Bar, Told, faults_of, page
 from tests.support.runs import write_run
 
 TOLD = Told(
@@ -39,3 +38,22 @@ def test_faults_come_first_and_bars_have_one_scale(tmp_path: Path) -> None:
     assert made.index("kafka: late") < made.index("Confirmed a second")
     assert "width: 50.00%" in made
     assert "&lt;ours&gt;" in made
+
+
+def test_a_table_its_notes_and_its_faults_are_lines() -> None:
+    told = Told(
+        head=("system", "rate"),
+        rows=[("ours", "10")],
+        title="by turns",
+        notes=["word " * 30],
+        meant={"ours": "fsynced"},
+        faults=["ours: late"],
+    )
+    lines = told.lines(80)
+    assert lines[:3] == ["by turns", "system  rate", "ours      10"]
+    assert lines[-3:] == ["What a confirm means:", "  ours: fsynced", "  ! ours: late"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_every_fault_has_the_name_of_its_run() -> None:
+    assert faults_of({"a": {"faults": []}, "b": {"faults": ["x", "y"]}}) == ["b: x", "b: y"]

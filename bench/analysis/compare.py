@@ -1,30 +1,187 @@
-"""Two arms, pair by pair: each pair ran one after the other, so what disturbs the machine meets both.
+"""The comparison of two arms, pair by pair, as ratios with confidence intervals.
 
-Ratios are taken within a pair; what is told is their geometric mean with its 95 % interval. A pair is
+An arm is made of runs by turns, or of a folder of results. Each pair ran one after the other, so what
+disturbs the machine meets both. Arms with other loads, other promises or on other machines are refused.
+Ratios are taken within a pair; the printed one is their geometric mean with its 95 % interval. A pair is
 left out only for what the load itself did, or when its first run has nothing to compare with;
 `why_left_out` decides that. A fault that the second has more often than the first is a regression.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from bench.analysis.result import NUMBERS, RESULT, Number, numbers_of
+from bench.analysis.series import Step, middle
+from bench.analysis.tables import text_table
+from bench.analysis.tables import told as told_value
+from bench.analysis.verdict import is_of_load
 from bench.errors import InputInvalid
-from bench.run.numbers import NUMBERS, Number, numbers_of
-from bench.run.ratios import Ratio, is_worse, ratio_of
-from bench.run.rounds import middle
-from bench.run.tables import text_table
-from bench.run.tables import told as told_value
-from bench.run.verdict import is_of_load
+from bench.load.profile import COMPARED, Profile, unlike
 
-__all__ = ["PAIRS_MIN", "Compared", "Comparison", "Fault", "compare", "told", "why_left_out"]
+__all__ = [
+    "PAIRS_MIN",
+    "Compared",
+    "Comparison",
+    "Fault",
+    "Ratio",
+    "about_arm",
+    "are_by_turns",
+    "compare",
+    "is_worse",
+    "paired_steps",
+    "profile_of_arm",
+    "ratio_of",
+    "read_arm",
+    "refuse_unlike",
+    "refuse_unlike_machines",
+    "told",
+    "why_left_out",
+]
+
+
+# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom; beyond, from the normal distribution's by
+# two terms of its expansion in 1 / freedom (Abramowitz and Stegun 26.7.5), right to 0.001.
+# fmt: off
+T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045,
+)
+# fmt: on
+T95_FAR = 1.960
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of b over a: the geometric mean over the pairs, and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    pairs: int
+
+    def __str__(self) -> str:
+        if self.pairs == 1:
+            return f"{self.value:.3f} (of one pair)"
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
+    """Of pairs that met the same conditions, one after the other. None without positive pairs.
+
+    By Student's t on the logarithms: what disturbs a pair multiplies both its members.
+    """
+    logs = [math.log(y / x) for x, y in zip(a, b, strict=True) if x > 0 and y > 0]
+    if not logs:
+        return None
+    middle = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Ratio(math.exp(middle), 0.0, math.inf, 1)
+    freedom = len(logs) - 1
+    half = _t95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half), len(logs))
+
+
+def _t95(freedom: int) -> float:
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    z = T95_FAR
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2
+
+
+def is_worse(ratio: Ratio, *, more_is_better: bool, bound: float) -> bool:
+    """Whether b is worse than a by more than the bound (0.1: a tenth), and not by chance alone.
+
+    The whole interval must lie beyond 1, and the mean beyond the bound.
+    """
+    if more_is_better:
+        return ratio.value < 1 - bound and ratio.high < 1
+    return ratio.value > 1 + bound and ratio.low > 1
+
 
 Run = Mapping[str, Any]
-"""What a ``result.json`` has."""
+"""The content of a ``result.json``."""
+DURABILITY = "system.durability"
+
+
+def paired_steps(a: Profile, b: Profile, repeat: int) -> list[Step]:
+    """Pairs of steps; each arm is the first of a pair as often as the other."""
+    arms = [("a", a), ("b", b)]
+    return [
+        Step(f"{arm}/{number + 1:02}", profile)
+        for number in range(repeat)
+        for arm, profile in (arms if number % 2 == 0 else reversed(arms))
+    ]
+
+
+def read_arm(folder: Path) -> list[dict[str, Any]]:
+    """The results of a folder: its own, or one of each folder in it, by name. Raises InputInvalid."""
+    paths = [folder / RESULT] if (folder / RESULT).exists() else sorted(folder.glob(f"*/{RESULT}"))
+    if not paths:
+        raise InputInvalid(f"{folder}: no results in it; `python -m bench run` makes some")
+    try:
+        found = [json.loads(path.read_text()) for path in paths]
+    except ValueError as fault:
+        raise InputInvalid(f"{folder}: not results: {fault}") from fault
+    if not all(isinstance(each, dict) and "profile" in each for each in found):
+        raise InputInvalid(f"{folder}: not results of runs")
+    return found
+
+
+def profile_of_arm(name: str, runs: Sequence[Run]) -> Profile:
+    """The one that all of them have. Raises InputInvalid: repetitions are of one profile."""
+    first, *others = [Profile.from_values(each["profile"], name) for each in runs]
+    for other in others:
+        if differences := unlike(first, other, free=()):
+            raise InputInvalid(f"{name}: not repetitions of one profile: {'; '.join(differences)}")
+    return first
+
+
+def refuse_unlike(a: Profile, b: Profile, *, any_durability: bool) -> None:
+    """Raises InputInvalid for loads that differ, and for confirms that promise something else."""
+    if differences := unlike(a, b, free=(*COMPARED, DURABILITY)):
+        raise InputInvalid(f"these are not alike: {'; '.join(differences)}")
+    if not any_durability and (differences := unlike(a, b)):
+        raise InputInvalid(
+            f"a confirm means something else, {'; '.join(differences)}; "
+            "--unlike-durability compares them all the same"
+        )
+
+
+def refuse_unlike_machines(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Raises InputInvalid."""
+    machines = {
+        f"{each['environment'].get('cpu', 'unknown')}, {each['environment'].get('cores')} cores": None
+        for each in (*a, *b)
+    }
+    if len(machines) > 1:
+        raise InputInvalid(f"measured on machines that are not alike: {'; '.join(machines)}")
+
+
+def are_by_turns(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    """Whether they ran in pairs of both arms, one pair after the other."""
+    every = [(each["environment"].get("at", ""), arm) for arm in (0, 1) for each in (a, b)[arm]]
+    order = [arm for _, arm in sorted(every)]
+    return all({*order[at : at + 2]} == {0, 1} for at in range(0, len(order), 2))
+
+
+def about_arm(name: str, runs: Sequence[Run]) -> str:
+    """One line of an arm: which code measured it, and what its confirms mean."""
+    commits = dict.fromkeys(str(each["environment"].get("commit")) for each in runs)
+    means = dict.fromkeys(str(each.get("durability")) for each in runs)
+    return f"{name}: commit {', '.join(commits)}; a confirm means: {'; '.join(means)}"
+
+
 # One pair says nothing about chance.
 PAIRS_MIN = 2
 

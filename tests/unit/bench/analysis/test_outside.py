@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis import outside
+from bench.analysis.outside import conduct_outside, render_outside
+from bench.analysis.result import numbers_of
 from bench.errors import BenchError
 from bench.harness.interface import Outside
 from bench.load.profile import Profile
-from bench.run import outside
-from bench.run.numbers import numbers_of
-from bench.run.outside import conduct_outside, render_outside
 from tests.support.runs import Nothing
 
 PROFILE = Profile.from_values(

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bench.environment import CHECKOUT
-from bench.harness.parts import CONSUMER, PUBLISHER
-from bench.harness.sampling import CPU_LEAST_S
-from bench.load.profile import Messages
-from bench.run.charts import (
+from bench.analysis.charts import (
     ANY,
     latency_chart,
     milliseconds,
@@ -20,9 +16,13 @@ from bench.run.charts import (
     rates_chart,
     waiting_chart,
 )
-from bench.run.result import MEASURES, Result, percentiles
-from bench.run.tables import COLUMNS, html_table, text_table
-from bench.run.verdict import Client
+from bench.analysis.result import MEASURES, Result, percentiles
+from bench.analysis.tables import COLUMNS, html_table, text_table
+from bench.analysis.verdict import Client
+from bench.environment import CHECKOUT
+from bench.harness.parts import CONSUMER, PUBLISHER
+from bench.harness.sampling import CPU_LEAST_S
+from bench.load.profile import Messages
 
 __all__ = ["STYLE", "render_html", "render_text", "write"]
 

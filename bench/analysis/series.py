@@ -1,7 +1,8 @@
-"""Many runs, one after the other: what is there already is not done again, so an interrupted one goes on.
+"""Many runs, one after the other, and in whole rounds: an interrupted series goes on where it ended.
 
-Runs that follow each other on the same system share one start of it. What is there counts only when
-its profile is the one that is wanted; what is of another one is refused, and never removed.
+What is there already is not done again. Runs that follow each other on the same system share one start of
+it. What is there counts only when its profile is the one that is wanted; what is of another one is refused,
+and never removed. In rounds, what disturbs the machine meets all lines of a workload.
 """
 
 from __future__ import annotations
@@ -9,19 +10,33 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.result import RESULT
+from bench.analysis.verdict import is_of_load
 from bench.environment import commit
 from bench.errors import InputInvalid
 from bench.harness.interface import Running, started
 from bench.harness.worker import PROFILE
 from bench.load.profile import Profile, unlike
-from bench.run.result import RESULT
 
-__all__ = ["Results", "Run", "Step", "carry_out", "had"]
+__all__ = [
+    "Results",
+    "Run",
+    "Step",
+    "carry_out",
+    "had",
+    "in_rounds",
+    "middle",
+    "samples",
+    "trusted",
+    "turns_of",
+]
+
 
 Run = Callable[[Profile, Path, Running], dict[str, Any]]
 Results = dict[str, dict[str, Any]]
@@ -95,3 +110,43 @@ def _of_other_commits(found: Results, now: str) -> list[str]:
         for was, some in names.items()
         if was != now
     ]
+
+
+Turn = Mapping[str, Any]
+
+
+def in_rounds(steps: Sequence[Step], repeat: int) -> list[Step]:
+    """All of them, and all of them again; of the second round on with its number behind the name."""
+    return [
+        Step(_named(step.name, number), step.profile) for number in range(repeat) for step in steps
+    ]
+
+
+def turns_of(results: Mapping[str, Turn], name: str) -> list[Turn]:
+    """The runs of one line, in their order; none when it was not run."""
+    names = (_named(name, number) for number in itertools.count())
+    return [results[each] for each in itertools.takewhile(results.__contains__, names)]
+
+
+def trusted(turns: Iterable[Turn]) -> list[Turn]:
+    """Those that the load was not too slow for; none where the system failed in one of them.
+
+    A figure of the turns that went well alone would be of luck.
+    """
+    own = [turn for turn in turns if not any(map(is_of_load, turn["faults"]))]
+    return [] if any(turn["faults"] for turn in own) else own
+
+
+def _named(name: str, number: int) -> str:
+    return name if number == 0 else f"{name}-{number + 1}"
+
+
+def samples(values: Iterable[float | None]) -> tuple[float, ...]:
+    """What each turn gave, of those that know it."""
+    return tuple(float(value) for value in values if value is not None)
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is known; None of nothing."""
+    known = samples(values)
+    return statistics.median(known) if known else None

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bench.run.tables import NONE, html_table, text_table, told
+from bench.analysis.tables import NONE, html_table, text_table, told
 
 ROWS = [("mb1", "12", "3.5 ms"), ("mb22", "1,000", "12 ms")]
 

@@ -1,7 +1,8 @@
-"""What a run says: rates, percentiles, fates, costs, and whether it measured the system or itself.
+"""The result of a run: rates, percentiles, fates, costs, and whether it measured the system or itself.
 
 Made from the files of a run's folder alone, so it can be made again at any time. ``result.json`` has
-every number; the histograms are there as HdrHistogram's own logs, which its usual tools read.
+every number; the histograms are there as HdrHistogram's own logs, which its usual tools read. Comparisons
+and summaries go by `NUMBERS`; a number that is not known is left out, never 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from hdrh.log import HistogramLogWriter
 
+from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
 from bench.errors import InputInvalid
 from bench.harness import sampling
 from bench.harness.coordinator import MACHINE, SAMPLES
@@ -29,15 +31,103 @@ from bench.harness.parts import (
     read_received,
     unreadable,
 )
-from bench.harness.sampling import Busy, Row, Sample, Usage, usage
+from bench.harness.sampling import CPU_LEAST_S, Busy, Row, Sample, Usage, usage
 from bench.harness.worker import PROFILE, RUN
 from bench.load.profile import Profile, topic_of
 from bench.load.schedule import Constant, Poisson
 from bench.manifest import write_atomically
-from bench.run.verdict import Client, behind, bottlenecks, unsteady
 from messagebus.terminal import plural
 
-__all__ = ["CURVE", "MEASURES", "RESULT", "Result", "gather", "percentiles"]
+__all__ = [
+    "CURVE",
+    "MEASURES",
+    "NUMBERS",
+    "RESULT",
+    "Number",
+    "Result",
+    "gather",
+    "numbers_of",
+    "percentiles",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """judged: whether its getting worse is a regression. of_messages: a run that lacks it had none."""
+
+    name: str
+    more_is_better: bool
+    judged: bool = True
+    of_messages: bool = True
+
+
+NUMBERS = (
+    Number("confirmed a second", more_is_better=True),
+    Number("delivered a second", more_is_better=True),
+    Number("confirm p50", more_is_better=False),
+    Number("confirm p99", more_is_better=False),
+    Number("delivery p50", more_is_better=False),
+    Number("delivery p99", more_is_better=False),
+    Number("client CPU us", more_is_better=False, of_messages=False),
+    Number("broker CPU us", more_is_better=False, of_messages=False, judged=False),
+)
+
+
+def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Name -> value, of what ``result.json`` has."""
+    profile = result["profile"]
+    found = {"confirmed a second": float(result["confirmed_per_s"])}
+    delivered = result.get("delivered_per_s")
+    if delivered is not None and profile["load"]["consumers"]:
+        found["delivered a second"] = float(delivered)
+    for measure in ("confirm", "delivery"):
+        percentiles = result["percentiles_ms"].get(measure, {})
+        found |= {
+            f"{measure} {name}": float(percentiles[name])
+            for name in ("p50", "p99")
+            if name in percentiles
+        }
+    measured_s = float(result.get("measured_s") or profile["time"]["measured_s"])
+    messages = found["confirmed a second"] * measured_s
+    costs = {
+        "client CPU us": _client_s(result, measured_s),
+        "broker CPU us": _broker_s(result, measured_s),
+    }
+    return found | {
+        name: cpu_s / messages * 1e6
+        for name, cpu_s in costs.items()
+        if cpu_s is not None and messages
+    }
+
+
+def _client_s(result: Mapping[str, Any], measured_s: float) -> float | None:
+    """Of a closed loop each part has seconds of its own: consumers take longer than publishers."""
+    clients = result["clients"]
+    closed = result["profile"]["load"]["schedule"]["kind"] == "closed"
+    if not clients or (closed and any("seconds" not in each for each in clients)):
+        return None
+    return sum(
+        float(each["cpu_share"]) * float(each.get("seconds", measured_s)) for each in clients
+    )
+
+
+def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
+    """None where one was not seen to the end, or not long enough: what the others used is not what the
+    messages cost.
+
+    Of the whole measured part, also where a little of it was not seen.
+    """
+    brokers = result["brokers"]
+    if len(brokers) < result["profile"]["system"]["brokers"] or measured_s < CPU_LEAST_S:
+        return None
+    costs = [
+        each["messages_cpu_s"]
+        if "messages_cpu_s" in each
+        else float(each["cpu_s"]) / float(each["seconds"]) * measured_s
+        for each in brokers.values()
+    ]
+    return None if None in costs else sum(map(float, costs))
+
 
 RESULT = "result.json"
 MEASURES = {

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from bench.analysis import series
+from bench.analysis.series import Step, carry_out, in_rounds, middle, samples, trusted, turns_of
 from bench.errors import BenchError, InputInvalid
 from bench.load.profile import Profile, System
-from bench.run import series
-from bench.run.series import Step, carry_out
+from tests.support.results import PROFILE
 
-PROFILE = Profile.from_values(
+SMALL = Profile.from_values(
     {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 1}}}, "test"
 )
-TWO = dataclasses.replace(PROFILE, system=System(brokers=2))
-STEPS = [Step("a", PROFILE), Step("b", PROFILE), Step("c", TWO)]
+TWO = dataclasses.replace(SMALL, system=System(brokers=2))
+STEPS = [Step("a", SMALL), Step("b", SMALL), Step("c", TWO)]
 
 
 @pytest.fixture
@@ -79,8 +80,8 @@ def test_a_run_of_another_profile_is_refused_before_anything_is_done_and_stays(
 ) -> None:
     carry_out(STEPS[1:2], tmp_path, "127.0.1", run, quiet)
     starts.clear()
-    time = dataclasses.replace(PROFILE.time, measured_s=3.0)
-    longer = [STEPS[0], Step("b", dataclasses.replace(PROFILE, time=time))]
+    time = dataclasses.replace(SMALL.time, measured_s=3.0)
+    longer = [STEPS[0], Step("b", dataclasses.replace(SMALL, time=time))]
     with pytest.raises(InputInvalid, match=r"another profile.*time\.measured_s: 30\.0 and 3\.0"):
         carry_out(longer, tmp_path, "127.0.1", run, quiet)
     assert starts == []
@@ -103,3 +104,31 @@ def test_what_another_commit_has_measured_is_told(tmp_path: Path, starts: list[i
     assert line.startswith("of commit abc, and now it is ")
     assert line.endswith(": a, b, c")
     assert starts == [3, 2]
+
+
+ONE = Profile.from_values(PROFILE, "x")
+
+
+def test_whole_rounds_follow_each_other() -> None:
+    steps = in_rounds([Step("a", ONE), Step("b", ONE)], 3)
+    assert [step.name for step in steps] == ["a", "b", "a-2", "b-2", "a-3", "b-3"]
+
+
+def test_the_turns_of_a_line_are_found_again() -> None:
+    results = {name: {"n": name} for name in ("a", "b", "a-2", "b-2", "a-3")}
+    assert [each["n"] for each in turns_of(results, "a")] == ["a", "a-2", "a-3"]
+    assert turns_of(results, "c") == []
+
+
+def test_the_middle_is_of_what_is_known() -> None:
+    assert samples([1, None, 2]) == (1.0, 2.0)
+    assert middle([4.0, None, 1.0]) == 2.5
+    assert middle([None]) is None
+
+
+def test_no_figure_is_made_of_the_turns_that_went_well_alone() -> None:
+    good: dict[str, list[str]] = {"faults": []}
+    behind = {"faults": ["did not keep up: 5 confirmed of 9"]}
+    slow = {"faults": ["publisher-0 used 95% of a core: the client was the bottleneck"]}
+    assert trusted([good, slow, good]) == [good, good]
+    assert trusted([good, behind, good]) == []

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from bench.run.svg import Line, by_percentile, over_time
+from bench.analysis.charts import Line, by_percentile, over_time
 
 
 def plain(value: float) -> str:

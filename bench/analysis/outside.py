@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.result import RESULT
 from bench.environment import describe, load_average
 from bench.errors import InputInvalid
 from bench.harness import sampling
@@ -22,7 +23,6 @@ from bench.harness.sampling import Sampler
 from bench.harness.worker import PROFILE, RUN
 from bench.load.profile import Profile
 from bench.manifest import write_atomically
-from bench.run.result import RESULT
 
 __all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
 

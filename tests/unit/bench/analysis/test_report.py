@@ -4,11 +4,10 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from bench.analysis.report import render_html, render_text, write
+from bench.analysis.result import gather, numbers_of
 from bench.harness.coordinator import SAMPLES
 from bench.harness.sampling import Sample, save
-from bench.run.numbers import numbers_of
-from bench.run.report import render_html, render_text, write
-from bench.run.result import gather
 from tests.support.runs import BROKERS, write_run
 
 
