@@ -9,6 +9,7 @@ import click
 from bench.audit import audit
 from bench.audit_tables import print_audit
 from bench.clients.jvm.maven import fetch
+from bench.commands import COMMANDS
 from bench.demo.cli import demo
 from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
@@ -18,7 +19,6 @@ from bench.load.cli import load
 from bench.manifest import Manifest
 from bench.profiling import profile
 from bench.rows import read_events
-from bench.run.cli import COMMANDS
 from bench.soak import soak
 from messagebus.commands.exits import Program
 from messagebus.events import FAULTS

@@ -11,10 +11,10 @@ import pytest
 
 from bench.clients.jvm.maven import PACKAGES
 from bench.clients.rabbitmq import Standalone
+from bench.commands import measured, of_any_load
 from bench.errors import BenchError
 from bench.harness.interface import started
 from bench.load.profile import Profile, places
-from bench.run.cli import measured, of_any_load
 from messagebus import Topic
 from messagebus.destination import Subscription
 from ops.local.cluster import LocalCluster

@@ -15,6 +15,7 @@ import pytest
 from bench.analysis.report import render_text
 from bench.analysis.result import Result, gather, percentiles
 from bench.clients.rabbitmq import Standalone
+from bench.commands import measured
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
 from bench.harness import coordinator as conducting
@@ -25,7 +26,6 @@ from bench.harness.parts import read_parts
 from bench.load.control import read_progress
 from bench.load.profile import Profile
 from bench.processes import Children
-from bench.run.cli import measured
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.run.knee import PRECISION, Knee, fault_of
+from bench.workloads.knee import PRECISION, Knee, fault_of
 from tests.support.results import PROFILE, result
 
 TRIES_MAX = 60

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.load.profile import Profile
-from bench.run import seed
+from bench.workloads import predecessor
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 BASE = Profile.load_file(PROFILES / "seed-s1.toml")
@@ -33,7 +33,7 @@ def results(repeat: int, base: Profile = BASE) -> dict[str, dict[str, Any]]:
                 for number in range(nodes)
             },
         }
-        for step in seed.steps(base, repeat)
+        for step in predecessor.steps(base, repeat)
     }
 
 
@@ -43,12 +43,12 @@ def test_the_predecessors_load_is_that_of_the_profile(name: str) -> None:
     assert profile.load.publishers == 50
     assert profile.load.consumers == (50 if name == "seed-s2" else 0)
     assert profile.messages.size == 1024
-    full = [step for step in seed.steps(profile, 1) if step.profile.load.window == 50]
+    full = [step for step in predecessor.steps(profile, 1) if step.profile.load.window == 50]
     assert {step.profile.as_json()["load"]["schedule"]["count"] for step in full} == {10_000}
 
 
 def test_both_sides_take_turns_and_each_goes_first() -> None:
-    steps = seed.steps(BASE, 2)
+    steps = predecessor.steps(BASE, 2)
     sides = [step.profile.system.name for step in steps if step.name.startswith("2")]
     assert sides == [
         *["messagebus"] * 2,
@@ -59,7 +59,7 @@ def test_both_sides_take_turns_and_each_goes_first() -> None:
 
 
 def test_ratios_are_of_standalone_over_native_within_each_repetition() -> None:
-    figures = {each.id: each for each in seed.figures("seed-s1", results(3), 3, "again")}
+    figures = {each.id: each for each in predecessor.figures("seed-s1", results(3), 3, "again")}
     assert figures["measure.seed_s1.n2_w50.confirmed_ratio"].samples == (2.0, 2.0, 2.0)
     assert figures["measure.seed_s1.n3_w1.confirmed_ratio"].value == 3.0
     assert "2.38" in figures["measure.seed_s1.n2_w50.confirmed_ratio"].what
@@ -67,7 +67,7 @@ def test_ratios_are_of_standalone_over_native_within_each_repetition() -> None:
 
 def test_costs_are_compared_the_other_way_round() -> None:
     """A tenth of a second for a thousand messages and two tenths for half of them."""
-    figures = {each.id: each for each in seed.figures("seed-s1", results(3), 3, "again")}
+    figures = {each.id: each for each in predecessor.figures("seed-s1", results(3), 3, "again")}
     assert figures["measure.seed_s1.n2_w50.broker_cpu_standalone"].value == 500.0
     assert figures["measure.seed_s1.n2_w50.broker_cpu_native"].value == 2000.0
     assert figures["measure.seed_s1.n2_w50.broker_cpu_ratio"].samples == (4.0, 4.0, 4.0)
@@ -75,14 +75,14 @@ def test_costs_are_compared_the_other_way_round() -> None:
 
 def test_what_is_told_has_the_predecessors_number_beside() -> None:
     found = results(2, Profile.load_file(PROFILES / "seed-s2.toml"))
-    text = "\n".join(seed.told("seed-s2", found, 2).lines())
+    text = "\n".join(predecessor.told("seed-s2", found, 2).lines())
     assert "1.97" in text
     assert "delivered" in text
 
 
 def test_what_not_all_repetitions_have_is_left_out() -> None:
     some = results(2)
-    del some[seed.step_name(2, 50, "native", 1)]
-    ids = [each.id for each in seed.figures("seed-s1", some, 2, "again")]
+    del some[predecessor.step_name(2, 50, "native", 1)]
+    ids = [each.id for each in predecessor.figures("seed-s1", some, 2, "again")]
     assert "measure.seed_s1.n2_w50.confirmed_ratio" not in ids
     assert "measure.seed_s1.n2_w1.confirmed_ratio" in ids

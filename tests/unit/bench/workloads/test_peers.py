@@ -7,7 +7,7 @@ from typing import Any
 from bench.analysis.series import Step
 from bench.analysis.tables import NONE
 from bench.load.profile import Profile
-from bench.run import peers
+from bench.workloads import peers
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 

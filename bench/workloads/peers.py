@@ -19,7 +19,7 @@ from bench.figures.form import Figure, median_of
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
 from bench.load.systems import SYSTEMS
-from bench.run.lines import shorter
+from bench.workloads.latency_and_fan_in import shorter
 
 __all__ = ["ARMS", "figures", "steps", "told"]
 

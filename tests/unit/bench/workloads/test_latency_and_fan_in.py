@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.analysis.tables import NONE
 from bench.load.profile import Profile, System
-from bench.run import lines
+from bench.workloads import latency_and_fan_in as lines
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 

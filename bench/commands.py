@@ -1,11 +1,15 @@
-"""``python -m bench run``, ``report``, ``compare``, ``knee`` and ``overhead``."""
+"""The commands ``run``, ``report``, ``compare``, ``knee`` and ``overhead``, and the named workloads.
+
+A workload is more than one run: its steps, its summary, its figures.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +36,84 @@ from bench.analysis.tables import columns_here
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
+from bench.figures.form import Figure
 from bench.harness.coordinator import conduct, made, made_empty
 from bench.harness.interface import Running, durability, started
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
 from bench.manifest import write_atomically
-from bench.run import overhead as overheads
-from bench.run.knee import Knee, fault_of
-from bench.run.workloads import WORKLOADS
+from bench.workloads import overhead as overheads
+from bench.workloads import peers, predecessor
+from bench.workloads.knee import Knee, fault_of
+from bench.workloads.latency_and_fan_in import (
+    MATRIX,
+    fan_in_figures,
+    fan_in_steps,
+    fan_in_told,
+    matrix_figures,
+    matrix_steps,
+    matrix_told,
+)
 from ops.local.layout import DEFAULT_NETWORK
 
-__all__ = ["COMMANDS", "measured"]
+__all__ = [
+    "COMMANDS",
+    "WORKLOADS",
+    "Workload",
+    "measured",
+]
+
+
+ResultOfStep = Mapping[str, Mapping[str, Any]]
+Load = Callable[[str], Profile]
+"""A profile of ours, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """steps: of profiles, repetitions, and the part of everything that is done (10: a tenth).
+
+    told: of results and repetitions; figures: of these and the command that repeats them.
+    """
+
+    steps: Callable[[Load, int, int], Sequence[Step]]
+    told: Callable[[ResultOfStep, int], Told]
+    figures: Callable[[ResultOfStep, int, str], Iterable[Figure]]
+
+
+def _seed(name: str) -> Workload:
+    return Workload(
+        steps=lambda load, repeat, part: predecessor.steps(load(name), repeat, part=part),
+        told=lambda results, repeat: predecessor.told(name, results, repeat),
+        figures=lambda results, repeat, command: predecessor.figures(
+            name, results, repeat, command
+        ),
+    )
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "seed-s1": _seed("seed-s1"),
+    "seed-s2": _seed("seed-s2"),
+    "latency-matrix": Workload(
+        steps=lambda load, repeat, part: matrix_steps(map(load, MATRIX), repeat, part),
+        told=lambda results, _repeat: matrix_told(results),
+        figures=lambda results, _repeat, command: matrix_figures(results, command),
+    ),
+    "fan-in": Workload(
+        steps=lambda load, repeat, part: fan_in_steps(load("fan-in"), repeat, part),
+        told=lambda results, _repeat: fan_in_told(results),
+        figures=lambda results, _repeat, command: fan_in_figures(results, command),
+    ),
+    "peers": Workload(
+        steps=lambda load, repeat, part: peers.steps(
+            load("peers"), load("peers-full"), repeat, part
+        ),
+        told=lambda results, _repeat: peers.told(results),
+        figures=lambda results, _repeat, command: peers.figures(results, command),
+    ),
+}
+
 
 PROFILES = CHECKOUT / "bench" / "profiles"
 OVERHEAD_MESSAGES = 200_000

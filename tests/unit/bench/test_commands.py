@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from bench import commands
 from bench.analysis import series
 from bench.analysis.result import gather
 from bench.analysis.series import Step
 from bench.cli import main
+from bench.commands import WORKLOADS, measured, one_by_one, profile_of, with_system
 from bench.errors import BenchError, InputInvalid
 from bench.harness.interface import Running
 from bench.load.profile import Profile
-from bench.run import cli
-from bench.run.cli import measured, one_by_one, profile_of, with_system
 from tests.support.results import result
 from tests.support.runs import Nothing, write_run
 
@@ -93,7 +93,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a system was started")
 
-    monkeypatch.setattr(cli, "started", refuse)
+    monkeypatch.setattr(commands, "started", refuse)
     monkeypatch.setattr(series, "started", refuse)
 
 
@@ -179,7 +179,7 @@ def test_a_run_that_fails_has_the_report_of_what_is_there(
         write_run(folder, complete=False)
         raise fault
 
-    monkeypatch.setattr(cli, "conduct", cut)
+    monkeypatch.setattr(commands, "conduct", cut)
     with pytest.raises(type(fault)):
         measured(profile_of("steady"), tmp_path / "run", Nothing())
     found = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -203,7 +203,7 @@ def test_one_run_that_fails_does_not_end_the_others(
         return {"complete": True, "confirmed_per_s": 1.0}
 
     monkeypatch.setattr(series, "started", lambda *_: contextlib.nullcontext(Nothing()))
-    monkeypatch.setattr(cli, "of_any_load", fails_once)
+    monkeypatch.setattr(commands, "of_any_load", fails_once)
     steps = [Step(name, profile_of("steady")) for name in ("a/01", "b/01")]
     found = one_by_one(steps, tmp_path, "127.0.1")
     assert (found["a/01"]["complete"], found["a/01"]["faults"]) == (False, ["publisher-1 died"])
@@ -233,7 +233,7 @@ def test_a_knee_is_searched_over_rates_that_break_the_load_and_its_answer_is_kep
         return result(delivery=5.0, profile=profile.as_json())
 
     monkeypatch.setattr(series, "started", lambda *_: contextlib.nullcontext(Nothing()))
-    monkeypatch.setattr(cli, "of_any_load", takes_3000)
+    monkeypatch.setattr(commands, "of_any_load", takes_3000)
     assert main(["knee", "steady", "--dir", str(tmp_path)]) == 0
     answer, _, *tries = (tmp_path / "summary.txt").read_text().splitlines()
     assert answer == "knee: 2,828/s with p99 within 20 ms"
@@ -243,3 +243,17 @@ def test_a_knee_is_searched_over_rates_that_break_the_load_and_its_answer_is_kep
 def test_comparing_once_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "steady", "steady", "--repeat", "1"]) == 2
     assert "1 is not in the range x>=2" in capsys.readouterr().err
+
+
+PROFILES = Path(__file__).resolve().parents[3] / "bench" / "profiles"
+
+
+def load(name: str) -> Profile:
+    return Profile.load_file(PROFILES / f"{name}.toml")
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_step_can_be_run_by_its_system(name: str) -> None:
+    steps = WORKLOADS[name].steps(load, 2, 10)
+    assert steps
+    assert [step.name for step in steps if step.profile.faults()] == []

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bench.run.overhead import Overhead, figures, measure
+from bench.workloads.overhead import Overhead, figures, measure
 
 
 def test_every_part_of_the_harness_has_a_cost() -> None:
