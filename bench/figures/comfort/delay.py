@@ -21,8 +21,7 @@ from bench.figures.scene import Group, Scene, repeat_command
 from bench.figures.turns import Case, Turns, direct_task, interleaved, purge, ratios, sized
 from bench.harness.loop import best_loop, event_loop
 from bench.systems.ours_async import check, slices
-from bench.systems.paced import STAMP_BYTES, intended_in, stamped
-from bench.systems.turn import Task
+from bench.systems.turn import STAMP_BYTES, Task, intended_in, stamped
 from messagebus import AsyncConsumer, AsyncPublisher, Published, declare
 from messagebus.destination import delay_step
 

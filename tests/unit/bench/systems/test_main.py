@@ -1,6 +1,6 @@
 import pytest
 
-from bench.systems.run import SYSTEMS, main
+from bench.systems.__main__ import SYSTEMS, main
 
 
 def test_a_client_that_there_is_not_is_one_clear_line() -> None:
