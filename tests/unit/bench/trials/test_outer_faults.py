@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.outer_faults import OTHER_CLOCK, OUTER_FAULTS, lying
+from bench.trials.outer_faults import OTHER_CLOCK, OUTER_FAULTS, lying
 from messagebus import BrokerList
 from messagebus.core.listkeeper import Judgement, ListKeeper
 from ops.local.cluster import LocalCluster

@@ -1,4 +1,4 @@
-from bench.soak import ALL_FAULTS, draws
+from bench.trials.soak import ALL_FAULTS, draws
 
 NAMES = ["mb1", "mb2", "mb3"]
 

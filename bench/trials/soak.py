@@ -23,8 +23,8 @@ from bench.faults import FAULTS, Fault
 from bench.figures.crew import Crew, crew
 from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.outer_faults import OUTER_FAULTS
 from bench.rows import read_events
+from bench.trials.outer_faults import OUTER_FAULTS
 from messagebus import BusConfig, declare
 from messagebus.telemetry.eventfile import anchor_now
 from ops.local.cluster import LocalCluster

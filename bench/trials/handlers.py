@@ -1,6 +1,6 @@
 """``python -m bench handlers``: a worker whose handlers raise, cancel, hang, exit and publish at random.
 
-Every message says what its handler is to do (`bench.handlers_app`). At the end each one was handled to its
+Every message says what its handler is to do (`bench.trials.handlers_app`). At the end each one was handled to its
 end, or is parked with the reason that it must have; at every moment `/metrics` answered, no counter of
 a process fell, and `/ready` said how the processes were.
 """
@@ -29,7 +29,7 @@ import httpx
 from rich.console import Console
 
 from bench.errors import BenchError, DoesNotHold
-from bench.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
+from bench.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
 from messagebus import BusConfig, Message, Publisher, declare, read_parked
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
@@ -155,7 +155,7 @@ class Trial:
 
     def _start(self, log: int) -> subprocess.Popen[bytes]:
         self._port = free_port()
-        command = [sys.executable, "-m", "messagebus", "worker", "bench.handlers_app:app"]
+        command = [sys.executable, "-m", "messagebus", "worker", "bench.trials.handlers_app:app"]
         command += ["--processes", str(PROCESSES), "--grace-s", f"{GRACE_S:g}", "--log", "json"]
         return subprocess.Popen(
             [*command, "--health", f"127.0.0.1:{self._port}"],

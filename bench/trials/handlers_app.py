@@ -1,4 +1,4 @@
-"""The application of `bench.handlers_trial`: handlers that end in every way that handlers end.
+"""The application of `bench.trials.handlers`: handlers that end in every way that handlers end.
 
 A message says what its handler is to do (`KINDS`); what has been handled to its end is written down, with a
 write of its own, because any handler may end the process in the next moment.
