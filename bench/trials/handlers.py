@@ -1,8 +1,8 @@
 """``python -m bench handlers``: a worker whose handlers raise, cancel, hang, exit and publish at random.
 
-Every message says what its handler is to do (`bench.trials.handlers_app`). At the end each one was handled to its
-end, or is parked with the reason that it must have; at every moment `/metrics` answered, no counter of
-a process fell, and `/ready` said how the processes were.
+Every message says what its handler is to do (`bench.trials.handlers_app`). At the end each one was
+handled to its end, or is parked with the reason that it must have; at every moment `/metrics` answered, no
+counter of a process fell, and `/ready` said how the processes were.
 """
 
 from __future__ import annotations

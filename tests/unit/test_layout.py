@@ -52,7 +52,7 @@ TESTED_ELSEWHERE = {
     "bench/trials/handlers_app.py": "tests/fault/test_handlers.py",
     "bench/trials/handlers.py": "tests/fault/test_handlers.py",
     "bench/figures/rest.py": "tests/integration/test_bench_mesh.py",
-    "bench/relay.py": "tests/integration/test_bench_relay.py",
+    "bench/figures/client/relay.py": "tests/integration/test_bench_relay.py",
     "bench/figures/client/mesh_brokers.py": "tests/integration/test_bench_mesh.py",
     "bench/figures/client/mesh_consumer.py": "tests/integration/test_bench_mesh.py",
     "bench/figures/client/stream_consumer.py": "tests/integration/test_bench_mesh.py",

@@ -19,12 +19,12 @@ from pathlib import Path
 from bench.audit import ALLOWED, audit
 from bench.errors import BenchError
 from bench.faults import fault_of
+from bench.figures.client.relay import Relay
 from bench.figures.crew import Crew, crew, wait_until
 from bench.figures.form import Figure, at_most
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.relay import Relay
 from bench.rows import read_events
 from messagebus import BusConfig, declare
 from messagebus.broker import Broker

@@ -15,8 +15,16 @@ from hdrh.histogram import HdrHistogram
 
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_most, median_of, no_goal
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import Case, Turns, direct_task, interleaved, purge
+from bench.figures.scene import (
+    Case,
+    Group,
+    Scene,
+    Turns,
+    direct_task,
+    interleaved,
+    purge,
+    repeat_command,
+)
 from bench.systems.turn import Task, Turn
 
 __all__ = ["GROUP", "added_percent", "cases_of", "figures_of", "percentile_us"]

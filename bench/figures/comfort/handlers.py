@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from functools import partial
 
 from bench.figures.form import Figure, Goal, at_most, median_of, no_goal
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import (
+from bench.figures.scene import (
     Case,
+    Group,
+    Scene,
     Turns,
     direct_task,
     interleaved,
     purge,
     rate_and_cpu,
+    repeat_command,
     sized,
 )
 from bench.harness.loop import best_loop

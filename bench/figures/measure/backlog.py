@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.figures.form import Figure, at_most
-from bench.figures.measure.laid import lay
+from bench.figures.measure.made import lay
 from bench.figures.measure.scans import RATIO_MAX
 from bench.figures.measure.turns import DUCKDB, SPARK, Costs, Words, agreed, both
 from bench.figures.scene import Group, Scene, repeat_command

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.figures.form import Figure, at_least
-from bench.figures.measure.laid import lay
+from bench.figures.measure.made import lay
 from bench.figures.measure.turns import SPARK, Costs, Words, both
 from bench.figures.scene import Group, Scene, repeat_command
 

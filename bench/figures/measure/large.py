@@ -16,7 +16,7 @@ from bench.environment import describe
 from bench.figures.cli import RESULTS, keep
 from bench.figures.form import Figure
 from bench.figures.measure.audit import NAME, audited, compared
-from bench.figures.measure.laid import lay
+from bench.figures.measure.made import lay
 from bench.figures.measure.watched import Cost
 
 __all__ = ["growth", "main"]

@@ -1,18 +1,55 @@
-"""Questions that read a whole run once: what they cost Spark, and DuckDB on the same files."""
+"""Questions that read a whole run once: what they cost Spark, and DuckDB on the same files.
+
+The reference for percentiles of confirms are histograms that were fed the raw values, one by one.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from hdrh.histogram import HdrHistogram
 
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_least, at_most
-from bench.figures.measure.fed import Histograms, fed
-from bench.figures.measure.laid import lay
+from bench.figures.measure.made import lay
 from bench.figures.measure.turns import DUCKDB, SPARK, Costs, Words, both
 from bench.figures.scene import Group, Scene, repeat_command
 
-__all__ = ["GROUP", "RATIO_MAX", "different", "scan_figures", "told"]
+__all__ = [
+    "GROUP",
+    "RATIO_MAX",
+    "Histograms",
+    "different",
+    "fed",
+    "scan_figures",
+    "told",
+]
+
+
+Histograms: TypeAlias = Mapping[tuple[str, str], HdrHistogram]
+"""(publisher, broker) -> all times from the intended one to the confirm, in ns."""
+
+TOP_NS = 1 << 47
+DIGITS = 3
+
+
+def fed(lake: Path) -> Histograms:
+    """Of all publishes in a lake with one run, each of which was confirmed. Cost: 3 us a publish."""
+    found: Histograms = defaultdict(lambda: HdrHistogram(1, TOP_NS, DIGITS))
+    for path in sorted((lake / "published").rglob("*.parquet/*.parquet")):
+        columns = ["publisher", "broker", "intended_ns", "confirmed_ns"]
+        rows = pq.ParquetFile(path).read(columns)
+        taken = pc.subtract(rows["confirmed_ns"], rows["intended_ns"]).to_pylist()
+        names = zip(rows["publisher"].to_pylist(), rows["broker"].to_pylist(), strict=True)
+        for name, value in zip(names, taken, strict=True):
+            found[name].record_value(value)
+    return found
+
 
 NAME = "measure.scans"
 MESSAGES = 10_000_000

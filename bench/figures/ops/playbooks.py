@@ -21,8 +21,16 @@ from bench.audit import ALLOWED, audit
 from bench.errors import BenchError
 from bench.figures.crew import CHECKOUT, Crew, crew, wait_until
 from bench.figures.form import Figure
-from bench.figures.ops.noticed import Act, Run, Took, attach_s, figures_of
-from bench.figures.ops.spread import a_lifetime_passes, resting, sessions
+from bench.figures.ops.noticed import (
+    Act,
+    Run,
+    Took,
+    a_lifetime_passes,
+    attach_s,
+    figures_of,
+    resting,
+    sessions,
+)
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from bench.figures.groups import chosen
-from bench.figures.measure.memory import GROUP, submit
+from bench.figures.cli import chosen
+from bench.figures.measure.audit_memory import GROUP, submit
 
 
 def test_spark_is_told_how_much_memory_it_has() -> None:

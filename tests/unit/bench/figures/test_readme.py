@@ -8,7 +8,7 @@ import pytest
 from bench.errors import InputInvalid
 from bench.figures.cli import PAGES, RESULTS
 from bench.figures.form import Figure, Results, newest
-from bench.readme import BEGIN, FIRST, NAMED, in_short, read_results, update
+from bench.figures.readme import BEGIN, FIRST, NAMED, in_short, read_results, update
 
 ROOT = Path(__file__).resolve().parents[3]
 REPEAT = "python -m bench figures"

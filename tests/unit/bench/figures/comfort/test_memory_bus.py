@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from bench.figures.comfort.memory import cases_of, figures_of
+from bench.figures.comfort.memory_bus import cases_of, figures_of
 from bench.figures.scene import Scene
 from bench.systems.turn import Turn
 

@@ -1,6 +1,6 @@
 import os
 
-from bench.figures.memory import MB, growth_mb, rss_bytes_of
+from bench.figures.client_memory import MB, growth_mb, rss_bytes_of
 
 
 def test_growth_is_the_largest_distance_from_the_settled_sample() -> None:

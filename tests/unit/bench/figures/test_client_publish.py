@@ -1,6 +1,6 @@
 import pytest
 
-from bench.figures.publish import Turn, figures_of, measure
+from bench.figures.client_publish import Turn, figures_of, measure
 
 
 def test_the_ratio_is_that_of_the_medians() -> None:

@@ -13,8 +13,7 @@ from bench.environment import CHECKOUT
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_most
 from bench.figures.measure.audit import cost_of
-from bench.figures.measure.laid import lay
-from bench.figures.measure.made import RUN_ID
+from bench.figures.measure.made import RUN_ID, lay
 from bench.figures.measure.watched import Cost, watched
 from bench.figures.scene import Group, Scene, repeat_command
 

@@ -10,8 +10,16 @@ from functools import partial
 from bench.errors import BenchError
 from bench.figures.crew import CHECKOUT
 from bench.figures.form import Figure, at_least, below, median_of
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import Case, Turns, interleaved, rate_and_cpu, sized
+from bench.figures.scene import (
+    Case,
+    Group,
+    Scene,
+    Turns,
+    interleaved,
+    rate_and_cpu,
+    repeat_command,
+    sized,
+)
 from bench.systems.turn import Task
 
 __all__ = ["GROUP", "cases_of", "figures_of", "import_ms"]
