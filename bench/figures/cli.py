@@ -14,20 +14,15 @@ from rich.console import Console
 
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures.attach import attach_figures
 from bench.figures.client import batch, consume, gap, latency, mesh, publish, stream, threads
 from bench.figures.client_memory import memory_figures
 from bench.figures.client_publish import publish_figures
 from bench.figures.comfort import delay, handlers, memory_bus
 from bench.figures.form import Figure, Results, figures_table
-from bench.figures.kill import kill_figures
-from bench.figures.measure import audit as measure_audit
-from bench.figures.measure import audit_memory
-from bench.figures.measure import backlog as measure_backlog
-from bench.figures.measure import join as measure_join
-from bench.figures.measure import scans as measure_scans
-from bench.figures.ops import failover as ops_failover
-from bench.figures.ops import playbooks as ops_playbooks
+from bench.figures.measure import audit, audit_memory, fates, scans
+from bench.figures.ops import failover, playbooks
+from bench.figures.ops.attach import attach_figures
+from bench.figures.ops.kill import kill_figures
 from bench.figures.readme import update
 from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
 from bench.harness.loop import best_loop
@@ -72,12 +67,12 @@ GROUPS = (
         lambda scene: kill_figures(scene.cluster, scene.folder / "crew", scene.say),
     ),
     gap.GROUP,
-    ops_playbooks.GROUP,
-    ops_failover.GROUP,
-    measure_audit.GROUP,
-    measure_scans.GROUP,
-    measure_backlog.GROUP,
-    measure_join.GROUP,
+    playbooks.GROUP,
+    failover.GROUP,
+    audit.GROUP,
+    scans.GROUP,
+    fates.BACKLOG_GROUP,
+    fates.JOIN_GROUP,
     audit_memory.GROUP,
 )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.figures.kill import S, figures_of, longest_silence_ns
+from bench.figures.ops.kill import S, figures_of, longest_silence_ns
 from bench.manifest import Incident
 from bench.rows import Events, Row
 

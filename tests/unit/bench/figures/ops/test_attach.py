@@ -1,4 +1,4 @@
-from bench.figures.attach import without
+from bench.figures.ops.attach import without
 from messagebus import BrokerList
 
 
