@@ -57,13 +57,7 @@ from bench.workloads.latency_and_fan_in import (
 )
 from ops.local.layout import DEFAULT_NETWORK
 
-__all__ = [
-    "COMMANDS",
-    "WORKLOADS",
-    "Workload",
-    "measured",
-]
-
+__all__ = ["COMMANDS", "WORKLOADS", "Workload", "measured"]
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
 Load = Callable[[str], Profile]

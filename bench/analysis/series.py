@@ -37,7 +37,6 @@ __all__ = [
     "turns_of",
 ]
 
-
 Run = Callable[[Profile, Path, Running], dict[str, Any]]
 Results = dict[str, dict[str, Any]]
 """Name of a step -> what its ``result.json`` has."""

@@ -16,12 +16,7 @@ from bench.analysis.tables import COLUMNS, html_table, text_table
 from bench.errors import InputInvalid
 from messagebus.terminal import plural
 
-__all__ = [
-    "Bar",
-    "Told",
-    "faults_of",
-    "page",
-]
+__all__ = ["Bar", "Told", "faults_of", "page"]
 
 
 @dataclass(frozen=True, slots=True)

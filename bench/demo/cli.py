@@ -32,12 +32,7 @@ from bench.processes import Child
 from messagebus.commands.exits import Exit
 from ops.local.layout import DEFAULT_NETWORK
 
-__all__ = [
-    "demo",
-    "disagreements",
-    "read_report",
-]
-
+__all__ = ["demo", "disagreements", "read_report"]
 
 # What both count, and how Spark calls it.
 PAIR_COUNTS = {

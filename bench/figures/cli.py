@@ -28,13 +28,7 @@ from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
 from bench.harness.loop import best_loop
 from ops.local.layout import DEFAULT_NETWORK
 
-__all__ = [
-    "GROUPS",
-    "chosen",
-    "figures",
-    "readme",
-]
-
+__all__ = ["GROUPS", "chosen", "figures", "readme"]
 
 BEHIND_HAPROXY = "HAProxy before three brokers"
 

@@ -41,7 +41,6 @@ __all__ = [
     "take_turn",
 ]
 
-
 DEFAULT_REPEAT = 5
 # A quick run shows that everything works; its numbers say little.
 QUICK_PART = 0.1

@@ -33,13 +33,7 @@ from bench.manifest import FILE_NAME, Incident, Manifest, write_atomically
 from bench.processes import Children
 from messagebus.terminal import plural
 
-__all__ = [
-    "MACHINE",
-    "SAMPLES",
-    "conduct",
-    "made",
-    "made_empty",
-]
+__all__ = ["MACHINE", "SAMPLES", "conduct", "made", "made_empty"]
 
 
 def made(folder: Path) -> Path:

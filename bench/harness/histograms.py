@@ -19,17 +19,7 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
-__all__ = [
-    "DIGITS",
-    "TOP_NS",
-    "Bins",
-    "Counts",
-    "Latencies",
-    "Rows",
-    "histogram",
-    "indexes",
-]
-
+__all__ = ["DIGITS", "TOP_NS", "Bins", "Counts", "Latencies", "Rows", "histogram", "indexes"]
 
 # 39 hours: the same as the reports'.
 TOP_NS = 1 << 47

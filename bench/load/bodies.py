@@ -19,15 +19,7 @@ from bench.environment import CHECKOUT
 from bench.load.profile import Messages
 from bench.load.records import records
 
-__all__ = [
-    "STAMP_BYTES",
-    "Drawer",
-    "Filler",
-    "Stamp",
-    "read",
-    "stamped",
-]
-
+__all__ = ["STAMP_BYTES", "Drawer", "Filler", "Stamp", "read", "stamped"]
 
 _FIELDS = struct.Struct(">HIQ")
 _CHECK = struct.Struct("<I")

@@ -51,7 +51,6 @@ __all__ = [
     "unlike",
 ]
 
-
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
     "ramp": Ramp,

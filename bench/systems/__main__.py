@@ -8,11 +8,7 @@ import sys
 
 from bench.systems.turn import Stopwatch, Task, Turn
 
-__all__ = [
-    "SYSTEMS",
-    "main",
-]
-
+__all__ = ["SYSTEMS", "main"]
 
 # Only the module of the client that takes its turn is imported.
 SYSTEMS = (

@@ -48,7 +48,6 @@ __all__ = [
     "stamped",
 ]
 
-
 HIGHEST_US = 60_000_000
 DIGITS = 3
 STAMP_BYTES = 8

@@ -34,7 +34,6 @@ __all__ = [
     "started",
 ]
 
-
 OPEN_WITHIN_S = 30.0
 
 

@@ -1,4 +1,4 @@
-"""Figures from the fates of all messages: the backlog of every second, and the audit beside a full outer join.
+"""Figures from the fates of all messages: the backlog of every second, the audit beside an outer join.
 
 Spark makes the fates once a run, for several jobs; that has a figure of its own. DuckDB is asked about the
 same fates for the ratio, and about the events alone to see that those fates are right. The full outer join
@@ -23,7 +23,6 @@ __all__ = [
     "join_figures",
     "join_told",
 ]
-
 
 BACKLOG = "measure.backlog"
 MESSAGES = 10_000_000

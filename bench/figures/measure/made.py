@@ -24,13 +24,7 @@ from numpy.typing import NDArray
 
 from messagebus.events import EVENTS
 
-__all__ = [
-    "RUN_ID",
-    "WALL_NS",
-    "Planted",
-    "lay",
-    "make",
-]
+__all__ = ["RUN_ID", "WALL_NS", "Planted", "lay", "make"]
 
 
 RUN_ID, TOPIC, SUBSCRIPTION = "made", "orders", "billing"

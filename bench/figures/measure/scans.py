@@ -20,16 +20,7 @@ from bench.figures.measure.made import lay
 from bench.figures.measure.turns import DUCKDB, SPARK, Costs, Words, both
 from bench.figures.scene import Group, Scene, repeat_command
 
-__all__ = [
-    "GROUP",
-    "RATIO_MAX",
-    "Histograms",
-    "different",
-    "fed",
-    "scan_figures",
-    "told",
-]
-
+__all__ = ["GROUP", "RATIO_MAX", "Histograms", "different", "fed", "scan_figures", "told"]
 
 Histograms: TypeAlias = Mapping[tuple[str, str], HdrHistogram]
 """(publisher, broker) -> all times from the intended one to the confirm, in ns."""

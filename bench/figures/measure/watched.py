@@ -20,15 +20,7 @@ import psutil
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
 
-__all__ = [
-    "Asked",
-    "Cost",
-    "Told",
-    "asking",
-    "below",
-    "watched",
-]
-
+__all__ = ["Asked", "Cost", "Told", "asking", "below", "watched"]
 
 WATCH_S = 0.1
 WITHIN_S = 3600.0

@@ -36,7 +36,6 @@ __all__ = [
     "unevenness",
 ]
 
-
 # With those of the load 36, which two, three, four or six brokers can share evenly.
 RESTING = 32
 LIFETIME_S = 10
