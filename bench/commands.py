@@ -198,7 +198,7 @@ def work_through(
 
 
 def summarize(title: str, told_of: Told, place: Path, runs: Sequence[str]) -> None:
-    """What several runs say in all, printed and beside their folders."""
+    """Print the summary of several runs, and write it beside their folders."""
     (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
     write_atomically(place / "summary.html", page(title, told_of, place, runs))
     click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
@@ -431,7 +431,7 @@ def measured(profile: Profile, folder: Path, running: Running) -> Result:
 
 
 def saved(folder: Path) -> Result:
-    """What is in a run's folder, written there as its result and its report."""
+    """Gather a run's folder, and write its result and its report there."""
     result = gather(folder)
     result.save()
     reports.write(result)

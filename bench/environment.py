@@ -66,7 +66,7 @@ def _first(pattern: str, argv: Sequence[str]) -> str:
 
 
 def _output(argv: Sequence[str]) -> str:
-    """What a command prints; "" when it does not exist or fails."""
+    """Return what a command prints; "" when it does not exist or fails."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False

@@ -290,7 +290,7 @@ def rates_chart(result: Result) -> str:
 
 
 def _marks_of(result: Result) -> list[tuple[float, str]]:
-    """What was done to brokers, and undone."""
+    """Name what was done to brokers, and undone."""
     found = []
     for each in result.about.get("disturbances", []):
         found.append((each["began_s"], each["what"]))

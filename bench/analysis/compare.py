@@ -100,7 +100,7 @@ def _t95(freedom: int) -> float:
 
 
 def is_worse(ratio: Ratio, *, more_is_better: bool, bound: float) -> bool:
-    """Whether b is worse than a by more than the bound (0.1: a tenth), and not by chance alone.
+    """Tell whether b is worse than a by more than the bound (0.1: a tenth), and not by chance alone.
 
     The whole interval must lie beyond 1, and the mean beyond the bound.
     """
@@ -169,7 +169,7 @@ def refuse_unlike_machines(a: Sequence[Run], b: Sequence[Run]) -> None:
 
 
 def are_by_turns(a: Sequence[Run], b: Sequence[Run]) -> bool:
-    """Whether they ran in pairs of both arms, one pair after the other."""
+    """Tell whether they ran in pairs of both arms, one pair after the other."""
     every = [(each["environment"].get("at", ""), arm) for arm in (0, 1) for each in (a, b)[arm]]
     order = [arm for _, arm in sorted(every)]
     return all({*order[at : at + 2]} == {0, 1} for at in range(0, len(order), 2))
@@ -205,7 +205,7 @@ class Compared:
 
     @property
     def vanished(self) -> bool:
-        """Whether a pair has it in a alone: b delivers nothing, where a did."""
+        """Tell whether a pair has it in a alone: b delivers nothing, where a did."""
         nothing = (None, 0.0) if self.number.more_is_better else (None,)
         return self.is_due and any(bool(x) and y in nothing for x, y in self._pairs)
 
@@ -347,7 +347,7 @@ def _faults(pairs: Iterable[tuple[Run, Run]]) -> list[Fault]:
 
 
 def _counted(fault: str) -> tuple[int, str]:
-    """How many messages it is of, 0 where it does not say so first, and its words without any number."""
+    """Split a fault into its count of messages, 0 without one in front, and its words without any number."""
     count = re.match(r"[\d,]+ ", fault)
     words = re.sub(r"\d[\d,.]*", "N", fault.removeprefix(count[0] if count else ""))
     return int(count[0].replace(",", "")) if count else 0, words

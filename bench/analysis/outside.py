@@ -61,7 +61,7 @@ def conduct_outside(
 
 
 def read_outside(folder: Path) -> dict[str, Any] | None:
-    """What `result.json` has; None for a folder that is not of such a run.
+    """Read `result.json`; None for a folder that is not of such a run.
 
     Raises InputInvalid for one that was cut short: nobody but the load itself knew its numbers.
     """

@@ -156,7 +156,7 @@ def _sentence(text: str) -> str:
 
 
 def _tiles(result: Result) -> str:
-    """What is looked for first."""
+    """Show the numbers that are looked for first."""
     found, fates = percentiles(result.bins("confirm")), result.fates
     tiles = [
         (f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} in all"),
@@ -248,7 +248,7 @@ def _fate_rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def _examples(result: Result) -> list[str]:
-    """Which message at which subscription; a publisher's number and the message's there."""
+    """Name messages and their subscriptions; a publisher's number and the message's there."""
     return [
         f"{fault}, for example: {', '.join(names[:EXAMPLES_SHOWN])}"
         for fault, names in (result.fates.examples if result.fates else {}).items()

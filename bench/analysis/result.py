@@ -240,7 +240,7 @@ class Result:
 
     @property
     def _lacking(self) -> list[str]:
-        """What a whole run would have; a steady state only where nothing was done to disturb it."""
+        """Name what a whole run has and this one lacks; a steady state only of a run without disturbances."""
         if not self.came("confirm"):
             return ["nothing was confirmed in the measured part"]
         if self.fates is None:
@@ -266,7 +266,7 @@ class Result:
 
     @property
     def _is_even(self) -> bool:
-        """Whether the schedule itself has a steady rate."""
+        """Tell whether the schedule itself has a steady rate."""
         return isinstance(self.profile.load.schedule, Constant | Poisson)
 
     @property

@@ -141,7 +141,7 @@ def _named(name: str, number: int) -> str:
 
 
 def samples(values: Iterable[float | None]) -> tuple[float, ...]:
-    """What each turn gave, of those that know it."""
+    """Take the values of the turns that know theirs."""
     return tuple(float(value) for value in values if value is not None)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run measured the system or its own load: pacing, CPU of the clients, a steady state.
+"""Verdicts on whether a run measured the system or its own load: pacing, CPU of clients, a steady state.
 
 Pure rules over what the load processes recorded; each bound is named. A run that fails one is told
 so on the first lines of its report.
@@ -96,7 +96,7 @@ def _unsent(each: Client) -> str:
 
 
 def is_of_load(fault: str) -> bool:
-    """Whether a run's fault says that the load was the limit, and so nothing of the system."""
+    """Tell whether a run's fault says that the load was the limit, and so nothing of the system."""
     return BOTTLENECK in fault or TOO_SLOW in fault
 
 

@@ -40,7 +40,7 @@ class BlockingReceiver(Protocol):
     broker: str
 
     def take(self, max_wait_s: float) -> list[bytes]:
-        """What has arrived within that time, answered."""
+        """Take the deliveries that arrive within that time, and answer them."""
 
     def close(self) -> None: ...
 

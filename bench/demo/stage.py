@@ -1,4 +1,4 @@
-"""What a play stands on: the cluster, the load processes, the clock, the pace, the screen, the manifest.
+"""The stage of a play: the cluster, the load processes, the clock, the pace, the screen, the manifest.
 
 One thread. Whatever takes long is another process that is polled; while it lasts `tick` keeps the
 pace of the publishers, looks after the load processes and redraws the screen.
@@ -145,7 +145,7 @@ class Stage:
         self._done.append((step, view.took_s))
 
     def note(self, line: str) -> None:
-        """What the running step is at."""
+        """Show what the running step is at."""
         self.view.note = line
         self._redraw(time.monotonic())
 

@@ -1,4 +1,4 @@
-"""What a client costs: memory of publishers and consumers at work, memory and CPU of one at rest."""
+"""The costs of a client: memory of publishers and consumers at work, memory and CPU of one at rest."""
 
 from __future__ import annotations
 

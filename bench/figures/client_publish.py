@@ -1,4 +1,4 @@
-"""How fast one process publishes safely, against pika's BlockingConnection with confirms.
+"""The rate of safe publishes of one process, against pika's BlockingConnection with confirms.
 
 Both publish messages of 1 KB through HAProxy into the same topic with one subscription (a quorum
 queue), persistent and mandatory, and both are counted at their confirms. They take turns in one
@@ -133,7 +133,7 @@ def _peer_turn(peer: PikaBlocking, body: bytes) -> Turn:
 
 
 def _purge(cluster: LocalCluster, subscription: Subscription) -> None:
-    """So that no queue grows from turn to turn."""
+    """Empty the queue, so that none grows from turn to turn."""
     queue = subscription.amqp_queue.replace("/", "%2F")
     for name in cluster.names:
         with cluster.management(name) as management:

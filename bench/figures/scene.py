@@ -63,7 +63,7 @@ class Scene:
         return self.started
 
     def part(self, count: int, least: int = 1) -> int:
-        """So many, or a tenth of it in a quick run, but not fewer than the least."""
+        """Return that many, or a tenth of it in a quick run, but not fewer than the least."""
         return max(least, round(count * QUICK_PART)) if self.quick else count
 
 
@@ -122,7 +122,7 @@ class Stage:
 
 
 def repeat_command(group: str, repeat: int = 0) -> str:
-    """What repeats the figures of a group."""
+    """Build the command that repeats the figures of a group."""
     return f"python -m bench figures {group}" + (f" --repeat {repeat}" if repeat else "")
 
 

@@ -1,4 +1,4 @@
-"""How load processes meet: small files in the folder of the run, so that any host that sees it can join.
+"""The start barrier of load processes: files in the run's folder, so that any host that sees it can join.
 
 A process says that it is ready; when all are, the coordinator says when to start, in wall-clock time;
 each turns that into its own monotonic clock. A run is over when the coordinator says so. Files are
@@ -43,7 +43,7 @@ class Start:
         return cls(at_wall_ns=at_ns, host=socket.gethostname(), wall_minus_monotonic_ns=offset)
 
     def offset_ns(self) -> int:
-        """What to add to this process's monotonic clock to have the wall-clock time of the run."""
+        """Return what to add to this process's monotonic clock to have the wall-clock time of the run."""
         if socket.gethostname() == self.host:
             return self.wall_minus_monotonic_ns
         return time.time_ns() - time.monotonic_ns()
@@ -56,7 +56,7 @@ def say_ready(folder: Path, name: str) -> None:
 
 
 def missing(folder: Path, names: Iterable[str]) -> list[str]:
-    """Who is not ready yet."""
+    """Name those that are not ready yet."""
     return [name for name in names if not (folder / READY / name).exists()]
 
 

@@ -21,8 +21,8 @@ TICK_NS = 50_000_000
 
 @dataclass(slots=True)
 class Had:
-    """What one consumer had, in order. altered: bodies that are not as any was sent. earlier: of a run
-    before this one on the same system, which is no business of this one.
+    """The deliveries of one consumer, in order. altered: bodies that are not as any was sent. earlier: of
+    a run before this one on the same system, which is no business of this one.
 
     brokers: their names, by the number in broker_of.
     """

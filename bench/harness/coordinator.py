@@ -178,7 +178,7 @@ def _work(children: Children, profile: Profile, processes: Names, say: Say) -> N
 
 
 def _plan(profile: Profile) -> str:
-    """What comes now, for who waits."""
+    """Say what comes now, for a person who waits."""
     if isinstance(profile.load.schedule, Closed):
         publishers = plural(profile.load.publishers, "publisher")
         return f"{publishers}, {profile.load.schedule.count:,} messages each"

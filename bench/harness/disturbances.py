@@ -1,4 +1,4 @@
-"""What is done to the brokers while a run is measured: each thing at its second, undone after its time."""
+"""Disturbances of the brokers while a run is measured: each at its second, undone after its time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Disturber:
         return self._thread.is_alive()
 
     def stop(self) -> list[dict[str, Any]]:
-        """What was done, and when; what is not undone yet is undone now."""
+        """Return what was done, and when; what is not undone yet is undone now."""
         self._over.set()
         self._thread.join(STOP_WITHIN_S)
         return [self._done[number] for number in sorted(self._done)]

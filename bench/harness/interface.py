@@ -1,4 +1,4 @@
-"""What a system must be able to do to be measured: run, send, say how it ended, receive, answer.
+"""The interface of a system that is measured: run, send, say how it ended, receive, answer.
 
 One system more is an entry in `bench.load.systems` and a module with
 
@@ -43,7 +43,7 @@ EVENTS = "events"
 
 
 class End(NamedTuple):
-    """How one publish ended. outcome: of `outcomes`. Times are this process's monotonic clock."""
+    """The end of one publish. outcome: of `outcomes`. Times are this process's monotonic clock."""
 
     sequence: int
     outcome: int
@@ -62,7 +62,7 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What a load process is told of its place: by name and environment. number: among its kind."""
+    """The place of a load process: its name and environment. number: among its kind."""
 
     name: str
     topic: str
@@ -82,7 +82,7 @@ class Sender(Protocol):
         """Hand over one message; waits only where there is no room."""
 
     def ends(self) -> list[End]:
-        """What has ended since the last call."""
+        """Return the publishes that have ended since the last call."""
 
     async def close(self, timeout_s: float) -> None:
         """Wait for what is open; what is still open then has ended unknown."""
@@ -92,7 +92,7 @@ class Receiver(Protocol):
     async def open(self) -> None: ...
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
-        """What has arrived, answered; nothing after so long without any."""
+        """Return the deliveries that have arrived, answered; nothing after so long without any."""
 
     async def close(self) -> None: ...
 
@@ -101,7 +101,7 @@ class Running(Protocol):
     """A system that runs. Its nodes have numbers from 1."""
 
     def env(self) -> Mapping[str, str]:
-        """What the load processes need in their environment; files hold the secrets."""
+        """Return what the load processes need in their environment; files hold the secrets."""
 
     def declare(self, profile: Profile) -> None:
         """Make the topics and subscriptions of the run (`bench.load.profile`); again does no harm."""
@@ -113,12 +113,12 @@ class Running(Protocol):
         """Versions and the settings that decide its speed; stands in the results."""
 
     def fault(self, name: str, number: int) -> Fault:
-        """What is done to node `number`, and undone. Raises BenchError for what this system cannot."""
+        """Return the fault of node `number`, to be begun and ended. BenchError for one it cannot have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """What a load that is not ours said of itself. percentiles_ms: measure -> name -> value, as in
+    """The results that a load of others tells of itself. percentiles_ms: measure -> name -> value, as in
     `result.json`, where its meaning is the same. client_cpu_s: of its process; argv: how it was
     called, without secrets; lacks: what of an own run it does not measure, in words.
     """
@@ -132,7 +132,7 @@ class Outside:
 
 
 def durability(profile: Profile) -> str:
-    """What a confirm of that system promises, in words."""
+    """Say in words what a confirm of that system promises."""
     said: Callable[[Profile], str] = _module(profile).durability
     return said(profile)
 

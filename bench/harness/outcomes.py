@@ -1,4 +1,4 @@
-"""What became of every message of a run, by its publisher's number and its own: no counts can fool it.
+"""The outcome of every message of a run, by its publisher's number and its own: no counts can fool it.
 
 Each publisher writes one byte per message, its outcome; each consumer the numbers that it received,
 in their order. Pure: arrays in, counts and examples out.
@@ -36,7 +36,7 @@ Outcomes = Mapping[int, NDArray[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of message 0, 1, ... of one publisher. Times: since the load began.
+    """The outcomes of messages 0, 1, ... of one publisher. Times: since the load began.
 
     settled_ns: of its end; None where they were not written down.
     """
@@ -62,7 +62,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one consumer had, in order. brokers: the number of the broker of each.
+    """The deliveries of one consumer, in order. brokers: the number of the broker of each.
 
     received_ns: since the load began; None where the order in which they came says enough.
     """
@@ -139,7 +139,7 @@ def judge(
 
 
 def repeats_ns(received: Sequence[Received]) -> NDArray[np.int64]:
-    """When messages came to a subscription that had them before."""
+    """Return the times at which messages came to a subscription that had them before."""
     found = [np.empty(0, dtype=np.int64)]
     for subscription in {each.subscription for each in received}:
         own = [each for each in received if each.subscription == subscription]

@@ -1,4 +1,4 @@
-"""What a load process writes at its end, and how it is read again: JSON for numbers, Parquet for rows.
+"""The parts that load processes write at their end, and their reader: JSON for numbers, Parquet for rows.
 
 ``parts/NAME.json`` has its latencies as histogram bins and its own behaviour; ``parts/NAME.parquet``
 a row per message. Both are replaced whole, so a part that is there is complete. Of one that was spoilt
@@ -45,7 +45,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a load process says of itself. number: of a publisher in the run.
+    """The numbers of one load process. number: of a publisher in the run.
 
     latencies: measure -> of `Latencies.as_json`; counts: of `Counts.as_json`, confirms of a publisher and
     deliveries of a consumer, by when they came. cpu_s: used in the measured part, which lasted

@@ -35,7 +35,7 @@ CLOSE_S = 60.0
 
 @dataclass(slots=True)
 class Sent:
-    """What one publisher has done. Times: the run's wall clock; outcomes: one byte per message.
+    """The publishes of one publisher. Times: the run's wall clock; outcomes: one byte per message.
 
     settled_ns: of the end of each message, as far as there were ends; 0 for none. ended_ns: of its last
     end so far. waited_ns: in sends that waited for room. settled: confirms, by when they came.

@@ -146,7 +146,7 @@ Row = TypeVar("Row", Sample, Busy)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How one broker is looked at. pid: of its process; counts: asks it for syncs, ready, unacked."""
+    """The means to look at one broker. pid: of its process; counts: asks it for syncs, ready, unacked."""
 
     broker: str
     pid: int

@@ -48,14 +48,14 @@ def worker(folder: Path, kind: str, number: int) -> None:
 
 
 def members(profile: Profile, kind: str, number: int) -> range:
-    """Which publishers, or consumers, are in that process."""
+    """Return the numbers of the publishers, or consumers, in that process."""
     each, load = profile.load.per_process, profile.load
     of = load.publishers if kind == PUBLISHER else load.consumers
     return range(number * each, min((number + 1) * each, of))
 
 
 def _together(profile: Profile, kind: str, number: int) -> int:
-    """How many share that one's process."""
+    """Count those that share that one's process."""
     return len(members(profile, kind, number // profile.load.per_process))
 
 
@@ -177,7 +177,7 @@ async def _consume(profile: Profile, folder: Path, number: int, told: asyncio.Ev
 
 
 def _due(profile: Profile, number: int, until_ns: int) -> int:
-    """How many the schedule has for this process before the end."""
+    """Count the messages that the schedule has for this process before the end."""
     load = profile.load
     if isinstance(load.schedule, Closed):
         return load.schedule.count
@@ -210,7 +210,7 @@ def _left_s(start: Start, at_s: float) -> float:
 
 
 async def _metered(meter: asyncio.Task[float], *, ended: bool) -> float:
-    """What `_meter` found; 0 when the measured part was not lived to see."""
+    """Return the result of `_meter`; 0 when the measured part was not lived to see."""
     if ended and not meter.done():
         meter.cancel()
     try:

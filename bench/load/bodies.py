@@ -34,7 +34,7 @@ Stamp = tuple[int, int, int]
 
 
 class Filler(NamedTuple):
-    """What stands before the stamp, and its checksum, which is made once for many messages."""
+    """The bytes before the stamp, and their checksum, which is made once for many messages."""
 
     head: bytes
     check: int

@@ -24,7 +24,7 @@ RECEIVE_S = 0.1
 
 
 class RunningConsumer(Protocol):
-    """What is used of `messagebus.Consumer`."""
+    """The part of `messagebus.Consumer` that is used."""
 
     def receive(self, timeout_s: float) -> Delivery | None: ...
 
@@ -102,7 +102,7 @@ class ConsumeLoad:
         self._show(self.progress.state)
 
     def _look(self, now_ns: int) -> None:
-        """Which brokers it has a link to; those from before keep their time."""
+        """Note the brokers that it has a link to; those from before keep their time."""
         brokers = self._consumer.stats().brokers
         linked = [name for name, broker in brokers.items() if broker.state == "open"]
         self.progress.attached = {name: self.progress.attached.get(name, now_ns) for name in linked}

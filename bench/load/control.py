@@ -1,4 +1,4 @@
-"""What passes between a coordinator and its load processes: small files in the folder of the run.
+"""The files that pass between a coordinator and its load processes, in the folder of the run.
 
 ``rate.json`` is written by the coordinator and read by every publisher; ``progress/NAME.json`` is
 written by each load process and read by the coordinator. Both are replaced whole.
@@ -52,7 +52,7 @@ class RateFile:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a load process is. brokers: ``host:port`` -> messages confirmed or delivered there.
+    """The progress of a load process. brokers: ``host:port`` -> messages confirmed or delivered there.
 
     done: messages with an outcome, or deliveries answered. bad: outcomes other than confirmed, or
     stale answers. held: publishes or deliveries still open. attached: broker -> since when a consumer

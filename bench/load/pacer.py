@@ -1,4 +1,4 @@
-"""When the next message is intended: an open loop that no slow answer can hold back.
+"""The pacer: when the next message is intended. An open loop that no slow answer can hold back.
 
 Pure: whole nanoseconds come in, whole nanoseconds go out. The schedule is exact integer arithmetic,
 so a rate below the number of processes is kept (a share of 0.25/s is one message in 4 s, not "as
@@ -33,7 +33,7 @@ class _Stretch:
         return self.base_ns + number * _NS_MILLI // self.rate_milli
 
     def due_by(self, now_ns: int) -> int:
-        """How many are intended until now, now included."""
+        """Count the messages that are intended until now, now included."""
         if now_ns < self.base_ns:
             return 0
         # The first number whose floor(number / rate) exceeds the time that passed.
@@ -59,7 +59,7 @@ class Pacer:
         return self._rate_milli / _MILLI
 
     def next_ns(self) -> int:
-        """When the next message is intended; in the past when the sender is late."""
+        """Return when the next message is intended; in the past when the sender is late."""
         if not self._stretches:
             return NEVER_NS
         first = self._stretches[0]

@@ -1,4 +1,4 @@
-"""What a run does, as a TOML file: the system, the load, the messages, how long. All of it is in its results.
+"""The profile of a run, a TOML file: the system, the load, the messages, how long. All is in its results.
 
     name = "steady"
     [system]
@@ -274,7 +274,7 @@ class Profile:
         return profile
 
     def faults(self) -> list[str]:
-        """What makes no sense, in words."""
+        """Say in words what makes no sense."""
         load = (self.load.schedule, self.load)
         parts = (self.system, *load, self.messages, self.time, *self.disturbances)
         found = [fault for part in parts for fault in part.faults()]
@@ -283,7 +283,7 @@ class Profile:
         return list(dict.fromkeys(found + self._not_together()))
 
     def _not_together(self) -> list[str]:
-        """What contradicts another setting."""
+        """Name the settings that contradict each other."""
         load, messages, time = self.load, self.messages, self.time
         subscriptions = messages.topics * messages.subscriptions
         checks = {
@@ -304,7 +304,7 @@ class Profile:
         return [fault for fault, holds in checks.items() if not holds]
 
     def _not_had(self) -> list[str]:
-        """What of it the system cannot."""
+        """Name the settings that the system cannot have."""
         load, about = self.load, SYSTEMS[self.system.name]
         what = {each.what for each in self.disturbances} & FAULTS.keys()
         checks = {
@@ -348,7 +348,7 @@ COMPARED = ("name", "system.name", "system.brokers")
 
 
 def unlike(a: Profile, b: Profile, free: tuple[str, ...] = COMPARED) -> list[str]:
-    """Where two profiles differ, so that their results cannot be compared.
+    """Say where two profiles differ, so that their results cannot be compared.
 
     free: what may differ, for it is what is compared. What a confirm promises is not: one that waits
     for the disk and one that does not have nothing to say about each other.
@@ -391,7 +391,7 @@ def _schedule(values: object, faults: list[str]) -> Schedule | None:
 
 
 def _unreadable(file: str) -> list[str]:
-    """What is wrong with a file of payloads, in words."""
+    """Say in words what is wrong with a file of payloads."""
     try:
         if file:
             next(records(str(CHECKOUT / file)))

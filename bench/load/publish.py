@@ -37,7 +37,7 @@ FLUSH_SLICE_S = 0.5
 
 
 class RunningPublisher(Protocol):
-    """What is used of `messagebus.Publisher`."""
+    """The part of `messagebus.Publisher` that is used."""
 
     def submit(self, destination: str, payload: Message) -> Future[Published]: ...
 

@@ -1,4 +1,4 @@
-"""Where the messages of a load come from: real records, one message each.
+"""The sources of a load's messages: real records, one message each.
 
 A record is a paragraph (lines up to a blank one) or, on request, a line. Reading is a stream: no
 more than one record is held, however large the input is. Without a name the input is this machine's

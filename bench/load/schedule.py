@@ -1,4 +1,4 @@
-"""When messages are intended, known before the first is sent: open loops of every shape, and a closed one.
+"""Schedules of messages, known before the first is sent: open loops of every shape, and a closed one.
 
 Pure: nanoseconds since the start of the load, in order, without end where the shape has none. All load
 processes draw the same schedule from the same seed and take every n-th message each, so together they
@@ -50,7 +50,7 @@ class Constant:
     rate_per_s: float
 
     def faults(self) -> list[str]:
-        """Which of its numbers make no sense, in words; so of every schedule."""
+        """Say in words which of its numbers make no sense; the other schedules do the same."""
         return beyond(self, PREFIX, {"rate_per_s": RATE})
 
 
@@ -92,7 +92,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bursts:
-    """So many at once, every so many seconds."""
+    """Bursts of messages at once, every `every_s` seconds."""
 
     count: int
     every_s: float

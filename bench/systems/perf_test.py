@@ -43,7 +43,7 @@ class Line:
 
 
 def is_ready(say: Callable[[str], None]) -> bool:
-    """Whether it can be run, once its jars are here; otherwise it is said why not. Raises BenchError."""
+    """Tell whether it can be run, once its jars are here; otherwise say why not. Raises BenchError."""
     if reason := PERF_TEST.missing():
         say(f"PerfTest is not run: {reason}")
     else:

@@ -126,7 +126,7 @@ TURN_WITHIN_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one process is to do, at one broker, without a balancer in between.
+    """The task of one process, at one broker, without a balancer in between.
 
     verb: publish, consume, or latency: both at rate_per_s, in one process. way: how, where a client
     has several ways. broker: ``host:port``. list_url: where our own client learns of brokers; peers
@@ -195,7 +195,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What it took: user and system CPU are those of the whole client process.
+    """The costs of a turn: user and system CPU are those of the whole client process.
 
     histograms: confirm and delivery -> an encoded HDR histogram of microseconds.
     """
@@ -240,7 +240,7 @@ class Stopwatch:
         self._began_s = time.perf_counter()
 
     def turn(self, messages: int) -> Turn:
-        """What so many messages took since then."""
+        """Return what that many messages took since then."""
         took_s = time.perf_counter() - self._began_s
         if self.profiler:
             self.profiler.disable()

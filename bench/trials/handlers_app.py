@@ -43,7 +43,7 @@ POLICY = RetryPolicy(
 
 
 class Kind(NamedTuple):
-    """What a handler does. share: of the messages. ends: where. reason: of a parked one, its begin."""
+    """A kind of handling. share: of the messages. ends: where. reason: of a parked one, its begin."""
 
     share: float
     ends: Literal["done", "parked"] = "done"

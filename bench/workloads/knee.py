@@ -57,7 +57,7 @@ class Knee:
         return max((rate for rate in rates if rate < self.failed), default=0.0)
 
     def next_rate(self) -> float | None:
-        """What to try next; None when the answer is known."""
+        """Return the rate to try next; None when the answer is known."""
         if self.tries and self.tries[-1].fault and self._fails(self.tries[-1].rate) < SURE:
             return self.tries[-1].rate
         held, failed = self.held, self.failed
@@ -96,7 +96,7 @@ class Knee:
 
 
 def fault_of(result: Mapping[str, Any], p99_max_ms: float) -> str:
-    """Why a rate does not hold, by the ``result.json`` of its run; "" when it does."""
+    """Say why a rate does not hold, by the ``result.json`` of its run; "" when it does."""
     if result["faults"]:
         return "; ".join(result["faults"])
     consumers = result["profile"]["load"]["consumers"]

@@ -1,4 +1,4 @@
-"""What the harness itself costs: its loops against a system that does nothing at all.
+"""The costs of the harness itself: its loops against a system that does nothing at all.
 
 A message's CPU time with a null system, less that of the null system called bare, is what every
 figure of a real system carries on top.

@@ -155,7 +155,7 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
 
 
 def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> Node:
-    """What `artemis create` would write, without what is not used here."""
+    """Write the files of `artemis create`, without those that are not used here."""
     own = folder / f"node-{number}"
     etc = own / "etc"
     etc.mkdir(parents=True)

@@ -159,7 +159,7 @@ class Receiver:
         await asyncio.to_thread(self._close)
 
     def _open(self) -> None:
-        """Where the group was, or at the beginning."""
+        """Begin where the group was, or at the beginning."""
         topic = self._where.topic
         self._leaders = _leaders(self._consumer, topic)
         own = partitions_of(self._profile, self._where.number, len(self._leaders))

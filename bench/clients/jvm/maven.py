@@ -45,7 +45,7 @@ class Package:
         return self.folder.is_dir()
 
     def missing(self) -> str:
-        """Why it cannot be run here, "" when it can, once it is fetched."""
+        """Say why it cannot be run here, "" when it can, once it is fetched."""
         if not shutil.which("java"):
             return "java is not installed: apt-get install openjdk-17-jre-headless"
         if not self.is_here and not shutil.which("mvn"):

@@ -88,7 +88,7 @@ def wait_until(
 
 
 def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:
-    """What a program in Java said, which is kept in a file too. Raises BenchError."""
+    """Return the output of a program in Java, which is kept in a file too. Raises BenchError."""
     try:
         with output.open("w") as file:
             done = subprocess.run(
@@ -108,7 +108,7 @@ def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:
 
 
 def probes(nodes: Sequence[Node], children: Children) -> list[Probe]:
-    """What their processes cost. Nobody is asked how many messages wait: no row says so."""
+    """Probe their processes. Nobody is asked how many messages wait: no row says so."""
     return [Probe(node.broker, children.pid(node.name), _nothing) for node in nodes]
 
 

@@ -1,4 +1,4 @@
-"""How long a publisher is without a confirm when its broker dies, freezes, is in alarm, or goes silent.
+"""The time of a publisher without a confirm when its broker dies, freezes, is in alarm, or goes silent.
 
 One publisher at a steady rate, through HAProxy to three brokers. Each event strikes the broker on
 which the publisher is at that moment; its gap lasts from the event to the next confirm, or is the
@@ -171,7 +171,7 @@ def _incident(cluster: LocalCluster, name: str, at_ns: int, kind: str) -> Incide
 
 
 def _at_broker(folder: Path, cluster: LocalCluster) -> str:
-    """Where the publisher gets its confirms at the moment."""
+    """Name the broker that confirms the publisher's messages at the moment."""
     before = read_progress(folder)[PUBLISHER].brokers
     found: list[str] = []
 

@@ -42,7 +42,7 @@ class Relay:
         self._loop.call_soon_threadsafe(self._swallow)
 
     def heal(self) -> None:
-        """What was swallowed from ends, as when the path is back and knows the connection no more."""
+        """End every connection that was swallowed from, as when the path is back and knows it no more."""
         self._loop.call_soon_threadsafe(self._heal)
 
     def _heal(self) -> None:

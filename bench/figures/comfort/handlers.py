@@ -1,4 +1,4 @@
-"""What `run` and the decorator cost on top of a loop over the same consumer, which does the same work.
+"""The costs of `run` and the decorator on top of a loop over the same consumer, which does the same work.
 
 Before each turn the queue is filled with what is taken. The difference is taken within each repetition.
 """

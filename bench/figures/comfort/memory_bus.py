@@ -63,7 +63,7 @@ def cases_of(scene: Scene) -> list[Case]:
 
 
 def import_ms() -> float:
-    """What importing the bus in memory takes. Raises BenchError."""
+    """Measure the import of the bus in memory. Raises BenchError."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORT],
         cwd=CHECKOUT,

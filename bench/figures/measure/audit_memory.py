@@ -69,7 +69,7 @@ def _audited(lake: Path, heap: str) -> tuple[Cost, Any]:
 
 
 def submit(heap: str) -> list[str]:
-    """What starts a job with so much memory; Spark's scripts look for this Python on the path."""
+    """Build the command of a job with that much memory; Spark's scripts look for this Python on the path."""
     folder = Path(sys.executable).parent
     path = f"PATH={folder}:{os.environ['PATH']}"
     return [

@@ -56,7 +56,7 @@ class Planted:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Which message, by its number, has which fault."""
+    """The faults of messages, by their numbers."""
 
     lost: int
     altered: int

@@ -78,14 +78,14 @@ def scan_figures(scene: Scene) -> Iterator[Figure]:
 
 
 def _compared(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> int:
-    """How many percentiles. Raises BenchError for one that differs."""
+    """Count the percentiles. Raises BenchError for one that differs."""
     if faults := different(rows, reference):
         raise BenchError(f"{NAME}: {len(faults)} percentiles differ: {faults[0]}")
     return sum(len(row["percentiles"]) for row in rows)
 
 
 def different(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> list[str]:
-    """Where percentiles are not those of the histograms, in words; a group that is missing, too."""
+    """Say in words where percentiles are not those of the histograms; a missing group, too."""
     faults = [] if len(rows) == len(reference) else [f"{len(rows)} groups of {len(reference)}"]
     for row in rows:
         histogram = reference[row["publisher"], row["broker"]]

@@ -86,7 +86,7 @@ def agreed(question: str, ours: Any, theirs: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """How costs become figures. name: what ids begin with. bounded: whether goals hold at this size."""
+    """The words and goals of costs. name: what ids begin with. bounded: whether goals hold at this size."""
 
     name: str
     messages: int

@@ -72,7 +72,7 @@ def _watch(root: psutil.Process) -> tuple[float, int, str]:
 
 
 def _heap(process: psutil.Process) -> str:
-    """What a JVM was started with, which is what it has: of several, the last one counts."""
+    """Read the heap that a JVM was started with, which is what it has: of several, the last one counts."""
     given = [argument for argument in process.cmdline() if argument.startswith(HEAP)]
     return given[-1].removeprefix(HEAP) if given else ""
 

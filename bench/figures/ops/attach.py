@@ -1,4 +1,4 @@
-"""How soon every consumer has attached to a broker that is new in the list."""
+"""The time until every consumer has attached to a broker that is new in the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What publishers and consumers feel when a broker is killed: their longest gaps, from recorded events.
+"""The longest gaps of publishers and consumers when a broker is killed, from recorded events.
 
 Four publisher and four consumer processes at a steady rate; each broker in turn is killed and comes
 back. A publisher's gap is the longest time without a confirm while it waited for one. A consumer's

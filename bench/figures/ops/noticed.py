@@ -89,7 +89,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """When the command began, when it ended, and until when its effect was watched. Monotonic."""
+    """The times of a command: its begin, its end, and the end of watching its effect. Monotonic."""
 
     from_ns: int
     done_ns: int
@@ -102,7 +102,7 @@ class Took:
 
 @dataclass(slots=True)
 class Run:
-    """What was measured while it lasted; the rest is in the recorded events."""
+    """The measurements that were taken while it lasted; the rest is in the recorded events."""
 
     consumers: int
     quiet: Took
