@@ -10,7 +10,7 @@ from bench.figures.cli import PAGES, RESULTS
 from bench.figures.form import Figure, Results, newest
 from bench.figures.readme import BEGIN, FIRST, NAMED, in_short, read_results, update
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 REPEAT = "python -m bench figures"
 FIGURE = Figure(id="way.x", what="What", value=1, unit="s", repeat=REPEAT, goal="<= 2 s", met=True)
 NO_GOAL = Figure(id="way.y", what="Beside it", value=1, unit="s", repeat=REPEAT)
