@@ -1,4 +1,4 @@
-"""What went in against what came out: lost, altered, doubled and why, and the gaps of the publishers.
+"""The audit of a run: messages lost, altered, doubled and why, and the gaps of the publishers.
 
 Pure set logic on recorded rows, independent of Spark, so that the two check each other. What is a fault,
 why a repeat is explained and what a silence is: docs/MEASURING.md, "What fails a verdict"; the names of
@@ -150,7 +150,7 @@ class Audit:
 
     @property
     def faults(self) -> list[str]:
-        """Why it does not hold; empty when it does."""
+        """Say why it does not hold; empty when it does."""
         return [_told(name, n) for name, n in self.counts.items() if name not in self.allowed]
 
     @property
@@ -172,7 +172,7 @@ def _told(name: str, count: int) -> str:
 
 @dataclass(slots=True)
 class _Sent:
-    """What is known of one message from its publishes: of the first confirmed one, else of the first.
+    """The publish of one message: the first confirmed one, else the first.
 
     copies: that brokers may have stored. sent_ns, intended_ns: the first.
     """
@@ -466,7 +466,7 @@ def _late(
 def _judge_messages(
     result: Audit, manifest: Manifest, sent: Mapping[str, _Sent], delivered: Iterable[Row]
 ) -> None:
-    """What a message is, wherever it was delivered."""
+    """Judge each message, wherever it was delivered."""
     first_ns: dict[str, int] = {}
     unexpected = set()
     for row in delivered:

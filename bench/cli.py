@@ -8,18 +8,18 @@ import click
 
 from bench.audit import audit
 from bench.audit_tables import print_audit
+from bench.clients.jvm.maven import fetch
+from bench.commands import COMMANDS
 from bench.demo.cli import demo
 from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
-from bench.handlers_trial import handlers
-from bench.load import load
+from bench.harness.worker import worker
+from bench.load.cli import load
 from bench.manifest import Manifest
-from bench.maven import fetch
 from bench.profiling import profile
 from bench.rows import read_events
-from bench.run.cli import COMMANDS
-from bench.run.worker import worker
-from bench.soak import soak
+from bench.trials.handlers import handlers
+from bench.trials.soak import soak
 from messagebus.commands.exits import Program
 from messagebus.events import FAULTS
 

@@ -1,4 +1,4 @@
-"""What ends a command of this kit: one line for a person, and an exit code."""
+"""Errors that end a command of this kit: one line for a person, and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to a local cluster while clients are at work: each fault begins, lasts and ends."""
+"""Faults of a local cluster while clients are at work: each begins, lasts and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was to do and what happened to it: one JSON file beside the events.
+"""The manifest of a run, its plan and its incidents: one JSON file beside the events.
 
 Expected deliveries are known from here: a subscription that received nothing leaves no row by which
 to miss it. Written atomically, with ``complete: false`` until the run has ended in order.

@@ -39,7 +39,7 @@ class Child:
         return self.process.poll()
 
     def last_line(self) -> str:
-        """What it said last, "" if nothing."""
+        """Return the last line that it said, "" if none."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
             said = file.read().decode(errors="replace").strip().splitlines()
@@ -90,7 +90,7 @@ class Children:
             raise BenchError(f"{name} ended by itself ({_how(code)}): {_said(child)}")
 
     def running(self, names: Iterable[str] | None = None) -> list[str]:
-        """Which of them, or of all, still run."""
+        """Name those of them, or of all, that still run."""
         chosen = self._all if names is None else names
         return [name for name in chosen if self._all[name].exit_code is None]
 

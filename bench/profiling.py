@@ -19,11 +19,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from bench.environment import CHECKOUT
 from bench.figures.client.consume import fill
-from bench.figures.environment import CHECKOUT
-from bench.figures.scene import Group, Scene, Stage
-from bench.figures.turns import Case, direct_task, purge, take_turn
-from bench.systems.turn import Task, Turn, best_loop
+from bench.figures.scene import Case, Group, Scene, Stage, direct_task, purge, take_turn
+from bench.harness.loop import best_loop
+from bench.systems.turn import Task, Turn
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["Part", "parts_of", "profile", "profile_table"]

@@ -135,7 +135,7 @@ def _offset(anchor: Row, manifest: Manifest) -> int:
 
 
 def _is_one_clock(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Where one of them does not say of which boot it is, hosts decide."""
+    """Tell whether they share a clock. Where one does not say of which boot it is, hosts decide."""
     if one.get("boot") and other.get("boot"):
         return bool(one["boot"] == other["boot"])
     return bool(one["host"] == other["host"])

@@ -1,13 +1,17 @@
-"""``python -m bench demo``: from its options to its exit code; whatever happens, nothing is left running."""
+"""``python -m bench demo``: from its options to its exit code; whatever happens, nothing is left running.
+
+Its two audits of one run, ours and Spark's, are made by different code from the same files: they must agree.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,20 +20,84 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench.audit import Audit
+from bench.audit import DOUBLED, Audit, SubscriptionAudit
 from bench.audit_tables import print_audit
 from bench.demo import play, scenario
-from bench.demo.compare import disagreements, read_report
 from bench.demo.screen import open_screen
 from bench.demo.stage import CHECKOUT, Stage
 from bench.errors import BenchError, DoesNotHold, InputInvalid, Interrupted
+from bench.load.records import records, split
 from bench.manifest import Manifest
 from bench.processes import Child
-from bench.records import records, split
 from messagebus.commands.exits import Exit
 from ops.local.layout import DEFAULT_NETWORK
 
-__all__ = ["demo"]
+__all__ = ["demo", "disagreements", "read_report"]
+
+# What both count, and how Spark calls it.
+PAIR_COUNTS = {
+    **{name: name for name in ("expected", "delivered", "deliveries", "lost", "altered")},
+    "orphans": "orphan_deliveries",
+}
+BROKER_COUNTS = ("confirmed", "deliveries", "lost")
+PUBLISHER_COUNTS = ("published", "confirmed", "retried")
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """The report's own audit. Raises BenchError when there is none."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "audit.json").read_text())
+    except (OSError, ValueError) as fault:
+        raise BenchError(f"{folder}: no audit by Spark: {fault}") from fault
+    return found
+
+
+def disagreements(ours: Audit, theirs: Mapping[str, Any]) -> list[str]:
+    """Every number that differs, in words; empty when the audits agree."""
+    return [
+        f"{what}: {own} here, {other} there"
+        for what, own, other in _numbers(ours, theirs)
+        if own != other
+    ]
+
+
+def _numbers(ours: Audit, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(what, our number, theirs); None where one of them does not know the thing at all."""
+    yield "published", ours.published, theirs.get("published")
+    yield "confirmed", ours.confirmed, theirs.get("confirmed")
+    yield "bad lines", sum(ours.bad_lines.values()), theirs.get("lines", {}).get("bad")
+    pairs = _by(theirs, "subscriptions", "topic", "subscription")
+    for entry in ours.subscriptions:
+        other = pairs.pop((entry.topic, entry.subscription), {})
+        yield from _pair_numbers(entry, other)
+    for topic, subscription in pairs:
+        yield f"{topic}/{subscription}", None, "there"
+    brokers = _by(theirs, "brokers", "broker")
+    for name, broker in ours.brokers.items():
+        if name:
+            for count in BROKER_COUNTS:
+                other = brokers.get((name,), {})
+                yield f"{name} {count}", getattr(broker, count), other.get(count)
+    publishers = _by(theirs, "publishers", "publisher")
+    for name, publisher in ours.publishers.items():
+        for count in PUBLISHER_COUNTS:
+            other = publishers.get((name,), {})
+            yield f"{name} {count}", getattr(publisher, count), other.get(count)
+
+
+def _pair_numbers(
+    entry: SubscriptionAudit, other: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    where = f"{entry.topic}/{entry.subscription}"
+    for count, theirs in PAIR_COUNTS.items():
+        yield f"{where} {count}", getattr(entry, count), other.get(theirs)
+    for kind in DOUBLED:
+        yield f"{where} doubled {kind}", entry.doubled[kind], other.get(kind)
+
+
+def _by(report: Mapping[str, Any], table: str, *keys: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {tuple(row.get(key) for key in keys): row for row in report.get(table, ())}
+
 
 REPORT_WITHIN_S = 240.0
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 
 from bench.audit import Audit, audit
-from bench.control import set_rate
 from bench.demo.scenario import (
     ADDED,
     CONSUMERS,
@@ -24,6 +23,7 @@ from bench.demo.scenario import (
 )
 from bench.demo.stage import Stage
 from bench.errors import BenchError
+from bench.load.control import set_rate
 from bench.manifest import Manifest, write_atomically
 from bench.rows import Tail, read_events
 from messagebus.terminal import plural

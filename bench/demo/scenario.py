@@ -1,4 +1,4 @@
-"""What the demo does, in which order, how long each step may take, and how fast messages flow.
+"""The scenario of the demo: its steps in their order, how long each may take, and how fast messages flow.
 
 Pure: no clock, no process. The records are spread over the time that the remaining steps need, so
 that messages flow during every one of them and the input ends soon after the last.
@@ -83,7 +83,7 @@ def steps(*, small: bool) -> tuple[Step, ...]:
 
 
 def slowness(done: Sequence[tuple[Step, float]], running: Step, in_step_s: float) -> float:
-    """How many times longer than thought the steps take on this machine; 1 to SLOW_MAX.
+    """Return how many times longer than thought the steps take on this machine; 1 to SLOW_MAX.
 
     done: finished steps with the seconds they took.
     """

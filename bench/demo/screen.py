@@ -1,4 +1,4 @@
-"""What a person sees of the demo: a live picture on a terminal, plain lines anywhere else."""
+"""The screen of the demo: a live picture on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a play stands on: the cluster, the load processes, the clock, the pace, the screen, the manifest.
+"""The stage of a play: the cluster, the load processes, the clock, the pace, the screen, the manifest.
 
 One thread. Whatever takes long is another process that is polled; while it lasts `tick` keeps the
 pace of the publishers, looks after the load processes and redraws the screen.
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.control import Progress, read_progress, set_rate
 from bench.demo import scenario
 from bench.demo.scenario import CONSUMERS, PUBLISHERS, TOPIC, Step
 from bench.demo.screen import Rates, Screen, StepView, View
 from bench.errors import BenchError, Interrupted
+from bench.load.control import Progress, read_progress, set_rate
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.processes import Child, Children
 from messagebus.telemetry.eventfile import anchor_now
@@ -145,7 +145,7 @@ class Stage:
         self._done.append((step, view.took_s))
 
     def note(self, line: str) -> None:
-        """What the running step is at."""
+        """Show what the running step is at."""
         self.view.note = line
         self._redraw(time.monotonic())
 

@@ -1,4 +1,4 @@
-"""``python -m bench figures`` and ``python -m bench readme``."""
+"""``python -m bench figures`` and ``python -m bench readme``, and all groups of figures."""
 
 from __future__ import annotations
 
@@ -6,21 +6,87 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from bench.errors import BenchError, DoesNotHold
-from bench.figures.environment import CHECKOUT, describe, load_average
+from bench.environment import CHECKOUT, describe, load_average
+from bench.errors import BenchError, DoesNotHold, InputInvalid
+from bench.figures.client import batch, consume, gap, latency, mesh, publish, stream, threads
+from bench.figures.client_memory import memory_figures
+from bench.figures.client_publish import publish_figures
+from bench.figures.comfort import delay, handlers, memory_bus
 from bench.figures.form import Figure, Results, figures_table
-from bench.figures.groups import chosen
+from bench.figures.measure import audit, audit_memory, fates, scans
+from bench.figures.ops import failover, playbooks
+from bench.figures.ops.attach import attach_figures
+from bench.figures.ops.kill import kill_figures
+from bench.figures.readme import update
 from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
-from bench.readme import update
-from bench.systems.turn import best_loop
+from bench.harness.loop import best_loop
 from ops.local.layout import DEFAULT_NETWORK
 
-__all__ = ["figures", "readme"]
+__all__ = ["GROUPS", "chosen", "figures", "readme"]
+
+BEHIND_HAPROXY = "HAProxy before three brokers"
+
+# Publishing first: on empty brokers. What kills brokers comes last.
+GROUPS = (
+    publish.GROUP,
+    consume.GROUP,
+    batch.GROUP,
+    threads.GROUP,
+    latency.GROUP,
+    stream.GROUP,
+    mesh.GROUP,
+    delay.GROUP,
+    handlers.GROUP,
+    memory_bus.GROUP,
+    Group(
+        "way.publish", 3, BEHIND_HAPROXY, lambda scene: publish_figures(scene.cluster, scene.say)
+    ),
+    Group(
+        "way.memory",
+        3,
+        BEHIND_HAPROXY,
+        lambda scene: memory_figures(scene.cluster, scene.folder / "crew", scene.say),
+    ),
+    Group("way.attach", 3, BEHIND_HAPROXY, lambda scene: attach_figures(scene.cluster, scene.say)),
+    Group(
+        "way.kill",
+        3,
+        BEHIND_HAPROXY,
+        lambda scene: kill_figures(scene.cluster, scene.folder / "crew", scene.say),
+    ),
+    gap.GROUP,
+    playbooks.GROUP,
+    failover.GROUP,
+    audit.GROUP,
+    scans.GROUP,
+    fates.BACKLOG_GROUP,
+    fates.JOIN_GROUP,
+    audit_memory.GROUP,
+)
+
+
+def chosen(names: Iterable[str]) -> list[Group]:
+    """Those of that name, or whose names begin with it and a dot; all without any.
+
+    Raises InputInvalid for a name that means none.
+    """
+    wanted = list(names)
+    for name in wanted:
+        if not any(_means(name, group) for group in GROUPS):
+            known = ", ".join(group.name for group in GROUPS)
+            raise InputInvalid(f"no figures {name!r}; there are {known}")
+    return [group for group in GROUPS if not wanted or any(_means(name, group) for name in wanted)]
+
+
+def _means(name: str, group: Group) -> bool:
+    return group.name == name or group.name.startswith(f"{name}.")
+
 
 RESULTS = CHECKOUT / "bench" / "results"
 # Besides README.md.

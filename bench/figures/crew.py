@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.control import read_progress, set_rate
 from bench.errors import BenchError
+from bench.load.control import read_progress, set_rate
 from bench.processes import Children
 from ops.local.cluster import LocalCluster
 

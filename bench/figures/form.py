@@ -69,7 +69,7 @@ class Figure:
 
     @property
     def remarks(self) -> str:
-        """What its words need besides: of which part of its workload it is, and how busy the machine was."""
+        """Add to its words the part of its workload that it is of, and how busy the machine was."""
         found = re.search(r"--part (\d+)", self.repeat)
         part = f"1/{found[1]} of the run (--part {found[1]})" if found else ""
         return "".join(f", {each}" for each in (part, self.busy) if each)

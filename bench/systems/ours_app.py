@@ -26,7 +26,7 @@ FEW = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What app_typed reads."""
+    """The message that app_typed reads."""
 
     number: int
     customer: str

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from bench.errors import BenchError
-from bench.systems.paced import Latencies, paced
-from bench.systems.turn import Stopwatch, Task, Turn, run_on
+from bench.systems.turn import Latencies, Stopwatch, Task, Turn, paced, run_on
 from messagebus import (
     AsyncConsumer,
     AsyncPublisher,

@@ -21,7 +21,7 @@ def run(task: Task) -> Turn:
 
 
 def shares(count: int, threads: int) -> list[int]:
-    """What each thread does, so that all of it is done."""
+    """Divide the work among the threads, so that all of it is done."""
     return [count // threads + (number < count % threads) for number in range(threads)]
 
 

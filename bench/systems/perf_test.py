@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from bench.clients.jvm.maven import PERF_TEST
 from bench.errors import BenchError
-from bench.maven import PERF_TEST
 from bench.systems.turn import TURN_WITHIN_S, Task, Turn
 
 __all__ = ["Line", "is_ready", "parse", "run", "turn_of"]
@@ -43,7 +43,7 @@ class Line:
 
 
 def is_ready(say: Callable[[str], None]) -> bool:
-    """Whether it can be run, once its jars are here; otherwise it is said why not. Raises BenchError."""
+    """Tell whether it can be run, once its jars are here; otherwise say why not. Raises BenchError."""
     if reason := PERF_TEST.missing():
         say(f"PerfTest is not run: {reason}")
     else:

@@ -17,8 +17,7 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from bench.errors import BenchError
-from bench.systems.paced import Latencies, paced
-from bench.systems.turn import Stopwatch, Task, Turn, message_id, run_on
+from bench.systems.turn import Latencies, Stopwatch, Task, Turn, message_id, paced, run_on
 
 __all__ = ["Confirms", "run"]
 

@@ -1,4 +1,4 @@
-"""One turn of one client: what it is to do, how it is timed, what it says at its end.
+"""One turn of one client: its task, its timing, its pace, its answer at the end.
 
 Every turn runs in a process of its own, started by the same interpreter, so that no client inherits
 the memory, the garbage or the imports of another:
@@ -7,6 +7,10 @@ the memory, the garbage or the imports of another:
 
 TASK is a `Task` as JSON; the process prints one `Turn` as JSON. It connects, warms up, collects its
 garbage, and then measures.
+
+At a steady rate, latency counts from when a message was intended: a client that is held back sends late
+and its latency grows, and nothing is left out. There are two histograms: until the confirm, and until the
+delivery to a consumer in the same process.
 """
 
 from __future__ import annotations
@@ -15,28 +19,106 @@ import asyncio
 import cProfile
 import dataclasses
 import gc
-import importlib.util
 import json
 import resource
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from hdrh.histogram import HdrHistogram
+
 from bench.errors import BenchError
+from bench.harness.loop import Alarm, event_loop
 from messagebus import BusConfig, Subscription, Topic
 from messagebus.broker import Broker
 
 __all__ = [
+    "DIGITS",
+    "HIGHEST_US",
+    "Latencies",
     "Stopwatch",
     "Task",
     "Turn",
-    "best_loop",
-    "event_loop",
+    "intended_in",
     "message_id",
+    "paced",
     "run_on",
+    "stamped",
 ]
+
+HIGHEST_US = 60_000_000
+DIGITS = 3
+STAMP_BYTES = 8
+US = 1_000
+
+
+def _histogram() -> HdrHistogram:
+    return HdrHistogram(1, HIGHEST_US, DIGITS)
+
+
+@dataclass(slots=True)
+class Latencies:
+    """In whole microseconds. from_ns: what was intended earlier belongs to the warm-up.
+
+    all_delivered: set with the delivery of number `expected`.
+    """
+
+    expected: int
+    from_ns: int = 0
+    confirm: HdrHistogram = field(default_factory=_histogram)
+    delivery: HdrHistogram = field(default_factory=_histogram)
+    delivered: int = 0
+    all_delivered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def confirmed(self, intended_ns: int) -> None:
+        if intended_ns >= self.from_ns:
+            self.confirm.record_value(_since_us(intended_ns))
+
+    def received(self, body: bytes) -> None:
+        self.delivered += 1
+        if self.delivered == self.expected:
+            self.all_delivered.set()
+        if (intended_ns := intended_in(body)) >= self.from_ns:
+            self.delivery.record_value(_since_us(intended_ns))
+
+    def encoded(self, messages: int) -> dict[str, str]:
+        """Name -> histogram, as HDR histograms are written down. Raises BenchError for less than all."""
+        for name, found in (("confirmed", self.confirm), ("delivered", self.delivery)):
+            if (count := found.get_total_count()) < messages:
+                raise BenchError(f"{messages - count} of {messages} messages were not {name}")
+        return {
+            "confirm": self.confirm.encode().decode(),
+            "delivery": self.delivery.encode().decode(),
+        }
+
+
+def _since_us(intended_ns: int) -> int:
+    return min(HIGHEST_US, max(1, (time.monotonic_ns() - intended_ns) // US))
+
+
+def stamped(body: bytes, intended_ns: int) -> bytes:
+    """The body with its first bytes replaced by the intended time."""
+    return intended_ns.to_bytes(STAMP_BYTES, "big") + body[STAMP_BYTES:]
+
+
+def intended_in(body: bytes) -> int:
+    return int.from_bytes(body[:STAMP_BYTES], "big")
+
+
+async def paced(
+    rate_per_s: float, count: int, body: bytes, send: Callable[[bytes, int], Awaitable[None]]
+) -> None:
+    """Send `count` bodies, each when it is due; all that are due at once, one after the other."""
+    with Alarm() as alarm:
+        start_ns = time.monotonic_ns()
+        for number in range(count):
+            intended_ns = start_ns + int(number / rate_per_s * 1e9)
+            if (early_ns := intended_ns - time.monotonic_ns()) > 0:
+                await alarm.sleep(early_ns / 1e9)
+            await send(stamped(body, intended_ns), intended_ns)
+
 
 # A turn that hangs is ended, with an error that says so.
 TURN_WITHIN_S = 600.0
@@ -44,7 +126,7 @@ TURN_WITHIN_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one process is to do, at one broker, without a balancer in between.
+    """The task of one process, at one broker, without a balancer in between.
 
     verb: publish, consume, or latency: both at rate_per_s, in one process. way: how, where a client
     has several ways. broker: ``host:port``. list_url: where our own client learns of brokers; peers
@@ -113,7 +195,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What it took: user and system CPU are those of the whole client process.
+    """The costs of a turn: user and system CPU are those of the whole client process.
 
     histograms: confirm and delivery -> an encoded HDR histogram of microseconds.
     """
@@ -158,7 +240,7 @@ class Stopwatch:
         self._began_s = time.perf_counter()
 
     def turn(self, messages: int) -> Turn:
-        """What so many messages took since then."""
+        """Return what that many messages took since then."""
         took_s = time.perf_counter() - self._began_s
         if self.profiler:
             self.profiler.disable()
@@ -169,19 +251,6 @@ class Stopwatch:
             user_s=used.ru_utime - self._user_s,
             system_s=used.ru_stime - self._system_s,
         )
-
-
-def best_loop() -> str:
-    """uvloop where it is installed."""
-    return "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
-
-
-def event_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The factory of a loop by its name."""
-    if name == "asyncio":
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(name).new_event_loop
-    return factory
 
 
 def run_on(loop: str, turn: Callable[[], Coroutine[Any, Any, Turn]]) -> Turn:

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from bench.handlers_app import OUT, QUEUES
-from bench.handlers_trial import Trial
+from bench.trials.handlers import Trial
+from bench.trials.handlers_app import OUT, QUEUES
 from messagebus import (
     BusConfig,
     Consumer,

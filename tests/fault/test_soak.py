@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.faults import FAULTS
-from bench.soak import TOPIC, Soak, draws
+from bench.trials.soak import TOPIC, Soak, draws
 from ops.local.cluster import LocalCluster
 from tests.support.faults import forget, restore
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.clients.jvm.maven import PACKAGES
+from bench.clients.rabbitmq import Standalone
+from bench.commands import measured, of_any_load
 from bench.errors import BenchError
-from bench.maven import PACKAGES
-from bench.run.cli import measured, of_any_load
-from bench.run.drivers import started
-from bench.run.places import places
-from bench.run.profile import Profile
-from bench.run.standalone import Standalone
+from bench.harness.interface import started
+from bench.load.profile import Profile, places
 from messagebus import Topic
 from messagebus.destination import Subscription
 from ops.local.cluster import LocalCluster

@@ -13,8 +13,7 @@ import pytest
 
 from bench.figures.client.mesh import mesh_figures
 from bench.figures.crew import CHECKOUT
-from bench.figures.scene import Scene
-from bench.figures.turns import Case, direct_task, take_turn
+from bench.figures.scene import Case, Scene, direct_task, take_turn
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 

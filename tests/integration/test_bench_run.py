@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from bench.control import read_progress
+from bench.analysis.report import render_text
+from bench.analysis.result import Result, gather, percentiles
+from bench.clients.rabbitmq import Standalone
+from bench.commands import measured
+from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
-from bench.figures.environment import CHECKOUT
+from bench.harness import coordinator as conducting
+from bench.harness.coordinator import conduct
+from bench.harness.interface import started
+from bench.harness.outcomes import Fates
+from bench.harness.parts import read_parts
+from bench.load.control import read_progress
+from bench.load.profile import Profile
 from bench.processes import Children
-from bench.run import conduct as conducting
-from bench.run.cli import measured
-from bench.run.conduct import conduct
-from bench.run.drivers import started
-from bench.run.fates import Fates
-from bench.run.profile import Profile
-from bench.run.report import render_text
-from bench.run.result import Result, gather, percentiles
-from bench.run.standalone import Standalone
-from bench.run.written import read_parts
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 
@@ -134,10 +134,10 @@ def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
 COORDINATOR = """
 import json, sys
 from pathlib import Path
-from bench.run.conduct import conduct
-from bench.run.drivers import started
-from bench.run.profile import Profile
-from bench.run.standalone import Standalone
+from bench.harness.coordinator import conduct
+from bench.harness.interface import started
+from bench.load.profile import Profile
+from bench.clients.rabbitmq import Standalone
 from ops.local.cluster import LocalCluster
 wanted = Profile.from_values(json.loads(sys.argv[1]), "test")
 conduct(wanted, Path(sys.argv[2]), Standalone(LocalCluster(sys.argv[3])), print)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.figures.turns import Case, take_turn
+from bench.figures.scene import Case, take_turn
 from bench.systems.turn import Task
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.control import read_progress
+from bench.load.control import read_progress
 from tests.support.eventually import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]

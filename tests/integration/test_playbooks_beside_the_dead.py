@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.outer_faults import OTHER_CLOCK
+from bench.trials.outer_faults import OTHER_CLOCK
 from messagebus import BusConfig
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster

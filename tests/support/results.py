@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.run.profile import Profile
+from bench.load.profile import Profile
 
 __all__ = ["CLOSED", "PROFILE", "result"]
 

@@ -8,18 +8,21 @@ from functools import partial
 
 from bench.figures.client.consume import fill
 from bench.figures.form import Figure, Goal, at_least, at_most, median_of, no_goal
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import (
+from bench.figures.scene import (
     Case,
+    Group,
+    Scene,
     Turns,
     direct_task,
     interleaved,
     purge,
     rate_and_cpu,
     ratios,
+    repeat_command,
     sized,
 )
-from bench.systems.turn import Task, best_loop
+from bench.harness.loop import best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "SIZES", "cases_of", "figures_of"]
 

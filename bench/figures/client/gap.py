@@ -1,4 +1,4 @@
-"""How long a publisher is without a confirm when its broker dies, freezes, is in alarm, or goes silent.
+"""The time of a publisher without a confirm when its broker dies, freezes, is in alarm, or goes silent.
 
 One publisher at a steady rate, through HAProxy to three brokers. Each event strikes the broker on
 which the publisher is at that moment; its gap lasts from the event to the next confirm, or is the
@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from bench.audit import ALLOWED, audit
-from bench.control import read_progress
 from bench.errors import BenchError
 from bench.faults import fault_of
+from bench.figures.client.relay import Relay
 from bench.figures.crew import Crew, crew, wait_until
 from bench.figures.form import Figure, at_most
 from bench.figures.scene import Group, Scene, repeat_command
+from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.relay import Relay
 from bench.rows import read_events
 from messagebus import BusConfig, declare
 from messagebus.broker import Broker
@@ -171,7 +171,7 @@ def _incident(cluster: LocalCluster, name: str, at_ns: int, kind: str) -> Incide
 
 
 def _at_broker(folder: Path, cluster: LocalCluster) -> str:
-    """Where the publisher gets its confirms at the moment."""
+    """Name the broker that confirms the publisher's messages at the moment."""
     before = read_progress(folder)[PUBLISHER].brokers
     found: list[str] = []
 

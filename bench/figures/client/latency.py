@@ -1,4 +1,4 @@
-"""What our client adds to the latency of a message, over pika by hand, at a rate that leaves both idle time.
+"""The latency that our client adds over pika by hand, at a rate that leaves both idle time.
 
 One process publishes and consumes; the same messages, the same broker, the same event loop (asyncio's own),
 in pairs. Latencies count from when a message was intended; both wait for that by a timer of the kernel,
@@ -15,8 +15,16 @@ from hdrh.histogram import HdrHistogram
 
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_most, median_of, no_goal
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import Case, Turns, direct_task, interleaved, purge
+from bench.figures.scene import (
+    Case,
+    Group,
+    Scene,
+    Turns,
+    direct_task,
+    interleaved,
+    purge,
+    repeat_command,
+)
 from bench.systems.turn import Task, Turn
 
 __all__ = ["GROUP", "added_percent", "cases_of", "figures_of", "percentile_us"]
@@ -98,7 +106,7 @@ def percentile_us(turn: Turn, end: str, percent: float) -> float:
 
 
 def added_percent(ours: Turn, other: Turn, end: str, percent: float) -> float:
-    """How much more ours is at that percentile."""
+    """Return how much more ours is at that percentile."""
     return (percentile_us(ours, end, percent) / percentile_us(other, end, percent) - 1) * 100
 
 

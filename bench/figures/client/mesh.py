@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any
 
 from bench.errors import BenchError
+from bench.figures.client_memory import MB, rss_bytes_of
 from bench.figures.crew import CHECKOUT
 from bench.figures.form import Figure, below
-from bench.figures.memory import MB, rss_bytes_of
 from bench.figures.scene import Group, Scene, repeat_command
 
 __all__ = ["GROUP", "figures_of"]

@@ -12,19 +12,22 @@ from functools import partial
 from typing import Any
 
 from bench.figures.form import Figure, at_least, at_most, median_of, no_goal
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import (
+from bench.figures.scene import (
     Case,
+    Group,
+    Scene,
     Turns,
     direct_task,
     interleaved,
     purge,
     rate_and_cpu,
     ratios,
+    repeat_command,
     sized,
 )
+from bench.harness.loop import best_loop
 from bench.systems import perf_test
-from bench.systems.turn import Task, best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "cases_of", "figures_of"]
 

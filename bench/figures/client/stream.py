@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.errors import BenchError
+from bench.figures.client_memory import MB
 from bench.figures.crew import CHECKOUT, wait_until
 from bench.figures.form import Figure, below
-from bench.figures.memory import MB
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import Case, direct_task, purge, take_turn
-from bench.systems.turn import Task, best_loop
+from bench.figures.scene import Case, Group, Scene, direct_task, purge, repeat_command, take_turn
+from bench.harness.loop import best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "Sample", "figures_of", "growth_mb"]
 

@@ -11,8 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+from bench.harness.loop import event_loop
 from bench.systems.ours_async import RECEIVE_MANY_MAX, consumer_config
-from bench.systems.turn import Task, event_loop
+from bench.systems.turn import Task
 from messagebus import AsyncConsumer
 
 EVERY_S = 1.0

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from functools import partial
 
 from bench.figures.form import Figure, at_least, median_of
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import (
+from bench.figures.scene import (
     Case,
+    Group,
+    Scene,
     Turns,
     direct_task,
     interleaved,
     purge,
     rate_and_cpu,
     ratios,
+    repeat_command,
     sized,
 )
 from bench.systems.turn import Task

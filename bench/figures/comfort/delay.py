@@ -17,11 +17,21 @@ from bench.errors import BenchError
 from bench.figures.client.consume import fill
 from bench.figures.client.latency import percentile_us
 from bench.figures.form import Figure, at_least, median_of
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import Case, Turns, direct_task, interleaved, purge, ratios, sized
+from bench.figures.scene import (
+    Case,
+    Group,
+    Scene,
+    Turns,
+    direct_task,
+    interleaved,
+    purge,
+    ratios,
+    repeat_command,
+    sized,
+)
+from bench.harness.loop import best_loop, event_loop
 from bench.systems.ours_async import check, slices
-from bench.systems.paced import STAMP_BYTES, intended_in, stamped
-from bench.systems.turn import Task, best_loop, event_loop
+from bench.systems.turn import STAMP_BYTES, Task, intended_in, stamped
 from messagebus import AsyncConsumer, AsyncPublisher, Published, declare
 from messagebus.destination import delay_step
 

@@ -1,4 +1,4 @@
-"""What `run` and the decorator cost on top of a loop over the same consumer, which does the same work.
+"""The costs of `run` and the decorator on top of a loop over the same consumer, which does the same work.
 
 Before each turn the queue is filled with what is taken. The difference is taken within each repetition.
 """
@@ -11,18 +11,21 @@ from collections.abc import Iterator
 from functools import partial
 
 from bench.figures.form import Figure, Goal, at_most, median_of, no_goal
-from bench.figures.scene import Group, Scene, repeat_command
-from bench.figures.turns import (
+from bench.figures.scene import (
     Case,
+    Group,
+    Scene,
     Turns,
     direct_task,
     interleaved,
     purge,
     rate_and_cpu,
+    repeat_command,
     sized,
 )
+from bench.harness.loop import best_loop
 from bench.systems.ours_app import fill
-from bench.systems.turn import Task, best_loop
+from bench.systems.turn import Task
 
 __all__ = ["GROUP", "cases_of", "figures_of"]
 

@@ -1,1 +1,1 @@
-"""What measuring itself costs, and whether it finds what was hidden from it."""
+"""Figures of measuring itself: its costs, and whether it finds what was hidden from it."""

@@ -91,7 +91,7 @@ def cost_of(
 
 
 def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
-    """What was planted and is not in the audit with its id."""
+    """Name what was planted and is not in the audit with its id."""
     named = {(row["verdict"], row["message_id"]) for row in found["suspects"]}
     named |= {("late", row["message_id"]) for row in found.get("late", [])}
     wanted = {
@@ -107,7 +107,7 @@ def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
 
 
 def agree(ours: Mapping[str, Any], duck: Mapping[str, Any]) -> list[str]:
-    """Where two audits of the same events differ, in words."""
+    """Say in words where two audits of the same events differ."""
     verdicts = {name: count for name, count in ours["verdicts"].items() if count}
     faults = []
     if verdicts != duck["verdicts"]:

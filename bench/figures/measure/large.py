@@ -1,4 +1,4 @@
-"""What the audit costs as runs grow: 1, 10 and 100 million messages; half an hour, and 20 GB of disk.
+"""The costs of the audit as runs grow: 1, 10 and 100 million messages; half an hour, and 20 GB of disk.
 
 ``python -m bench.figures.measure.large --dir DIR`` keeps the figures as bench/results/measure.json. Not
 among the groups, which wait for one another.
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
+from bench.environment import describe
 from bench.figures.cli import RESULTS, keep
-from bench.figures.environment import describe
 from bench.figures.form import Figure
 from bench.figures.measure.audit import NAME, audited, compared
-from bench.figures.measure.laid import lay
+from bench.figures.measure.made import lay
 from bench.figures.measure.watched import Cost
 
 __all__ = ["growth", "main"]
@@ -51,7 +51,7 @@ def main(folder: Path, name: str) -> None:
 
 
 def growth(costs: Mapping[int, Cost]) -> Iterator[Figure]:
-    """What a start costs, and whether a row costs the same whatever the size: messages -> cost of three.
+    """Tell the cost of a start, and whether a row costs the same at any size: messages -> cost of three.
 
     What the first step adds to a row's cost is the start's: a process, its compiler, its plans.
     """

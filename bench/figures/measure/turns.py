@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 from bench.errors import BenchError
 from bench.figures.form import Figure, Goal, median_of, no_goal
-from bench.figures.measure.asked import Asked, asking
 from bench.figures.measure.audit import millions
 from bench.figures.measure.made import RUN_ID
+from bench.figures.measure.watched import Asked, asking
 from bench.figures.scene import Scene
 
 __all__ = ["DUCKDB", "SPARK", "Both", "Costs", "Words", "agreed", "both"]
@@ -86,7 +86,7 @@ def agreed(question: str, ours: Any, theirs: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """How costs become figures. name: what ids begin with. bounded: whether goals hold at this size."""
+    """The words and goals of costs. name: what ids begin with. bounded: whether goals hold at this size."""
 
     name: str
     messages: int

@@ -1,18 +1,26 @@
-"""Runs a command to its end and sees what it uses, with all that it starts."""
+"""Processes that are watched: a command to its end, with all that it starts, or one that is asked questions.
+
+The cost of an answer is the work of a running process, without its start.
+"""
 
 from __future__ import annotations
 
+import json
+import select
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.environment import CHECKOUT
 
-__all__ = ["Cost", "below", "watched"]
+__all__ = ["Asked", "Cost", "Told", "asking", "below", "watched"]
 
 WATCH_S = 0.1
 WITHIN_S = 3600.0
@@ -64,7 +72,7 @@ def _watch(root: psutil.Process) -> tuple[float, int, str]:
 
 
 def _heap(process: psutil.Process) -> str:
-    """What a JVM was started with, which is what it has: of several, the last one counts."""
+    """Read the heap that a JVM was started with, which is what it has: of several, the last one counts."""
     given = [argument for argument in process.cmdline() if argument.startswith(HEAP)]
     return given[-1].removeprefix(HEAP) if given else ""
 
@@ -76,3 +84,75 @@ def below(root: psutil.Process) -> list[psutil.Process]:
     except psutil.Error:
         return []
     return found
+
+
+ANSWER_WITHIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """cpu_s: of the process and all that it started."""
+
+    found: Any
+    cpu_s: float
+    took_s: float
+
+
+class Asked:
+    """Of `asking`. process: it takes a question a line, and gives a line of JSON for each."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._tree = psutil.Process(process.pid)
+
+    def ask(self, question: str) -> Told:
+        """Raises BenchError when it ends, or takes longer than `ANSWER_WITHIN_S`."""
+        before_s, began_s = self._cpu_s(), time.monotonic()
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            print(question, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise BenchError(f"it ended before it was asked for {question}") from None
+        readable, _, _ = select.select([self._process.stdout], [], [], ANSWER_WITHIN_S)
+        line = self._process.stdout.readline() if readable else ""
+        if not line.endswith("\n"):
+            raise BenchError(f"no answer to {question}")
+        return Told(json.loads(line), self._cpu_s() - before_s, time.monotonic() - began_s)
+
+    def _cpu_s(self) -> float:
+        used = 0.0
+        for each in [self._tree, *below(self._tree)]:
+            try:
+                times = each.cpu_times()
+            except psutil.Error:
+                continue
+            used += times.user + times.system
+        return used
+
+
+@contextmanager
+def asking(argv: Sequence[str]) -> Iterator[Asked]:
+    """Start a process, and end it on the way out. Raises BenchError with its last words if it failed."""
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(
+            argv,
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield Asked(process)
+        except BenchError as fault:
+            process.kill()
+            complaints.seek(0)
+            last = ([str(fault), *complaints.read().splitlines()])[-1]
+            raise BenchError(f"{' '.join(argv[1:3])}: {fault}: {last}") from fault
+        finally:
+            # The end of its questions is its own.
+            assert process.stdin
+            process.stdin.close()

@@ -1,18 +1,78 @@
-"""What recorded events say of an operator's acts: gaps of publishers, messages lost and doubled. Pure."""
+"""The effects of an operator's acts on clients: gaps of publishers, messages lost and doubled, uneven spread.
+
+Judged from recorded events. Publishers that hold connections and renew them show how evenly the balancer
+has spread them.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from bench.audit import longest_gap
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_most
-from bench.figures.ops.spread import unevenness
 from bench.manifest import Incident
 from bench.rows import Events, Row
+from lb.runtime import servers
+from messagebus import BusConfig, Publisher, PublisherConfig
+from ops.local.cluster import LocalCluster
 
-__all__ = ["Act", "Run", "Took", "attach_s", "doubled", "excess_s", "figures_of", "gaps_s", "lost"]
+__all__ = [
+    "Act",
+    "Run",
+    "Took",
+    "a_lifetime_passes",
+    "attach_s",
+    "doubled",
+    "excess_s",
+    "figures_of",
+    "gaps_s",
+    "lost",
+    "resting",
+    "sessions",
+    "unevenness",
+]
+
+# With those of the load 36, which two, three, four or six brokers can share evenly.
+RESTING = 32
+LIFETIME_S = 10
+# A connection is renewed within 20 % of its lifetime; the last one is then let go of.
+JITTER, LET_GO_S = 0.2, 1.0
+START_S = 30.0
+
+
+@contextmanager
+def resting(cluster: LocalCluster) -> Iterator[None]:
+    """Publishers with nothing to publish, whose connections live for LIFETIME_S."""
+    bus = BusConfig.from_env(cluster.client_env())
+    config = PublisherConfig(connection_lifetime_s=LIFETIME_S)
+    with ExitStack() as stack:
+        for _ in range(RESTING):
+            publisher = Publisher(bus, config)
+            publisher.start(require="one", timeout_s=START_S)
+            stack.callback(publisher.stop)
+        yield
+
+
+def a_lifetime_passes() -> None:
+    """Wait until each connection that was there is renewed."""
+    time.sleep(LIFETIME_S * (1 + JITTER) + LET_GO_S)
+
+
+def sessions(cluster: LocalCluster) -> Mapping[str, int]:
+    """broker's name -> connections through HAProxy. Raises BalancerUnreachable."""
+    found = servers(cluster.layout.admin_socket)
+    return {name: state.sessions for name, state in found.items()}
+
+
+def unevenness(sessions: Mapping[str, int]) -> float:
+    """By how many per cent of an even share the broker that is farthest from it is away from it."""
+    even = sum(sessions.values()) / len(sessions)
+    return 100 * max(abs(count - even) for count in sessions.values()) / even
+
 
 GOAL_GAP_S, GOAL_ATTACH_S, GOAL_SPREAD = 0.25, 2.0, 20.0
 S = 1e9
@@ -29,7 +89,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """When the command began, when it ended, and until when its effect was watched. Monotonic."""
+    """The times of a command: its begin, its end, and the end of watching its effect. Monotonic."""
 
     from_ns: int
     done_ns: int
@@ -42,7 +102,7 @@ class Took:
 
 @dataclass(slots=True)
 class Run:
-    """What was measured while it lasted; the rest is in the recorded events."""
+    """The measurements that were taken while it lasted; the rest is in the recorded events."""
 
     consumers: int
     quiet: Took

@@ -1,4 +1,4 @@
-"""What clients feel while brokers are removed, added, restarted and replaced, and the balancer reloaded.
+"""The effects on clients while brokers are removed, added, restarted and replaced, and the balancer reloaded.
 
 Four publishers and four consumers, each a process of its own, behind HAProxy; operators' commands as
 an operator types them. First nothing is done for a while: a publisher's longest gap in that time is the
@@ -18,13 +18,21 @@ import time
 from collections.abc import Iterator
 
 from bench.audit import ALLOWED, audit
-from bench.control import read_progress
 from bench.errors import BenchError
 from bench.figures.crew import CHECKOUT, Crew, crew, wait_until
 from bench.figures.form import Figure
-from bench.figures.ops.noticed import Act, Run, Took, attach_s, figures_of
-from bench.figures.ops.spread import a_lifetime_passes, resting, sessions
+from bench.figures.ops.noticed import (
+    Act,
+    Run,
+    Took,
+    a_lifetime_passes,
+    attach_s,
+    figures_of,
+    resting,
+    sessions,
+)
 from bench.figures.scene import Group, Scene, repeat_command
+from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.rows import Events, read_events
 from messagebus import BusConfig, declare
@@ -162,7 +170,7 @@ def _attached_s(clients: Crew, broker: str, cluster: LocalCluster) -> float:
 
 
 def _pushed_ns(cluster: LocalCluster) -> int:
-    """When the first node got the list that stands; the monotonic time of a file's own time."""
+    """Return when the first node got the list that stands; the monotonic time of a file's own time."""
     files = (cluster.node(name).list_file for name in cluster.names)
     monotonic = time.monotonic_ns() - time.time_ns()
     return min(file.stat().st_mtime_ns for file in files) + monotonic

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.charts import latency_chart
+from bench.analysis.result import gather
 from bench.cli import main
 from bench.manifest import Manifest
-from bench.run.charts import latency_chart
-from bench.run.result import gather
 from messagebus.telemetry.eventfile import Anchor
 from tests.support.runs import MEASURED_S, WARM_UP_S, S, write_run
 

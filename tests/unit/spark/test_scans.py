@@ -12,9 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.figures.measure.duck_scans import answer, ready
-from bench.figures.measure.fed import fed
-from bench.figures.measure.laid import lay
-from bench.figures.measure.scans import CELLS_MIN, different
+from bench.figures.measure.made import lay
+from bench.figures.measure.scans import CELLS_MIN, different, fed
 from spark.lake.ingest import ingested
 from spark.lake.tables import Lake
 from spark.measures.run import Run

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bench.audit import Audit, BrokerAudit, PublisherAudit, SubscriptionAudit
-from bench.demo.compare import disagreements, read_report
+from bench.demo.cli import disagreements, read_report
 from bench.errors import BenchError
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import time
 from pathlib import Path
 
@@ -6,7 +7,17 @@ import pytest
 
 from bench.errors import BenchError
 from bench.systems import turn as module
-from bench.systems.turn import Stopwatch, Task, Turn, best_loop, event_loop, message_id, run_on
+from bench.systems.turn import (
+    Latencies,
+    Stopwatch,
+    Task,
+    Turn,
+    intended_in,
+    message_id,
+    paced,
+    run_on,
+    stamped,
+)
 from tests.support.bench_task import bench_task
 
 
@@ -56,12 +67,41 @@ def test_a_turn_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         run_on("asyncio", _never)
 
 
-def test_the_loop_is_one_that_is_installed() -> None:
-    loop = event_loop(best_loop())()
-    loop.close()
-    assert best_loop() in ("asyncio", "uvloop")
-
-
 def test_ids_are_distinct_and_of_one_length() -> None:
     assert len({message_id(n) for n in range(100)}) == 100
     assert {len(message_id(n)) for n in (1, 1 << 60)} == {24}
+
+
+def test_the_intended_time_travels_in_the_body() -> None:
+    body = stamped(b"x" * 100, 123_456_789)
+    assert len(body) == 100
+    assert intended_in(body) == 123_456_789
+
+
+async def test_latencies_count_from_the_intended_time_and_not_before_the_warm_up_is_over() -> None:
+    found = Latencies(expected=2, from_ns=1000)
+    found.confirmed(999)
+    found.confirmed(1000)
+    found.received(stamped(b"x" * 8, 10))
+    assert not found.all_delivered.is_set()
+    found.received(stamped(b"x" * 8, 2000))
+    assert found.all_delivered.is_set()
+    assert found.confirm.get_total_count() == 1
+    assert found.delivery.get_total_count() == 1
+    assert set(found.encoded(1)) == {"confirm", "delivery"}
+    with pytest.raises(BenchError, match="1 of 2 messages were not confirmed"):
+        found.encoded(2)
+
+
+async def test_intended_times_are_even_however_late_the_sending_is() -> None:
+    intended: list[int] = []
+
+    async def send(body: bytes, at_ns: int) -> None:
+        assert intended_in(body) == at_ns
+        intended.append(at_ns)
+        await asyncio.sleep(0)
+
+    await paced(1e6, 50, b"x" * 8, send)
+    steps = {b - a for a, b in itertools.pairwise(intended)}
+    assert len(intended) == 50
+    assert steps <= {999, 1000, 1001}

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from bench.figures.measure import duck
 from bench.figures.measure.audit import agree
-from bench.figures.measure.laid import lay
+from bench.figures.measure.made import lay
 from spark.command import Answer
 from spark.jobs import audit
 from spark.lake.ingest import ingested

@@ -7,8 +7,7 @@ from hdrh.histogram import HdrHistogram
 from bench.errors import BenchError
 from bench.figures.client.latency import added_percent, cases_of, figures_of, percentile_us
 from bench.figures.scene import Scene
-from bench.systems.paced import DIGITS, HIGHEST_US
-from bench.systems.turn import Turn
+from bench.systems.turn import DIGITS, HIGHEST_US, Turn
 from tests.support.bench_task import bench_task
 
 

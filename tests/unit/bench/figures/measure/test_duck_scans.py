@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.figures.measure.duck_scans import answer, ready
-from bench.figures.measure.laid import lay
+from bench.figures.measure.made import lay
 
 MESSAGES = 20_000
 

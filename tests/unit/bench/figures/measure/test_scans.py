@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bench.figures.measure.scans import ALONE, MESSAGES, SCANS, told
+from pathlib import Path
+
+from bench.figures.measure.made import lay
+from bench.figures.measure.scans import ALONE, MESSAGES, SCANS, fed, told
 
 
 def costs() -> dict[tuple[str, str], list[float]]:
@@ -24,3 +27,11 @@ def test_ratios_are_of_one_round_and_the_middle_one_counts() -> None:
 
 def test_a_quick_run_has_no_goals() -> None:
     assert all(figure.met is None for figure in told(10_000, costs(), "again"))
+
+
+def test_every_publish_is_in_the_histogram_of_its_publisher_and_broker(tmp_path: Path) -> None:
+    lay(tmp_path, 1000)
+    found = fed(tmp_path)
+    assert len({publisher for publisher, _ in found}) == 50
+    assert sum(each.get_total_count() for each in found.values()) == 1000
+    assert min(each.get_min_value() for each in found.values()) > 1000

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench.errors import BenchError
-from bench.figures.measure.asked import Told
 from bench.figures.measure.turns import DUCKDB, SPARK, Both, agreed
+from bench.figures.measure.watched import Told
 from bench.figures.scene import Scene
 
 

@@ -18,6 +18,7 @@ from bench.figures.ops.noticed import (
     figures_of,
     gaps_s,
     lost,
+    unevenness,
 )
 from bench.manifest import Incident
 from bench.rows import Events, Row
@@ -132,3 +133,9 @@ def test_goals_are_above_the_quiet_period_of_the_same_run() -> None:
     assert found["ops.add.s"].value == 2.0
     assert found["ops.add.attach_s"].met is False
     assert found["ops.add.spread"].met is True
+
+
+def test_the_broker_that_is_farthest_from_an_even_share_counts() -> None:
+    assert unevenness({"mb1": 12, "mb2": 12, "mb3": 12}) == 0
+    assert unevenness({"mb1": 13, "mb2": 14, "mb3": 9}) == pytest.approx(25)
+    assert unevenness({"mb1": 18, "mb2": 18, "mb3": 0}) == pytest.approx(100)

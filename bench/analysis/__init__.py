@@ -1,0 +1,1 @@
+"""Analysis: results of runs, whether they hold, comparisons, reports."""

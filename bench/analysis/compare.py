@@ -1,0 +1,370 @@
+"""The comparison of two arms, pair by pair, as ratios with confidence intervals.
+
+An arm is made of runs by turns, or of a folder of results. Each pair ran one after the other, so what
+disturbs the machine meets both. Arms with other loads, other promises or on other machines are refused.
+Ratios are taken within a pair; the printed one is their geometric mean with its 95 % interval. A pair is
+left out only for what the load itself did, or when its first run has nothing to compare with;
+`why_left_out` decides that. A fault that the second has more often than the first is a regression.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.result import NUMBERS, RESULT, Number, numbers_of
+from bench.analysis.series import Step, middle
+from bench.analysis.tables import text_table
+from bench.analysis.tables import told as told_value
+from bench.analysis.verdict import is_of_load
+from bench.errors import InputInvalid
+from bench.load.profile import COMPARED, Profile, unlike
+
+__all__ = [
+    "PAIRS_MIN",
+    "Compared",
+    "Comparison",
+    "Fault",
+    "Ratio",
+    "about_arm",
+    "are_by_turns",
+    "compare",
+    "is_worse",
+    "paired_steps",
+    "profile_of_arm",
+    "ratio_of",
+    "read_arm",
+    "refuse_unlike",
+    "refuse_unlike_machines",
+    "told",
+    "why_left_out",
+]
+
+
+# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom; beyond, from the normal distribution's by
+# two terms of its expansion in 1 / freedom (Abramowitz and Stegun 26.7.5), right to 0.001.
+# fmt: off
+T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045,
+)
+# fmt: on
+T95_FAR = 1.960
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of b over a: the geometric mean over the pairs, and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    pairs: int
+
+    def __str__(self) -> str:
+        if self.pairs == 1:
+            return f"{self.value:.3f} (of one pair)"
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
+    """Of pairs that met the same conditions, one after the other. None without positive pairs.
+
+    By Student's t on the logarithms: what disturbs a pair multiplies both its members.
+    """
+    logs = [math.log(y / x) for x, y in zip(a, b, strict=True) if x > 0 and y > 0]
+    if not logs:
+        return None
+    middle = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Ratio(math.exp(middle), 0.0, math.inf, 1)
+    freedom = len(logs) - 1
+    half = _t95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half), len(logs))
+
+
+def _t95(freedom: int) -> float:
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    z = T95_FAR
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2
+
+
+def is_worse(ratio: Ratio, *, more_is_better: bool, bound: float) -> bool:
+    """Tell whether b is worse than a by more than the bound (0.1: a tenth), and not by chance alone.
+
+    The whole interval must lie beyond 1, and the mean beyond the bound.
+    """
+    if more_is_better:
+        return ratio.value < 1 - bound and ratio.high < 1
+    return ratio.value > 1 + bound and ratio.low > 1
+
+
+Run = Mapping[str, Any]
+"""The content of a ``result.json``."""
+DURABILITY = "system.durability"
+
+
+def paired_steps(a: Profile, b: Profile, repeat: int) -> list[Step]:
+    """Pairs of steps; each arm is the first of a pair as often as the other."""
+    arms = [("a", a), ("b", b)]
+    return [
+        Step(f"{arm}/{number + 1:02}", profile)
+        for number in range(repeat)
+        for arm, profile in (arms if number % 2 == 0 else reversed(arms))
+    ]
+
+
+def read_arm(folder: Path) -> list[dict[str, Any]]:
+    """The results of a folder: its own, or one of each folder in it, by name. Raises InputInvalid."""
+    paths = [folder / RESULT] if (folder / RESULT).exists() else sorted(folder.glob(f"*/{RESULT}"))
+    if not paths:
+        raise InputInvalid(f"{folder}: no results in it; `python -m bench run` makes some")
+    try:
+        found = [json.loads(path.read_text()) for path in paths]
+    except ValueError as fault:
+        raise InputInvalid(f"{folder}: not results: {fault}") from fault
+    if not all(isinstance(each, dict) and "profile" in each for each in found):
+        raise InputInvalid(f"{folder}: not results of runs")
+    return found
+
+
+def profile_of_arm(name: str, runs: Sequence[Run]) -> Profile:
+    """The one that all of them have. Raises InputInvalid: repetitions are of one profile."""
+    first, *others = [Profile.from_values(each["profile"], name) for each in runs]
+    for other in others:
+        if differences := unlike(first, other, free=()):
+            raise InputInvalid(f"{name}: not repetitions of one profile: {'; '.join(differences)}")
+    return first
+
+
+def refuse_unlike(a: Profile, b: Profile, *, any_durability: bool) -> None:
+    """Raises InputInvalid for loads that differ, and for confirms that promise something else."""
+    if differences := unlike(a, b, free=(*COMPARED, DURABILITY)):
+        raise InputInvalid(f"these are not alike: {'; '.join(differences)}")
+    if not any_durability and (differences := unlike(a, b)):
+        raise InputInvalid(
+            f"a confirm means something else, {'; '.join(differences)}; "
+            "--unlike-durability compares them all the same"
+        )
+
+
+def refuse_unlike_machines(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Raises InputInvalid."""
+    machines = {
+        f"{each['environment'].get('cpu', 'unknown')}, {each['environment'].get('cores')} cores": None
+        for each in (*a, *b)
+    }
+    if len(machines) > 1:
+        raise InputInvalid(f"measured on machines that are not alike: {'; '.join(machines)}")
+
+
+def are_by_turns(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    """Tell whether they ran in pairs of both arms, one pair after the other."""
+    every = [(each["environment"].get("at", ""), arm) for arm in (0, 1) for each in (a, b)[arm]]
+    order = [arm for _, arm in sorted(every)]
+    return all({*order[at : at + 2]} == {0, 1} for at in range(0, len(order), 2))
+
+
+def about_arm(name: str, runs: Sequence[Run]) -> str:
+    """One line of an arm: which code measured it, and what its confirms mean."""
+    commits = dict.fromkeys(str(each["environment"].get("commit")) for each in runs)
+    means = dict.fromkeys(str(each.get("durability")) for each in runs)
+    return f"{name}: commit {', '.join(commits)}; a confirm means: {'; '.join(means)}"
+
+
+# One pair says nothing about chance.
+PAIRS_MIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One number of both arms, of each pair in order; None where a run does not have it.
+
+    is_due: whether b has it as soon as messages come.
+    """
+
+    number: Number
+    a: tuple[float | None, ...]
+    b: tuple[float | None, ...]
+    is_due: bool = True
+
+    @property
+    def ratio(self) -> Ratio | None:
+        both = [(x, y) for x, y in self._pairs if x is not None and y is not None]
+        return ratio_of([x for x, _ in both], [y for _, y in both])
+
+    @property
+    def vanished(self) -> bool:
+        """Tell whether a pair has it in a alone: b delivers nothing, where a did."""
+        nothing = (None, 0.0) if self.number.more_is_better else (None,)
+        return self.is_due and any(bool(x) and y in nothing for x, y in self._pairs)
+
+    def is_regression(self, bound: float) -> bool:
+        if not self.number.judged or self.vanished:
+            return self.number.judged
+        ratio, better = self.ratio, self.number.more_is_better
+        return ratio is not None and is_worse(ratio, more_is_better=better, bound=bound)
+
+    @property
+    def in_words(self) -> str:
+        """The ratio, or why there is none."""
+        if not any(self.b):
+            return "only the first has it"
+        if not any(self.a):
+            return "only the second has it"
+        if (ratio := self.ratio) is None:
+            return "no pair has both"
+        partly = f", {ratio.pairs} of {len(self.a)} pairs" if ratio.pairs < len(self.a) else ""
+        return f"{ratio}{partly}"
+
+    @property
+    def _pairs(self) -> list[tuple[float | None, float | None]]:
+        return list(zip(self.a, self.b, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One kind of fault. a, b: in how many pairs each side has it; messages_a, messages_b: of these."""
+
+    words: str
+    a: int
+    b: int
+    messages_a: int = 0
+    messages_b: int = 0
+
+    def is_regression(self, bound: float) -> bool:
+        return self.b > self.a or self.messages_b > self.messages_a * (1 + bound)
+
+    def in_words(self, pairs: int) -> str:
+        return f"{self.words}: in {self.a} and {self.b} of {pairs} pairs"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """pairs: that count. left_out: of the others, their number and why."""
+
+    numbers: list[Compared]
+    faults: list[Fault]
+    pairs: int
+    left_out: list[str]
+
+    def regressions(self, bound: float) -> list[str]:
+        worse = [each.number.name for each in self.numbers if each.is_regression(bound)]
+        return worse + [
+            each.in_words(self.pairs) for each in self.faults if each.is_regression(bound)
+        ]
+
+
+def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
+    """Pair by pair. Raises InputInvalid for different counts, or with too few pairs that say something."""
+    if len(a) != len(b):
+        raise InputInvalid(f"{len(a)} and {len(b)} repetitions cannot be paired")
+    pairs, left_out = [], []
+    for number, (x, y) in enumerate(zip(a, b, strict=True), start=1):
+        if why := why_left_out(x, y):
+            left_out.append(f"pair {number} is left out: {why}")
+        else:
+            pairs.append((x, y))
+    if len(pairs) < PAIRS_MIN:
+        raise InputInvalid(
+            f"{len(pairs)} of {len(a)} pairs can be compared, {PAIRS_MIN} are wanted; "
+            + "; ".join(left_out)
+        )
+    # A second that did not come to its end has a fault, and no numbers.
+    whole = [(x, y) for x, y in pairs if y.get("complete")]
+    is_own = not any(y.get("outside") for _, y in whole)
+    ones, others = ([numbers_of(pair[side]) for pair in whole] for side in (0, 1))
+    every = [
+        Compared(
+            number,
+            tuple(each.get(number.name) for each in ones),
+            tuple(each.get(number.name) for each in others),
+            is_due=is_own and number.of_messages,
+        )
+        for number in NUMBERS
+    ]
+    return Comparison(
+        [each for each in every if any((*each.a, *each.b))],
+        _faults(pairs),
+        len(pairs),
+        left_out,
+    )
+
+
+def why_left_out(x: Run, y: Run) -> str:
+    """In words, why nothing follows from a pair; "" when something does.
+
+    What the second alone does badly is a finding, not a fault of the measurement.
+    """
+    if not x.get("complete"):
+        return f"the first: {_ending(x)}"
+    if not x["confirmed_per_s"]:
+        return "the first confirmed nothing"
+    for run, side in ((x, "first"), (y, "second")):
+        if of_load := [each for each in _told(run) if is_of_load(each)]:
+            return f"the {side}: {'; '.join(of_load)}"
+    return ""
+
+
+def _told(run: Run) -> list[str]:
+    """Faults that count. A closed loop that keeps its client busy is what is compared."""
+    closed = run["profile"]["load"]["schedule"]["kind"] == "closed"
+    faults = [*run["faults"], *(run.get("fates") or {}).get("faults", [])]
+    return [each for each in dict.fromkeys(faults) if not (closed and is_of_load(each))]
+
+
+def _ending(run: Run) -> str:
+    return "; ".join(run["faults"]) or "it is incomplete"
+
+
+def _faults(pairs: Iterable[tuple[Run, Run]]) -> list[Fault]:
+    """Each kind that either side has. Faults that differ in their numbers alone are of one kind."""
+    had: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    messages: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for pair in pairs:
+        for side, run in enumerate(pair):
+            if not run.get("complete"):
+                had[side]["did not come to its end"] += 1
+                continue
+            for fault in _told(run):
+                count, words = _counted(fault)
+                had[side][words] += 1
+                messages[side][words] += count
+    return [
+        Fault(words, had[0][words], had[1][words], messages[0][words], messages[1][words])
+        for words in sorted({*had[0], *had[1]})
+    ]
+
+
+def _counted(fault: str) -> tuple[int, str]:
+    """Split a fault into its count of messages, 0 without one in front, and its words without any number."""
+    count = re.match(r"[\d,]+ ", fault)
+    words = re.sub(r"\d[\d,.]*", "N", fault.removeprefix(count[0] if count else ""))
+    return int(count[0].replace(",", "")) if count else 0, words
+
+
+def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str]:
+    """As a table of text."""
+    rows = []
+    for each in compared.numbers:
+        mark = "REGRESSION" if each.is_regression(bound) else ""
+        values = (told_value(middle(arm)) for arm in (each.a, each.b))
+        rows.append((each.number.name, *values, each.in_words, mark))
+    left_out = f", {len(compared.left_out)} left out" if compared.left_out else ""
+    whole = len(compared.numbers[0].a) if compared.numbers else 0
+    head = (f"medians of {whole} pairs{left_out}", *names, "second / first, 95 %", "")
+    faults = [
+        f"  ! {each.in_words(compared.pairs)}{'  REGRESSION' if each.is_regression(bound) else ''}"
+        for each in compared.faults
+    ]
+    return [*text_table(head, rows), *faults, *compared.left_out]

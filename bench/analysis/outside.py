@@ -1,0 +1,114 @@
+"""A run of a load that is not ours: it says what came out, and what it does not measure stands beside it.
+
+The folder has the same ``run.json``, ``profile.json``, ``result.json`` and ``brokers.parquet`` as any run,
+so `compare` reads it too; it has no parts, no fates and no histograms.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.result import RESULT
+from bench.environment import describe, load_average
+from bench.errors import InputInvalid
+from bench.harness import sampling
+from bench.harness.coordinator import MACHINE, SAMPLES, made_empty
+from bench.harness.interface import Outside, Running, durability, measure_outside
+from bench.harness.sampling import Sampler
+from bench.harness.worker import PROFILE, RUN
+from bench.load.profile import Profile
+from bench.manifest import write_atomically
+
+__all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
+
+
+def conduct_outside(
+    profile: Profile, folder: Path, running: Running, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Do one run into a new folder; returns what `result.json` has. Raises BenchError."""
+    made_empty(folder)
+    write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
+    about: dict[str, Any] = {
+        "environment": describe(),
+        "system": dict(running.about()),
+        "durability": durability(profile),
+        "outside": True,
+        "complete": False,
+        "faults": ["the run did not end in order"],
+    }
+    write_atomically(folder / RUN, json.dumps(about, indent=1))
+    sampler = Sampler(running.probes(), time.monotonic_ns())
+    sampler.start()
+    try:
+        say(f"{profile.system.name} makes its own load")
+        found = measure_outside(profile, running, folder)
+        about |= {"complete": True, "faults": []}
+    finally:
+        samples, busy = sampler.stop()
+        sampling.save(folder / SAMPLES, samples)
+        sampling.save(folder / MACHINE, busy)
+        about["environment"]["load_after"] = load_average()
+        write_atomically(folder / RUN, json.dumps(about, indent=1))
+    brokers = sampling.totals(samples, profile.time.warm_up_s, _end_s(profile))
+    result = {"profile": profile.as_json(), **about, **_numbers(profile, found), "brokers": brokers}
+    write_atomically(folder / RESULT, json.dumps(result, indent=1))
+    return result
+
+
+def read_outside(folder: Path) -> dict[str, Any] | None:
+    """Read `result.json`; None for a folder that is not of such a run.
+
+    Raises InputInvalid for one that was cut short: nobody but the load itself knew its numbers.
+    """
+    try:
+        about = json.loads((folder / RUN).read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict) or not about.get("outside"):
+        return None
+    try:
+        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    except (OSError, ValueError) as fault:
+        raise InputInvalid(f"{folder}: was cut short, and its load said nothing") from fault
+    return found
+
+
+def write_outside(result: dict[str, Any], folder: Path) -> str:
+    """report.txt into the run's folder; returns the text."""
+    text = render_outside(result)
+    (folder / "report.txt").write_text(text + "\n")
+    return text
+
+
+def render_outside(result: dict[str, Any]) -> str:
+    profile = result["profile"]
+    lines = [
+        f"{profile['name']}, {profile['system']['name']}, a load that is not ours: "
+        f"{result['confirmed_per_s']:,.0f} confirmed a second",
+        f"  a confirm means: {result['durability']}",
+    ]
+    if result["delivered_per_s"] is not None:
+        lines.append(f"  {result['delivered_per_s']:,.0f} delivered a second")
+    for measure, found in result["percentiles_ms"].items():
+        told = ", ".join(f"{name} {value:.3g} ms" for name, value in found.items())
+        lines.append(f"  {measure}: {told}")
+    lines += [
+        f"  {broker}: {each['cpu_s']:.1f} s CPU" for broker, each in result["brokers"].items()
+    ]
+    return "\n".join([*lines, *(f"  not measured: {each}" for each in result["lacks"])])
+
+
+def _end_s(profile: Profile) -> float:
+    return profile.time.warm_up_s + profile.time.measured_s
+
+
+def _numbers(profile: Profile, found: Outside) -> dict[str, Any]:
+    """As `Result.as_json` has them."""
+    cpu_s, measured_s = found.client_cpu_s, profile.time.measured_s
+    clients = [] if cpu_s is None else [{"name": "outside", "cpu_share": cpu_s / measured_s}]
+    return {**asdict(found), "measured_s": measured_s, "clients": clients, "fates": None}

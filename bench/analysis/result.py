@@ -1,0 +1,464 @@
+"""The result of a run: rates, percentiles, fates, costs, and whether it measured the system or itself.
+
+Made from the files of a run's folder alone, so it can be made again at any time. ``result.json`` has
+every number; the histograms are there as HdrHistogram's own logs, which its usual tools read. Comparisons
+and summaries go by `NUMBERS`; a number that is not known is left out, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hdrh.log import HistogramLogWriter
+
+from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
+from bench.errors import InputInvalid
+from bench.harness import sampling
+from bench.harness.coordinator import MACHINE, SAMPLES
+from bench.harness.histograms import SECOND_NS, Bins, Counts, Latencies, histogram, summed
+from bench.harness.outcomes import Fates, Published, judge, repeats_ns
+from bench.harness.parts import (
+    CONSUMER,
+    PUBLISHER,
+    Part,
+    read_parts,
+    read_published,
+    read_received,
+    unreadable,
+)
+from bench.harness.sampling import CPU_LEAST_S, Busy, Row, Sample, Usage, usage
+from bench.harness.worker import PROFILE, RUN
+from bench.load.profile import Profile, topic_of
+from bench.load.schedule import Constant, Poisson
+from bench.manifest import write_atomically
+from messagebus.terminal import plural
+
+__all__ = [
+    "CURVE",
+    "MEASURES",
+    "NUMBERS",
+    "RESULT",
+    "Number",
+    "Result",
+    "gather",
+    "numbers_of",
+    "percentiles",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """judged: whether its getting worse is a regression. of_messages: a run that lacks it had none."""
+
+    name: str
+    more_is_better: bool
+    judged: bool = True
+    of_messages: bool = True
+
+
+NUMBERS = (
+    Number("confirmed a second", more_is_better=True),
+    Number("delivered a second", more_is_better=True),
+    Number("confirm p50", more_is_better=False),
+    Number("confirm p99", more_is_better=False),
+    Number("delivery p50", more_is_better=False),
+    Number("delivery p99", more_is_better=False),
+    Number("client CPU us", more_is_better=False, of_messages=False),
+    Number("broker CPU us", more_is_better=False, of_messages=False, judged=False),
+)
+
+
+def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Name -> value, of what ``result.json`` has."""
+    profile = result["profile"]
+    found = {"confirmed a second": float(result["confirmed_per_s"])}
+    delivered = result.get("delivered_per_s")
+    if delivered is not None and profile["load"]["consumers"]:
+        found["delivered a second"] = float(delivered)
+    for measure in ("confirm", "delivery"):
+        percentiles = result["percentiles_ms"].get(measure, {})
+        found |= {
+            f"{measure} {name}": float(percentiles[name])
+            for name in ("p50", "p99")
+            if name in percentiles
+        }
+    measured_s = float(result.get("measured_s") or profile["time"]["measured_s"])
+    messages = found["confirmed a second"] * measured_s
+    costs = {
+        "client CPU us": _client_s(result, measured_s),
+        "broker CPU us": _broker_s(result, measured_s),
+    }
+    return found | {
+        name: cpu_s / messages * 1e6
+        for name, cpu_s in costs.items()
+        if cpu_s is not None and messages
+    }
+
+
+def _client_s(result: Mapping[str, Any], measured_s: float) -> float | None:
+    """Of a closed loop each part has seconds of its own: consumers take longer than publishers."""
+    clients = result["clients"]
+    closed = result["profile"]["load"]["schedule"]["kind"] == "closed"
+    if not clients or (closed and any("seconds" not in each for each in clients)):
+        return None
+    return sum(
+        float(each["cpu_share"]) * float(each.get("seconds", measured_s)) for each in clients
+    )
+
+
+def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
+    """None where one was not seen to the end, or not long enough: what the others used is not what the
+    messages cost.
+
+    Of the whole measured part, also where a little of it was not seen.
+    """
+    brokers = result["brokers"]
+    if len(brokers) < result["profile"]["system"]["brokers"] or measured_s < CPU_LEAST_S:
+        return None
+    costs = [
+        each["messages_cpu_s"]
+        if "messages_cpu_s" in each
+        else float(each["cpu_s"]) / float(each["seconds"]) * measured_s
+        for each in brokers.values()
+    ]
+    return None if None in costs else sum(map(float, costs))
+
+
+RESULT = "result.json"
+MEASURES = {
+    "confirm": "publish: intended to confirmed",
+    "service": "publish: sent to confirmed",
+    "delivery": "end to end: intended to received",
+    "pacing": "pacing: due to looked at",
+}
+# fmt: off
+CURVE = (0, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
+# fmt: on
+NS_PER_MS = 1e6
+# What `run.json` has from the start of a run.
+ABOUT = {"environment", "durability", "complete", "faults"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """latencies: measure -> of the measured seconds and the others, by when a message was intended.
+    counts: "confirm" and "delivery", by when they came, repeats of deliveries too; "repeat": these.
+    "never": publishes without a confirm, by when they were intended. published: of each publisher.
+    fates: None of a run that was cut short. faults: why the run's numbers are not to be trusted, or what
+    it lost.
+    """
+
+    folder: Path
+    profile: Profile
+    about: dict[str, Any]
+    parts: list[Part]
+    latencies: dict[str, Latencies]
+    counts: dict[str, Counts]
+    fates: Fates | None
+    samples: list[Sample]
+    busy: list[Busy]
+    clients: list[Client] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
+
+    @property
+    def measured(self) -> range:
+        """The seconds that count, by when a message was intended."""
+        if self.profile.load.is_closed:
+            return range(math.ceil(self.measured_s))
+        begin = int(self.profile.time.warm_up_s)
+        return range(begin, begin + max(1, int(self.profile.time.measured_s)))
+
+    @property
+    def measured_s(self) -> float:
+        """Of a closed loop from its first message to its last confirm."""
+        if self.profile.load.is_closed:
+            return self._busy_s(PUBLISHER)
+        return float(len(self.measured))
+
+    def _busy_s(self, kind: str) -> float:
+        return max((part.busy_s for part in self.parts if part.kind == kind), default=0.0)
+
+    def bins(self, measure: str, broker: str | None = None) -> Bins:
+        return self.latencies[measure].whole(self.measured, broker)
+
+    def rates(self, measure: str) -> dict[str, list[int]]:
+        """broker -> confirms, or deliveries, in each second of the whole load."""
+        return self.counts[measure].by_broker()
+
+    def came(self, measure: str) -> int:
+        """Confirms, or first deliveries, in the measured part; of a closed loop all of them."""
+        within = None if self.profile.load.is_closed else self.measured
+        repeats = self.counts["repeat"].total(within) if measure == "delivery" else 0
+        return self.counts[measure].total(within) - repeats
+
+    def never(self, within: range | None = None) -> int:
+        """Publishes that were not confirmed, intended in these seconds; None: in the measured ones."""
+        if within is None and self.profile.load.is_closed:
+            return self.counts["never"].total()
+        return self.counts["never"].total(within if within is not None else self.measured)
+
+    def silence_s(self, within: range | None = None) -> float | None:
+        """The longest time in which a publisher waited for a confirm and had none, in these seconds.
+
+        None: in the measured ones; the answer is None where nobody wrote it down.
+        """
+        seconds = within if within is not None else self.measured
+        window = (seconds.start * SECOND_NS, seconds.stop * SECOND_NS)
+        found = [each.silence_ns(*window) for each in self.published]
+        known = [each for each in found if each is not None]
+        return max(known) / SECOND_NS if known else None
+
+    @property
+    def per_s(self) -> float:
+        """Confirmed messages of the measured part, a second."""
+        return _rate(self.came("confirm"), self.measured_s)
+
+    @property
+    def delivered_per_s(self) -> float:
+        """The same of deliveries; of a closed loop until the last one."""
+        closed = self.profile.load.is_closed
+        return _rate(self.came("delivery"), self._busy_s(CONSUMER) if closed else self.measured_s)
+
+    @property
+    def earlier(self) -> int:
+        """Deliveries of messages that a run before this one had left."""
+        return sum(part.earlier for part in self.parts)
+
+    @property
+    def faults(self) -> list[str]:
+        return [
+            *self.about["faults"],
+            *bottlenecks(self.clients),
+            *(self.fates.faults if self.fates else []),
+            *self._lacking,
+        ]
+
+    @property
+    def _lacking(self) -> list[str]:
+        """Name what a whole run has and this one lacks; a steady state only of a run without disturbances."""
+        if not self.came("confirm"):
+            return ["nothing was confirmed in the measured part"]
+        if self.fates is None:
+            return []
+        found = []
+        if open_ends := self.fates.published - self.fates.confirmed:
+            found.append(f"{plural(open_ends, 'publish')} did not end confirmed")
+        if not self.profile.load.is_closed:
+            found += self._behind
+        if self._is_even and not self.profile.disturbances:
+            totals = [sum(each) for each in zip(*self.rates("confirm").values(), strict=True)]
+            found += unsteady(totals[self.measured.start : self.measured.stop])
+        return found
+
+    @property
+    def _behind(self) -> list[str]:
+        load, confirmed = self.profile.load, self.came("confirm")
+        waits_for_consumers = not load.consumers or load.consume_from_s > 0
+        subscriptions = 0 if waits_for_consumers else self.profile.messages.subscriptions
+        intended = sum(self.bins("pacing").values())
+        expected, delivered = confirmed * subscriptions, self.came("delivery")
+        return behind(intended, confirmed, expected, delivered, self.measured_s)
+
+    @property
+    def _is_even(self) -> bool:
+        """Tell whether the schedule itself has a steady rate."""
+        return isinstance(self.profile.load.schedule, Constant | Poisson)
+
+    @property
+    def brokers(self) -> dict[str, dict[str, Any]]:
+        """broker -> what it cost in the measured part; of a closed loop from the first look to the last.
+
+        What brokers do after the last confirm, deliveries above all, is of the messages too. messages_cpu_s:
+        what the messages cost; None, and cpu_us too, where the measured part is too short to tell, or nobody
+        looked at the broker in it.
+        """
+        begin_s = float(self.measured.start)
+        window = (begin_s, begin_s + self.measured_s)
+        if self.profile.load.is_closed:
+            times = [each.at_s for each in self.samples]
+            window = (min(times, default=0.0), max(times, default=0.0))
+        found = sampling.totals(self.samples, *window)
+        confirmed = self.rates("confirm")
+        for broker, each in found.items():
+            count = sum(confirmed.get(broker, [])[self.measured.start : self.measured.stop])
+            each["confirmed"] = count
+            # Of the same time, also where a little of it was not seen.
+            cpu_s = each["cpu_s"] / each["seconds"] * (window[1] - window[0])
+            is_seen = each["memory_mib"] is not None
+            is_told = is_seen and self.measured_s >= sampling.CPU_LEAST_S
+            each["messages_cpu_s"] = cpu_s if is_told else None
+            each["cpu_us"] = cpu_s / count * 1e6 if count and is_told else None
+        return found
+
+    @property
+    def machine(self) -> Usage | None:
+        """Of the measured part; None where nobody looked."""
+        brokers = self.brokers.values()
+        return usage(
+            self.busy,
+            self.measured,
+            cores=self.about["environment"]["cores"],
+            brokers=sum(each["cpu_s"] / each["seconds"] for each in brokers),
+            clients=sum(each.cpu_share for each in self.clients),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile.as_json(),
+            **self.about,
+            "faults": self.faults,
+            "measured_s": self.measured_s,
+            "confirmed_per_s": self.per_s,
+            "delivered_per_s": self.delivered_per_s,
+            "percentiles_ms": {
+                measure: percentiles(self.bins(measure)) for measure in self.latencies
+            },
+            "by_broker_ms": {
+                broker: percentiles(self.bins("confirm", broker))
+                for broker in self.rates("confirm")
+            },
+            "never_confirmed": self.never(),
+            "longest_silence_s": self.silence_s(),
+            "below_zero": {name: each.below_zero for name, each in self.latencies.items()},
+            "fates": self.fates.as_json() if self.fates else None,
+            "of_an_earlier_run": self.earlier,
+            "clients": [
+                {
+                    "name": each.name,
+                    "cpu_share": each.cpu_share,
+                    "seconds": part.measured_s,
+                    "per_process": each.per_process,
+                    "pacing_p99_ms": each.pacing_p99_ms,
+                    "intended": each.intended,
+                    "unsent": each.unsent,
+                    "waited": each.waited,
+                }
+                for each, part in zip(self.clients, self.parts, strict=True)
+            ],
+            "brokers": self.brokers,
+            "machine": asdict(machine) if (machine := self.machine) else None,
+            "rates": {measure: self.rates(measure) for measure in ("confirm", "delivery")},
+        }
+
+    def save(self) -> None:
+        """result.json, and a log of histograms per second for each measure."""
+        write_atomically(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
+        for name, latencies in self.latencies.items():
+            _write_log(self.folder / f"{name}.hlog", latencies)
+
+
+def gather(folder: Path) -> Result:
+    """Read a run's folder. Raises InputInvalid when it is none.
+
+    Of a run that was cut short what is there: parts of processes that came to their end.
+    """
+    try:
+        about = json.loads((folder / RUN).read_text())
+        profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
+    except OSError as fault:
+        said = f"{Path(fault.filename or folder).name}: {fault.strerror}"
+        raise InputInvalid(f"{folder}: not the folder of a run: {said}") from fault
+    except ValueError as fault:
+        raise InputInvalid(f"{folder}: not the folder of a run: {fault}") from fault
+    if not isinstance(about, dict) or not about.keys() >= ABOUT:
+        raise InputInvalid(f"{folder}: not the folder of a run: {RUN} is not of a run")
+    if about.get("outside"):
+        raise InputInvalid(f"{folder}: of a load of its own, which has no parts to gather")
+    parts = read_parts(folder)
+    if broken := unreadable(folder, about.get("parts", ())):
+        about |= {"complete": False, "faults": [*about["faults"], *broken]}
+    latencies = {measure: Latencies(0) for measure in MEASURES}
+    counts = {measure: Counts(0) for measure in ("confirm", "delivery")}
+    for part in parts:
+        counts["confirm" if part.kind == PUBLISHER else "delivery"].merge(part.counts)
+        for measure, rows in part.latencies.items():
+            latencies[measure].merge(rows)
+            latencies[measure].below_zero += part.below_zero[measure]
+    published, received = read_published(folder, parts), read_received(folder, parts)
+    counts |= {"never": Counts(0), "repeat": Counts(0)}
+    for each in published.values():
+        counts["never"].add("", each.unconfirmed_ns)
+    counts["repeat"].add("", repeats_ns(received))
+    topics = profile.messages.topics
+    outcomes = {publisher: each.outcomes for publisher, each in published.items()}
+    fates = judge(outcomes, received, lambda publisher: topic_of(publisher, topics))
+    return Result(
+        folder=folder,
+        profile=profile,
+        about=about,
+        parts=parts,
+        latencies=latencies,
+        counts=counts,
+        # Of a part of the messages nobody can say that the others are lost.
+        fates=fates if about["complete"] else None,
+        samples=_sampled(folder / SAMPLES, Sample, about),
+        busy=_sampled(folder / MACHINE, Busy, about),
+        clients=[_client(part, profile) for part in parts],
+        published=list(published.values()),
+    )
+
+
+def _sampled(path: Path, kind: type[Row], about: dict[str, Any]) -> list[Row]:
+    """A file that is spoilt is a fault of the run, and nothing of it counts."""
+    try:
+        return sampling.load(path, kind)
+    except InputInvalid as fault:
+        about["faults"] = [*about["faults"], str(fault)]
+        return []
+
+
+def percentiles(bins: Mapping[int, int]) -> dict[str, float]:
+    """p50 -> ms, as far as the count supports it: one sample lies beyond, or it is the maximum."""
+    total = sum(bins.values())
+    if not total:
+        return {}
+    made = histogram(bins)
+    return {
+        f"p{each:g}": made.get_value_at_percentile(each) / NS_PER_MS
+        for each in CURVE
+        if each == 100 or total * (100 - each) / 100 >= 1
+    } | {"samples": total}
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
+
+
+def _client(part: Part, profile: Profile) -> Client:
+    warm_s, time = profile.time.warm_up_s, profile.time
+    rows = [row for row in part.latencies.get("pacing", []) if int(str(row["second"])) >= warm_s]
+    pacing = summed(_bins(row) for row in rows)
+    p99 = histogram(pacing).get_value_at_percentile(99) / NS_PER_MS if pacing else 0.0
+    return Client(
+        name=part.name,
+        cpu_share=part.cpu_s / part.measured_s if part.measured_s else 0.0,
+        pacing_p99_ms=p99,
+        intended=part.intended if part.kind == PUBLISHER else 0,
+        unsent=max(0, part.intended - part.sent),
+        per_process=part.per_process,
+        waited=part.waited_s / (time.warm_up_s + time.measured_s),
+    )
+
+
+def _bins(row: Mapping[str, Any]) -> Bins:
+    return {int(index): int(count) for index, count in row["bins"]}
+
+
+def _write_log(path: Path, latencies: Latencies) -> None:
+    """In HdrHistogram's own format, a line per second; values in ns."""
+    seconds = sorted({second for second, _ in latencies.bins})
+    with path.open("w") as file:
+        log = HistogramLogWriter(file)
+        log.output_log_format_version()
+        log.output_base_time(0)
+        log.output_legend()
+        for second in seconds:
+            made = histogram(latencies.whole(range(second, second + 1)))
+            made.set_start_time_stamp(second * 1000)
+            made.set_end_time_stamp((second + 1) * 1000)
+            log.output_interval_histogram(made, max_value_unit_ratio=1)

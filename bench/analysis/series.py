@@ -1,0 +1,151 @@
+"""Many runs, one after the other, and in whole rounds: an interrupted series goes on where it ended.
+
+What is there already is not done again. Runs that follow each other on the same system share one start of
+it. What is there counts only when its profile is the one that is wanted; what is of another one is refused,
+and never removed. In rounds, what disturbs the machine meets all lines of a workload.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.result import RESULT
+from bench.analysis.verdict import is_of_load
+from bench.environment import commit
+from bench.errors import InputInvalid
+from bench.harness.interface import Running, started
+from bench.harness.worker import PROFILE
+from bench.load.profile import Profile, unlike
+
+__all__ = [
+    "Results",
+    "Run",
+    "Step",
+    "carry_out",
+    "had",
+    "in_rounds",
+    "middle",
+    "samples",
+    "trusted",
+    "turns_of",
+]
+
+Run = Callable[[Profile, Path, Running], dict[str, Any]]
+Results = dict[str, dict[str, Any]]
+"""Name of a step -> what its ``result.json`` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run. name: of its folder."""
+
+    name: str
+    profile: Profile
+
+
+def carry_out(
+    steps: Sequence[Step], place: Path, network: str, run: Run, say: Callable[[str], None]
+) -> Results:
+    """Do each step in its own folder below `place`. Raises what `run` raises; what is done stays.
+
+    Raises InputInvalid, before anything is done, when a folder is of another profile.
+    """
+    found = had(steps, place)
+    for line in _of_other_commits(found, commit()):
+        say(line)
+    for _, some in itertools.groupby(steps, key=lambda step: step.profile.system):
+        wanted = [step for step in some if step.name not in found]
+        if wanted:
+            with started(wanted[0].profile, network, say) as running:
+                for step in wanted:
+                    if (folder := place / step.name).exists():
+                        say(f"{step.name}: was cut short, and is done again")
+                        shutil.rmtree(folder)
+                    found[step.name] = run(step.profile, folder, running)
+                    rate = found[step.name]["confirmed_per_s"]
+                    say(f"{step.name}: {rate:,.0f} confirmed a second")
+    return {step.name: found[step.name] for step in steps}
+
+
+def had(steps: Sequence[Step], place: Path) -> Results:
+    """Of the steps that came to their end before. Raises InputInvalid for a folder of something else."""
+    found = {step.name: _had(place / step.name, step.profile) for step in steps}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def _had(folder: Path, wanted: Profile) -> dict[str, Any] | None:
+    """None when there is no run, or it was cut short."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    try:
+        profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
+    except (OSError, ValueError, InputInvalid) as fault:
+        raise InputInvalid(f"{folder}: has something that is no run; use another --dir") from fault
+    if differences := unlike(profile, wanted, free=()):
+        raise InputInvalid(
+            f"{folder}: has a run of another profile, use another --dir: {'; '.join(differences)}"
+        )
+    try:
+        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if found.get("complete") else None
+
+
+def _of_other_commits(found: Results, now: str) -> list[str]:
+    """In words, what of it another version of the code has measured."""
+    names: dict[str, list[str]] = {}
+    for name, result in found.items():
+        names.setdefault(str(result["environment"]["commit"]), []).append(name)
+    return [
+        f"of commit {was}, and now it is {now}: {', '.join(some)}"
+        for was, some in names.items()
+        if was != now
+    ]
+
+
+Turn = Mapping[str, Any]
+
+
+def in_rounds(steps: Sequence[Step], repeat: int) -> list[Step]:
+    """All of them, and all of them again; of the second round on with its number behind the name."""
+    return [
+        Step(_named(step.name, number), step.profile) for number in range(repeat) for step in steps
+    ]
+
+
+def turns_of(results: Mapping[str, Turn], name: str) -> list[Turn]:
+    """The runs of one line, in their order; none when it was not run."""
+    names = (_named(name, number) for number in itertools.count())
+    return [results[each] for each in itertools.takewhile(results.__contains__, names)]
+
+
+def trusted(turns: Iterable[Turn]) -> list[Turn]:
+    """Those that the load was not too slow for; none where the system failed in one of them.
+
+    A figure of the turns that went well alone would be of luck.
+    """
+    own = [turn for turn in turns if not any(map(is_of_load, turn["faults"]))]
+    return [] if any(turn["faults"] for turn in own) else own
+
+
+def _named(name: str, number: int) -> str:
+    return name if number == 0 else f"{name}-{number + 1}"
+
+
+def samples(values: Iterable[float | None]) -> tuple[float, ...]:
+    """Take the values of the turns that know theirs."""
+    return tuple(float(value) for value in values if value is not None)
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is known; None of nothing."""
+    known = samples(values)
+    return statistics.median(known) if known else None

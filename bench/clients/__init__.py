@@ -1,0 +1,1 @@
+"""Clients: each system that can be measured, its brokers started and its client under load."""

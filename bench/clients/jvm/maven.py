@@ -1,0 +1,136 @@
+"""Programs in Java, from Maven Central: fetched once, by Maven itself, into ``.cache`` of the checkout.
+
+Nothing is fetched before it is used; ``python -m bench fetch NAME`` does it ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import click
+
+from bench.errors import BenchError
+
+__all__ = ["ARTEMIS", "KAFKA", "PACKAGES", "PERF_TEST", "Package", "fetch", "pom"]
+
+CACHE = Path(__file__).resolve().parents[3] / ".cache"
+PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+FETCH_WITHIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """artifacts: ``group:artifact:version``; what they depend on comes along."""
+
+    name: str
+    version: str
+    artifacts: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return CACHE / f"{self.name}-{self.version}"
+
+    @property
+    def classpath(self) -> str:
+        return f"{self.folder}/*"
+
+    @property
+    def is_here(self) -> bool:
+        return self.folder.is_dir()
+
+    def missing(self) -> str:
+        """Say why it cannot be run here, "" when it can, once it is fetched."""
+        if not shutil.which("java"):
+            return "java is not installed: apt-get install openjdk-17-jre-headless"
+        if not self.is_here and not shutil.which("mvn"):
+            return "maven is not installed: apt-get install maven"
+        return ""
+
+    def fetch(self) -> Path:
+        """The folder with its jars, filled on the first call. Raises BenchError."""
+        if reason := self.missing():
+            raise BenchError(f"{self.name}: {reason}")
+        if self.is_here:
+            return self.folder
+        # Only what is whole gets the name; two that fetch at once do not mix.
+        fresh = self.folder.with_name(f".{self.folder.name}-{os.getpid()}")
+        try:
+            fresh.mkdir(parents=True)
+            file = fresh / "pom.xml"
+            file.write_text(pom(self))
+            _run(
+                self.name,
+                ["mvn", "-q", "-B", "-f", str(file), PLUGIN, f"-DoutputDirectory={fresh}"],
+            )
+            if not self.is_here:
+                fresh.rename(self.folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        return self.folder
+
+
+PERF_TEST = Package("perf-test", "2.22.1", ("com.rabbitmq:perf-test:2.22.1",))
+# slf4j-simple: the one logger that needs no file; what is wrong is then said on stderr.
+KAFKA = Package(
+    "kafka",
+    "4.1.2",
+    (
+        "org.apache.kafka:kafka_2.13:4.1.2",
+        "org.apache.kafka:kafka-tools:4.1.2",
+        "org.slf4j:slf4j-simple:1.7.36",
+    ),
+)
+ARTEMIS = Package(
+    "artemis",
+    "2.40.0",
+    (
+        "org.apache.activemq:artemis-cli:2.40.0",
+        "org.apache.activemq:artemis-stomp-protocol:2.40.0",
+        "org.slf4j:slf4j-simple:2.0.17",
+    ),
+)
+PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS)}
+
+
+@click.command(
+    epilog="Example: python -m bench fetch kafka",
+    short_help="Fetch a system written in Java, through Maven.",
+)
+@click.argument("name", type=click.Choice(sorted(PACKAGES)))
+def fetch(name: str) -> None:
+    """Fetch a system written in Java, through Maven, into .cache; a run does it by itself at first use."""
+    click.echo(PACKAGES[name].fetch())
+
+
+def pom(package: Package) -> str:
+    """A project that is nothing but its dependencies."""
+    dependencies = "".join(
+        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
+            *map(escape, artifact.split(":"))
+        )
+        for artifact in package.artifacts
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        f"<groupId>messagebus</groupId><artifactId>{escape(package.name)}</artifactId>"
+        f"<version>1</version><packaging>pom</packaging>"
+        f"<dependencies>{dependencies}</dependencies></project>\n"
+    )
+
+
+def _run(name: str, argv: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=FETCH_WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired as fault:
+        raise BenchError(f"{name}: not fetched within {FETCH_WITHIN_S:.0f} s") from fault
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise BenchError(f"{name}: cannot be fetched: {said[-1] if said else 'Maven said nothing'}")

@@ -1,0 +1,161 @@
+"""A native RabbitMQ cluster: the same nodes, joined, with queues that have a member on every node.
+
+Each client connects to one node, publisher and consumer n to node n modulo their count, without a
+balancer between; messages cross from node to node wherever the leader of a queue is another one. The
+client is messagebus' own in both cases, so what is compared are the brokers. ``fsync`` means quorum
+queues, ``page-cache`` classic queues mirrored to all nodes (policy ha-mode all), where the version has
+them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from bench.clients import messagebus, rabbitmq
+from bench.errors import BenchError
+from bench.faults import Fault
+from bench.harness.interface import Where
+from bench.harness.sampling import Probe
+from bench.load.profile import Profile, places
+from messagebus import BusConfig, Subscription, Topic, declare
+from messagebus.topology import with_options
+from ops.commands.broker import epmd_environment
+from ops.local.cluster import LocalCluster
+from ops.local.parts import agent_part
+from ops.local.secrets import ADMIN
+
+__all__ = ["Native", "Receiver", "Sender", "durability", "started"]
+
+NODES = "BENCH_NODES"
+NAME = "native-cluster"
+CALL_WITHIN_S = 60.0
+# The management API tells of them at its next statistics interval.
+MEMBERS_WITHIN_S = 15.0
+POLL_S = 0.2
+MIRRORED = {"pattern": "^mb", "apply-to": "queues", "definition": {"ha-mode": "all"}}
+
+
+def durability(profile: Profile) -> str:
+    nodes = profile.system.brokers
+    return {
+        "fsync": f"fsynced by {nodes // 2 + 1} of {nodes} nodes before the confirm (quorum queues with "
+        "a member on each)",
+        "page-cache": f"handed to the operating systems of all {nodes} nodes before the confirm "
+        "(mirrored classic queues)",
+    }[profile.system.durability]
+
+
+class Native:
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._nodes = [cluster.node(name).broker for name in cluster.names]
+
+    def env(self) -> Mapping[str, str]:
+        """Clients declare and check by themselves, which needs the rights of the admin."""
+        return {
+            NODES: " ".join(self._nodes),
+            "MESSAGEBUS_USER": "admin",
+            "MESSAGEBUS_PASSWORD_FILE": str(self._cluster.layout.secret(ADMIN)),
+        }
+
+    def declare(self, profile: Profile) -> None:
+        level = profile.system.durability
+        options = {} if level == "fsync" else {"durability": level}
+        names = [f"{topic}/{subscription}" for topic, subscription in places(profile)]
+        wanted = [with_options(name, options) for name in names]
+        declare(BusConfig.from_env(_at(self.env(), 0)), wanted)
+        self._check_members(profile)
+
+    def _check_members(self, profile: Profile) -> None:
+        """Raises BenchError unless every queue of the run soon has all its members."""
+        of, others = ("members", 0) if profile.system.durability == "fsync" else ("slave_nodes", 1)
+        names = {Subscription(Topic(t), s).amqp_queue for t, s in places(profile)}
+        until_s, lacking = time.monotonic() + MEMBERS_WITHIN_S, names
+        while lacking:
+            if time.monotonic() > until_s:
+                raise BenchError(f"not on every node: {', '.join(sorted(lacking))}")
+            time.sleep(POLL_S)
+            with self._cluster.management(self._cluster.names[0]) as management:
+                queues = management.get("/api/queues").raise_for_status().json()
+            whole = [q for q in queues if len(q.get(of, [])) + others == len(self._nodes)]
+            lacking = names - {queue["name"] for queue in whole}
+
+    def probes(self) -> list[Probe]:
+        return rabbitmq.Standalone(self._cluster).probes()
+
+    def about(self) -> Mapping[str, Any]:
+        return {
+            "nodes": f"{len(self._nodes)} RabbitMQ in one native cluster",
+            "path": "each client to one node, by turns; no balancer",
+        }
+
+    def fault(self, name: str, number: int) -> Fault:
+        return rabbitmq.Standalone(self._cluster).fault(name, number)
+
+
+@contextmanager
+def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Native]:
+    """Standalone nodes are started as always, then lose balancer and agents, and join the first."""
+    with rabbitmq.started(profile, network, say) as running:
+        cluster = running.cluster
+        cluster.stop("haproxy")
+        for name in cluster.names:
+            cluster.stop(agent_part(name))
+        for name in cluster.names[1:]:
+            _join(cluster, name)
+        with cluster.management(cluster.names[0]) as management:
+            # Of all nodes: a client cannot tell by the name which one it is at.
+            management.put("/api/cluster-name", json={"name": NAME}).raise_for_status()
+            if profile.system.durability == "page-cache":
+                management.put("/api/policies/%2F/mirrored", json=MIRRORED).raise_for_status()
+        yield Native(cluster)
+
+
+def _join(cluster: LocalCluster, name: str) -> None:
+    """As ``rabbitmqctl stop_app; reset; join_cluster; start_app`` do, without their start-up."""
+    first = cluster.node(cluster.names[0]).node_name
+    for call in (
+        "rabbit stop []",
+        "rabbit_mnesia reset []",
+        f"rabbit_mnesia join_cluster ['{first}', disc]",
+        "rabbit start []",
+    ):
+        node = cluster.node(name)
+        done = subprocess.run(
+            ["erl_call", "-timeout", str(int(CALL_WITHIN_S)), "-n", node.node_name, "-a", call],
+            env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
+            capture_output=True,
+            timeout=CALL_WITHIN_S,
+            check=False,
+        )
+        if done.stdout != b"ok":
+            raise BenchError(f"{name}: {call}: {(done.stdout + done.stderr).decode().strip()}")
+
+
+def _at(env: Mapping[str, str], number: int) -> dict[str, str]:
+    """The environment of client `number`: its own node."""
+    nodes = env[NODES].split()
+    return {**env, "MESSAGEBUS_BROKER": nodes[number % len(nodes)]}
+
+
+def _where(where: Where) -> Where:
+    return dataclasses.replace(where, env=_at(where.env, where.number))
+
+
+class Sender(messagebus.Sender):
+    """Of one node."""
+
+    def __init__(self, profile: Profile, where: Where) -> None:
+        super().__init__(profile, _where(where))
+
+
+class Receiver(messagebus.Receiver):
+    """Of one node."""
+
+    def __init__(self, profile: Profile, where: Where) -> None:
+        super().__init__(profile, _where(where))

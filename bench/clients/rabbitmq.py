@@ -1,0 +1,112 @@
+"""Standalone RabbitMQ nodes behind HAProxy, with their agents: what messagebus runs on.
+
+The clients of one broker alone are measured on one such node, without HAProxy between.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError
+from bench.faults import FAULTS, Fault, fault_of
+from bench.harness.sampling import Probe
+from bench.load.profile import Profile, places
+from messagebus import BusConfig, declare
+from messagebus.topology import GATE, with_options
+from ops.local.cluster import LocalCluster
+
+__all__ = ["COLUMNS", "DURABILITY", "Standalone", "started", "started_direct"]
+
+# Of the clients of one node.
+DURABILITY = "fsynced by one broker before the confirm (quorum queue of one member)"
+# With its name, a queue that has no statistics yet is an object too.
+COLUMNS = "name,messages_ready,messages_unacknowledged"
+
+
+class Standalone:
+    """direct: clients connect to the first node and not to the balancer."""
+
+    def __init__(self, cluster: LocalCluster, *, direct: bool = False) -> None:
+        self.cluster = cluster
+        self._direct = direct
+
+    def env(self) -> Mapping[str, str]:
+        env = self.cluster.client_env()
+        if self._direct:
+            env["MESSAGEBUS_BROKER"] = self.cluster.node(self.cluster.names[0]).broker
+        return env
+
+    def declare(self, profile: Profile) -> None:
+        """Topics and subscriptions of the run, on every broker, with its durability."""
+        level = profile.system.durability
+        options = {} if level == "fsync" else {"durability": level}
+        names = [f"{topic}/{subscription}" for topic, subscription in places(profile)]
+        topics = {topic for topic, _ in places(profile)}
+        wanted = [with_options(name, options) for name in (*sorted(topics), *names)]
+        declare(BusConfig.from_env(self.cluster.client_env()), wanted)
+
+    def probes(self) -> list[Probe]:
+        found = []
+        for name in self.cluster.names:
+            process = self.cluster.process_of(name)
+            if process is not None:
+                broker = self.cluster.node(name).broker
+                found.append(Probe(broker, process.pid, _counts(self.cluster, name)))
+        return found
+
+    def about(self) -> Mapping[str, Any]:
+        path = "to the first node" if self._direct else "through HAProxy"
+        return {"nodes": f"{len(self.cluster.names)} standalone RabbitMQ", "path": path}
+
+    def fault(self, name: str, number: int) -> Fault:
+        if name not in FAULTS:
+            raise BenchError(f"no fault {name!r}: one of {', '.join(FAULTS)}")
+        return fault_of(name, self.cluster, self.cluster.names[number - 1])
+
+
+@contextmanager
+def started(
+    profile: Profile, network: str, say: Callable[[str], None], *, direct: bool = False
+) -> Iterator[Standalone]:
+    """A cluster of the profile's brokers, gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
+    cluster = LocalCluster(folder / "cluster", profile.system.brokers, network=network, say=say)
+    try:
+        cluster.up()
+        yield Standalone(cluster, direct=direct)
+    finally:
+        cluster.down(wipe=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def started_direct(
+    profile: Profile, network: str, say: Callable[[str], None]
+) -> Iterator[Standalone]:
+    """The same for a client that knows one broker."""
+    with started(profile, network, say, direct=True) as running:
+        yield running
+
+
+def _counts(cluster: LocalCluster, name: str) -> Callable[[], Mapping[str, int]]:
+    def ask() -> Mapping[str, int]:
+        with cluster.management(name) as management:
+            queues = management.get("/api/queues", params={"columns": COLUMNS}).raise_for_status()
+            nodes = management.get("/api/nodes").raise_for_status().json()
+        rows = [row for row in queues.json() if row["name"] != GATE]
+        own = cluster.node(name).node_name
+        (node,) = [each for each in nodes if each["name"] == own]
+        # The broker's own count, of quorum queues' log too: 4,949 where strace saw 4,954. It is some
+        # seconds old.
+        syncs = {"syncs": int(node["io_sync_count"])} if "io_sync_count" in node else {}
+        return syncs | {
+            "ready": sum(int(row.get("messages_ready", 0)) for row in rows),
+            "unacked": sum(int(row.get("messages_unacknowledged", 0)) for row in rows),
+        }
+
+    return ask

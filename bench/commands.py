@@ -1,0 +1,468 @@
+"""The commands ``run``, ``report``, ``compare``, ``knee`` and ``overhead``, and the named workloads.
+
+A workload is more than one run: its steps, its summary, its figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.analysis import report as reports
+from bench.analysis.compare import (
+    PAIRS_MIN,
+    about_arm,
+    are_by_turns,
+    paired_steps,
+    profile_of_arm,
+    read_arm,
+    refuse_unlike,
+    refuse_unlike_machines,
+    told,
+)
+from bench.analysis.compare import compare as compare_results
+from bench.analysis.outside import conduct_outside, read_outside, write_outside
+from bench.analysis.result import Result, gather
+from bench.analysis.series import Results, Step, carry_out, had
+from bench.analysis.summary import Told, page
+from bench.analysis.tables import columns_here
+from bench.environment import CHECKOUT, describe, load_average
+from bench.errors import BenchError, DoesNotHold, InputInvalid
+from bench.figures.cli import RESULTS, keep
+from bench.figures.form import Figure
+from bench.harness.coordinator import conduct, made, made_empty
+from bench.harness.interface import Running, durability, started
+from bench.load.profile import Profile
+from bench.load.schedule import Constant
+from bench.load.systems import SYSTEMS
+from bench.manifest import write_atomically
+from bench.workloads import overhead as overheads
+from bench.workloads import peers, predecessor
+from bench.workloads.knee import Knee, fault_of
+from bench.workloads.latency_and_fan_in import (
+    MATRIX,
+    fan_in_figures,
+    fan_in_steps,
+    fan_in_told,
+    matrix_figures,
+    matrix_steps,
+    matrix_told,
+)
+from ops.local.layout import DEFAULT_NETWORK
+
+__all__ = ["COMMANDS", "WORKLOADS", "Workload", "measured"]
+
+ResultOfStep = Mapping[str, Mapping[str, Any]]
+Load = Callable[[str], Profile]
+"""A profile of ours, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """steps: of profiles, repetitions, and the part of everything that is done (10: a tenth).
+
+    told: of results and repetitions; figures: of these and the command that repeats them.
+    """
+
+    steps: Callable[[Load, int, int], Sequence[Step]]
+    told: Callable[[ResultOfStep, int], Told]
+    figures: Callable[[ResultOfStep, int, str], Iterable[Figure]]
+
+
+def _seed(name: str) -> Workload:
+    return Workload(
+        steps=lambda load, repeat, part: predecessor.steps(load(name), repeat, part=part),
+        told=lambda results, repeat: predecessor.told(name, results, repeat),
+        figures=lambda results, repeat, command: predecessor.figures(
+            name, results, repeat, command
+        ),
+    )
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "seed-s1": _seed("seed-s1"),
+    "seed-s2": _seed("seed-s2"),
+    "latency-matrix": Workload(
+        steps=lambda load, repeat, part: matrix_steps(map(load, MATRIX), repeat, part),
+        told=lambda results, _repeat: matrix_told(results),
+        figures=lambda results, _repeat, command: matrix_figures(results, command),
+    ),
+    "fan-in": Workload(
+        steps=lambda load, repeat, part: fan_in_steps(load("fan-in"), repeat, part),
+        told=lambda results, _repeat: fan_in_told(results),
+        figures=lambda results, _repeat, command: fan_in_figures(results, command),
+    ),
+    "peers": Workload(
+        steps=lambda load, repeat, part: peers.steps(
+            load("peers"), load("peers-full"), repeat, part
+        ),
+        told=lambda results, _repeat: peers.told(results),
+        figures=lambda results, _repeat, command: peers.figures(results, command),
+    ),
+}
+
+
+PROFILES = CHECKOUT / "bench" / "profiles"
+OVERHEAD_MESSAGES = 200_000
+
+
+def profile_of(named: str) -> Profile:
+    """Of a file, or of one of ours by its name. Raises InputInvalid."""
+    path = Path(named)
+    if not path.suffix and (PROFILES / f"{named}.toml").exists():
+        path = PROFILES / f"{named}.toml"
+    elif not path.exists():
+        known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.toml")))
+        raise InputInvalid(f"no profile {named!r}: a TOML file, or one of {known}")
+    return Profile.load_file(path)
+
+
+@click.command(
+    epilog="Example: python -m bench run steady --dir out/steady",
+    short_help="Measure what PROFILE says.",
+)
+@click.argument("profile")
+@click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/NAME-time.")
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="So often."
+)
+@click.option(
+    "--part",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of a workload: 10 sends a tenth of its messages, or for a tenth of its time.",
+)
+@click.option("--name", help="Of a results file that keeps the figures of a workload.")
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def run(
+    profile: str,
+    system: str | None,
+    folder: Path | None,
+    repeat: int,
+    part: int,
+    name: str | None,
+    network: str,
+) -> None:
+    """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
+
+    seed-s1, seed-s2, latency-matrix, fan-in and peers are workloads of several runs; with --dir they go on
+    where they were interrupted.
+
+    Exit code 7: the numbers are not to be trusted, and why is on the first lines of the report.
+    """
+    place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if profile in WORKLOADS and system is None:
+        made(place)
+        results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
+    else:
+        if part > 1 or name:
+            raise InputInvalid(
+                f"--part, --name: of a workload alone, without --system: {', '.join(WORKLOADS)}"
+            )
+        wanted = with_system(profile_of(profile), system)
+        numbers = [f"{number + 1:02}" for number in range(repeat)] if repeat > 1 else [""]
+        folders = [made_empty(place / each) for each in numbers]
+        with started(wanted, network, click.echo) as running:
+            results = [reported(wanted, each, running) for each in folders]
+    if faults := [fault for result in results for fault in result["faults"]]:
+        raise DoesNotHold("; ".join(faults))
+
+
+def work_through(
+    name: str, place: Path, network: str, *, repeat: int, part: int, name_of_file: str | None
+) -> list[dict[str, Any]]:
+    """A workload of several runs, with what it says in all."""
+    workload = WORKLOADS[name]
+    steps = workload.steps(profile_of, repeat, part)
+    results = carry_out(steps, place, network, reported, click.echo)
+    summarize(name, workload.told(results, repeat), place, list(results))
+    if name_of_file:
+        command = f"python -m bench run {name}"
+        command += f" --repeat {repeat}" if repeat > 1 else ""
+        command += f" --part {part}" if part > 1 else ""
+        # Of the runs, which may be older than this call.
+        first, *_, last = (each["environment"] for each in results.values())
+        after = {**first, "path": "its own", "part": part, "load_after": last["load_after"]}
+        figures = list(workload.figures(results, repeat, command))
+        keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
+    return list(results.values())
+
+
+def summarize(title: str, told_of: Told, place: Path, runs: Sequence[str]) -> None:
+    """Print the summary of several runs, and write it beside their folders."""
+    (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
+    write_atomically(place / "summary.html", page(title, told_of, place, runs))
+    click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
+
+
+def with_system(profile: Profile, name: str | None) -> Profile:
+    """The same load on another system, on as many of its brokers as that one has. Raises InputInvalid."""
+    if name is None:
+        return profile
+    brokers = min(profile.system.brokers, SYSTEMS[name].brokers_max)
+    system = dataclasses.replace(profile.system, name=name, brokers=brokers)
+    other = dataclasses.replace(profile, system=system)
+    if faults := other.faults():
+        raise InputInvalid("; ".join(faults))
+    return other
+
+
+@click.command(
+    epilog="Example: python -m bench report out/steady",
+    short_help="Make the report of a run again from its files.",
+)
+@click.argument("folder", type=click.Path(path_type=Path))
+def report(folder: Path) -> None:
+    """Make the report of a run again from its files; of one that was cut short, of what is there."""
+    if (found := read_outside(folder)) is not None:
+        click.echo(write_outside(found, folder))
+        faults = found["faults"]
+    else:
+        result = saved(folder)
+        faults = result.faults
+        show(result)
+    if faults:
+        raise DoesNotHold("; ".join(faults))
+
+
+@click.command(
+    epilog="Example: python -m bench compare one.toml other.toml --repeat 5",
+    short_help="Run two profiles by turns, and compare them.",
+)
+@click.argument("first")
+@click.argument("second")
+@click.option(
+    "--repeat", type=click.IntRange(min=PAIRS_MIN), default=5, show_default=True, help="So often."
+)
+@click.option(
+    "--worse-max",
+    "bound",
+    type=click.FloatRange(min=0),
+    default=0.1,
+    show_default=True,
+    help="Part by which the second may be worse.",
+)
+@click.option(
+    "--unlike-durability", is_flag=True, help="Also where a confirm promises something else."
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Goes on where it was interrupted. Default: out/compare-time.",
+)
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def compare(
+    first: str,
+    second: str,
+    repeat: int,
+    bound: float,
+    unlike_durability: bool,
+    folder: Path | None,
+    network: str,
+) -> None:
+    """Run two profiles by turns, or read two folders of results, and say how the second does.
+
+    The profiles may differ in their system's name and brokers alone. A pair is left out, and counted, when
+    the load was its limit, or its first run has nothing to compare with. Exit code 7: a regression beyond
+    the bound that is not chance, something that only the first has, or a fault that the second has more
+    often; 2: they cannot be compared.
+    """
+    names = (first, second)
+    if from_folders := Path(first).is_dir() and Path(second).is_dir():
+        a, b = (read_arm(Path(each)) for each in names)
+        wanted = (profile_of_arm(first, a), profile_of_arm(second, b))
+        refuse_unlike(*wanted, any_durability=unlike_durability)
+    else:
+        wanted = (profile_of(first), profile_of(second))
+        refuse_unlike(*wanted, any_durability=unlike_durability)
+        place = made(folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
+        found = one_by_one(paired_steps(*wanted, repeat), place, network)
+        a, b = ([found[name] for name in sorted(found) if name.startswith(arm)] for arm in "ab")
+    refuse_unlike_machines(a, b)
+    compared = compare_results(a, b)
+    for line in (about_arm(first, a), about_arm(second, b), *told(compared, names, bound)):
+        click.echo(line)
+    if from_folders and not are_by_turns(a, b):
+        click.echo("not measured by turns: what was different meanwhile is in the ratios too")
+    if worse := compared.regressions(bound):
+        raise DoesNotHold(f"worse by more than {bound:.0%}: {', '.join(worse)}")
+
+
+def one_by_one(steps: Sequence[Step], place: Path, network: str) -> Results:
+    """Each on a start of its own; one that fails is in the results with its fault, and the next follows."""
+    had(steps, place)
+    found: Results = {}
+    for step in steps:
+        found |= carry_out([step], place, network, or_fault, click.echo)
+    return found
+
+
+def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run, or why there is none."""
+    try:
+        return of_any_load(profile, folder, running)
+    except InputInvalid:
+        raise
+    except BenchError as fault:
+        click.echo(f"{folder.name} failed: {fault}")
+        return {
+            "profile": profile.as_json(),
+            "environment": describe(),
+            "durability": durability(profile),
+            "complete": False,
+            "faults": [str(fault)],
+            "confirmed_per_s": 0.0,
+        }
+
+
+@click.command(
+    epilog="Example: python -m bench knee steady --p99-max-ms 20",
+    short_help="Find the highest rate with latencies in bounds.",
+)
+@click.argument("profile")
+@click.option(
+    "--p99-max-ms", type=click.FloatRange(min=0), default=20.0, show_default=True, help="The bound."
+)
+@click.option(
+    "--top",
+    type=click.FloatRange(min=1),
+    default=100_000.0,
+    show_default=True,
+    help="Highest rate that is tried.",
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Goes on where it was interrupted. Default: out/knee-time.",
+)
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, network: str) -> None:
+    """Find the highest constant rate at which 99 % of PROFILE's messages come within --p99-max-ms.
+
+    Confirms, and deliveries where there are consumers. A rate also fails when the load was held back, or
+    when the client was the bottleneck: then it is the client's knee, and told as such. Each try has a
+    system of its own, so that none meets what another one left; a rate fails when it failed twice, and the
+    answer has held twice.
+    """
+    wanted = profile_of(profile)
+    schedule = wanted.load.schedule
+    if not isinstance(schedule, Constant):
+        raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
+    if SYSTEMS[wanted.system.name].own_load:
+        raise InputInvalid(f"{wanted.system.name}: its load is its own, and has no intended times")
+    if not (math.isfinite(top) and math.isfinite(p99_max_ms) and top >= schedule.rate_per_s):
+        raise InputInvalid(
+            f"--top {top:g}, --p99-max-ms {p99_max_ms:g}: finite numbers, and a top of "
+            f"{schedule.rate_per_s:g} or more, the profile's own rate"
+        )
+    place = made(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
+    search = Knee(first=schedule.rate_per_s, top=top)
+    runs: list[str] = []
+    lines: list[tuple[str, str]] = []
+    while (rate := search.next_rate()) is not None:
+        load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
+        name = f"{rate:010.2f}-{search.count(rate) + 1}"
+        step = Step(name, dataclasses.replace(wanted, load=load))
+        fault = fault_of(one_by_one([step], place, network)[name], p99_max_ms)
+        search.note(rate, fault)
+        runs.append(name)
+        lines.append((f"{rate:,.0f}/s", f"fails: {fault}" if fault else "holds"))
+        click.echo(" ".join(lines[-1]))
+    answer = search.told(p99_max_ms)
+    told_of = Told(title=answer, head=("rate", "how it went"), rows=lines, left=2)
+    summarize(f"knee {profile}", told_of, place, runs)
+    if not search.held:
+        raise DoesNotHold(answer)
+
+
+@click.command(
+    epilog="Example: python -m bench overhead --name measure",
+    short_help="Measure what the harness costs a message.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=100),
+    default=OVERHEAD_MESSAGES,
+    show_default=True,
+    help="So many in all.",
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="So often."
+)
+@click.option("--name", help="Of a results file that keeps the figures.")
+def overhead(messages: int, repeat: int, name: str | None) -> None:
+    """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""
+    environment: dict[str, object] = {**describe(), "path": "no broker"}
+    found = overheads.measure(messages, repeat)
+    figures = overheads.figures(found)
+    for figure in figures:
+        goal = f" (goal {figure.goal})" if figure.goal else ""
+        click.echo(f"{figure.value:6.3f} us  {figure.what}{goal}")
+    if name:
+        after = {**environment, "load_after": load_average()}
+        keep(RESULTS / f"{name}.json", "measure.overhead", figures, after)
+    if missed := [figure.id for figure in figures if figure.met is False]:
+        raise DoesNotHold(f"goals not met: {', '.join(missed)}")
+
+
+def measured(profile: Profile, folder: Path, running: Running) -> Result:
+    """One run on a system that is there, with its report; of one that fails, of what is there."""
+    running.declare(profile)
+    try:
+        conduct(profile, folder, running, click.echo)
+    except InputInvalid:
+        # The folder may be that of another run.
+        raise
+    except (BenchError, KeyboardInterrupt):
+        saved(folder)
+        raise
+    return saved(folder)
+
+
+def saved(folder: Path) -> Result:
+    """Gather a run's folder, and write its result and its report there."""
+    result = gather(folder)
+    result.save()
+    reports.write(result)
+    return result
+
+
+def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run, ours or of a load that is not: what its ``result.json`` has."""
+    if not SYSTEMS[profile.system.name].own_load:
+        return measured(profile, folder, running).as_json()
+    running.declare(profile)
+    found = conduct_outside(profile, folder, running, click.echo)
+    write_outside(found, folder)
+    return found
+
+
+def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
+    """One run, with its report printed."""
+    if SYSTEMS[profile.system.name].own_load:
+        found = of_any_load(profile, folder, running)
+        click.echo((folder / "report.txt").read_text())
+        return found
+    result = measured(profile, folder, running)
+    show(result)
+    return result.as_json()
+
+
+def show(result: Result) -> None:
+    """Its report, as wide as the terminal, and where its page is."""
+    click.echo(reports.render_text(result, columns_here()))
+    click.echo(f"\n{result.folder / 'report.html'}")
+
+
+COMMANDS = (run, report, compare, knee, overhead)

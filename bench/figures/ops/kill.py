@@ -1,0 +1,166 @@
+"""The longest gaps of publishers and consumers when a broker is killed, from recorded events.
+
+Four publisher and four consumer processes at a steady rate; each broker in turn is killed and comes
+back. A publisher's gap is the longest time without a confirm while it waited for one. A consumer's
+gap is the longest time without a delivery from any broker that was not killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from bench.audit import ALLOWED, audit, longest_gap
+from bench.errors import BenchError
+from bench.figures.crew import Crew, crew
+from bench.figures.form import Figure, below
+from bench.manifest import ConsumerEntry, Incident, Manifest
+from bench.rows import Events, read_events
+from messagebus import BusConfig, declare
+from messagebus.telemetry.eventfile import anchor_now
+from ops.local.cluster import LocalCluster
+
+__all__ = ["kill_figures", "longest_silence_ns"]
+
+TOPIC = "kill"
+SUBSCRIPTIONS = ("billing", "audit")
+PUBLISHERS = ("p1", "p2", "p3", "p4")
+RATE_PER_S = 600.0
+BODY_BYTES = 1024
+BEFORE_S, AFTER_S = 6.0, 6.0
+GOAL_PUBLISHER_S = 1.0
+# At 600/s a consumer hears of a message every 5 ms. On two shared cores it has silences of 0.2 s without any
+# kill (way.kill.consumer_gap_before_s); half a second would be the kill.
+GOAL_CONSUMER_S = 0.5
+S = 1_000_000_000
+REPEAT = "python -m bench figures way.kill"
+
+
+def kill_figures(
+    cluster: LocalCluster, folder: Path, say: Callable[[str], None]
+) -> Iterator[Figure]:
+    declare(BusConfig.from_env(cluster.client_env()), [f"{TOPIC}/{name}" for name in SUBSCRIPTIONS])
+    consumers = {f"{name}{n}": name for name in SUBSCRIPTIONS for n in (1, 2)}
+    clients = Crew(
+        cluster,
+        folder,
+        run_id="kill",
+        topic=TOPIC,
+        publishers=PUBLISHERS,
+        consumers=consumers,
+        size=BODY_BYTES,
+    )
+    incidents: list[Incident] = []
+    with crew(clients):
+        start_ns = time.monotonic_ns()
+        clients.set_rate(RATE_PER_S)
+        for name in cluster.names:
+            time.sleep(BEFORE_S)
+            at_ns = time.monotonic_ns()
+            cluster.kill(name)
+            say(f"{name} killed")
+            time.sleep(AFTER_S)
+            incidents.append(
+                Incident(
+                    kind="kill",
+                    broker=cluster.node(name).broker,
+                    at_ns=at_ns,
+                    done_ns=time.monotonic_ns(),
+                )
+            )
+            cluster.start(name)
+            cluster.wait_ready([name])
+            clients.check()
+        clients.finish()
+    manifest = Manifest(
+        run_id="kill",
+        topics={TOPIC: SUBSCRIPTIONS},
+        brokers=tuple(cluster.node(name).broker for name in cluster.names),
+        start_ns=start_ns,
+        end_ns=time.monotonic_ns(),
+        anchor=anchor_now("coordinator"),
+        publishers=PUBLISHERS,
+        consumers=tuple(ConsumerEntry(name=n, subscription=s) for n, s in consumers.items()),
+        incidents=tuple(incidents),
+        complete=True,
+    )
+    manifest.save(folder)
+    events = read_events(folder, manifest)
+    result = audit(manifest, events, ALLOWED)
+    if not result.holds:
+        raise BenchError(f"the audit of {folder} does not hold: {'; '.join(result.faults)}")
+    yield from figures_of(events, incidents)
+
+
+def figures_of(events: Events, incidents: list[Incident]) -> Iterator[Figure]:
+    """Over all kills and all clients, the worst."""
+    publisher_s = max(_publisher_gap_s(events, incident) for incident in incidents)
+    yield Figure(
+        id="way.kill.publisher_gap_s",
+        what="Broker killed: longest time without a confirm, of any publisher",
+        value=publisher_s,
+        unit="s",
+        repeat=REPEAT,
+        **below(GOAL_PUBLISHER_S, publisher_s, "s"),
+    )
+    consumer_s = max(
+        _consumer_gap_s(events, incident, incident.at_ns, incident.done_ns or 0)
+        for incident in incidents
+    )
+    yield Figure(
+        id="way.kill.consumer_gap_s",
+        what="Broker killed: longest time without a delivery from the others, of any consumer",
+        value=consumer_s,
+        unit="s",
+        repeat=REPEAT,
+        **below(GOAL_CONSUMER_S, consumer_s, "s"),
+    )
+    quiet_s = max(
+        _consumer_gap_s(events, incident, incident.at_ns - int((BEFORE_S - 1) * S), incident.at_ns)
+        for incident in incidents
+    )
+    yield Figure(
+        id="way.kill.consumer_gap_before_s",
+        what="The same consumers and brokers in the seconds before the kills",
+        value=quiet_s,
+        unit="s",
+        repeat=REPEAT,
+    )
+
+
+def longest_silence_ns(times_ns: Iterable[int], from_ns: int, until_ns: int) -> int:
+    """The longest stretch between from and until without any of these instants."""
+    inside = sorted(at for at in times_ns if from_ns < at < until_ns)
+    marks = [from_ns, *inside, until_ns]
+    return max(later - earlier for earlier, later in itertools.pairwise(marks))
+
+
+def _publisher_gap_s(events: Events, incident: Incident) -> float:
+    """From the moment of the kill until the broker is started again, whether a confirm came or none."""
+    until_ns = incident.done_ns or incident.at_ns
+    gaps = []
+    for name in PUBLISHERS:
+        rows = [row for row in events.published if row["publisher"] == name]
+        gaps.append(longest_gap(rows, until_ns, incident.at_ns).length_ns)
+    return max(gaps) / S
+
+
+def _consumer_gap_s(events: Events, incident: Incident, from_ns: int, until_ns: int) -> float:
+    names = {row["consumer"] for row in events.delivered}
+    return (
+        max(
+            longest_silence_ns(
+                (
+                    row["received_ns"]
+                    for row in events.delivered
+                    if row["consumer"] == name and row["broker"] != incident.broker
+                ),
+                from_ns,
+                until_ns,
+            )
+            for name in names
+        )
+        / S
+    )

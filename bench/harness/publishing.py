@@ -1,0 +1,190 @@
+"""The load of one publishing process: sends when it is due, whatever the answers do, and keeps the times.
+
+Latency counts from the intended time; beside it, service time from the sending. How late the loop
+itself looked at what was due is kept too, so that a run can say whether it measured itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.harness.histograms import Counts, Latencies
+from bench.harness.interface import End, Sender
+from bench.harness.outcomes import CONFIRMED, UNKNOWN
+from bench.load.bodies import Filler, stamped
+
+__all__ = ["Publishing", "Sent"]
+
+# How often ends are taken in. More often costs, less often holds more of them.
+TICK_NS = 50_000_000
+# Sends between two looks at the network, of a load that is late.
+TOGETHER_MAX = 50
+# A send that took longer waited for room: what is late then is the system, not the pacer.
+WAITED_NS = 1_000_000
+# What is due at the end and not sent yet still goes, that long: it would be missing among the slowest.
+OVERDUE_NS = 1_000_000_000
+SLEEP_MAX_S = 0.05
+CLOSE_S = 60.0
+
+
+@dataclass(slots=True)
+class Sent:
+    """The publishes of one publisher. Times: the run's wall clock; outcomes: one byte per message.
+
+    settled_ns: of the end of each message, as far as there were ends; 0 for none. ended_ns: of its last
+    end so far. waited_ns: in sends that waited for room. settled: confirms, by when they came.
+    """
+
+    start_ns: int
+    intended_ns: array[int] = field(default_factory=lambda: array("q"))
+    outcomes: bytearray = field(default_factory=bytearray)
+    settled_ns: array[int] = field(default_factory=lambda: array("q"))
+    waited_ns: int = 0
+    ended_ns: int = 0
+    confirm: Latencies = field(init=False)
+    service: Latencies = field(init=False)
+    pacing: Latencies = field(init=False)
+    settled: Counts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settled = Counts(self.start_ns)
+        self.confirm, self.service, self.pacing = (Latencies(self.start_ns) for _ in range(3))
+
+
+class Publishing:
+    """offset_ns: from the monotonic clock to the run's. sleep: what waits for the next message."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        *,
+        publisher: int,
+        start_ns: int,
+        offset_ns: int,
+        fillers: Iterator[Filler],
+        keys: Iterator[str],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._sender = sender
+        self._publisher = publisher
+        self._offset_ns = offset_ns
+        self._fillers, self._keys = fillers, keys
+        self._clock_ns, self._sleep = clock_ns, sleep
+        # Of the last messages, in their order: how late each was looked at.
+        self._late: list[int] = []
+        self._next_tick_ns = 0
+        self.stopping = False
+        self.sent = Sent(start_ns)
+
+    def stop(self) -> None:
+        """Send no more; what is open is still waited for."""
+        self.stopping = True
+
+    async def run(self, times: Iterator[int], until_ns: int) -> Sent:
+        """Send what is intended before `until_ns` (of the run), then wait for all ends."""
+        sent, send, clock = self.sent, self._sender.send, self._clock_ns
+        start_ns, offset, publisher = sent.start_ns, self._offset_ns, self._publisher
+        fillers, keys, late = self._fillers, self._keys, self._late
+        # Looked up once: each of these is a part of what the harness costs a message.
+        add_late, add_intended, add_outcome = (
+            late.append,
+            sent.intended_ns.append,
+            sent.outcomes.append,
+        )
+        now_ns, free_ns, together = clock() + offset, 0, 0
+        for sequence, since_ns in enumerate(times):
+            intended_ns = start_ns + since_ns
+            if intended_ns > now_ns:
+                now_ns = await self._until(intended_ns, now_ns)
+            if intended_ns >= until_ns or now_ns >= until_ns + OVERDUE_NS or self.stopping:
+                break
+            add_late(now_ns - (intended_ns if intended_ns > free_ns else free_ns))
+            add_intended(intended_ns)
+            add_outcome(UNKNOWN)
+            body = stamped(next(fillers), publisher, sequence, intended_ns)
+            await send(sequence, body, next(keys))
+            before_ns, now_ns = now_ns, clock() + offset
+            if now_ns - before_ns > WAITED_NS:
+                sent.waited_ns += now_ns - before_ns
+                free_ns = now_ns
+            together += 1
+            if together >= TOGETHER_MAX:
+                together = 0
+                await asyncio.sleep(0)
+                now_ns = clock() + offset
+                if now_ns >= self._next_tick_ns:
+                    self._tick(now_ns)
+        await self._sender.close(CLOSE_S)
+        self._tick(clock() + offset)
+        return sent
+
+    async def run_closed(self, count: int, until_ns: int) -> Sent:
+        """Send so many, each when the window has room for it, then wait for all ends."""
+        sent, sender, clock, offset = self.sent, self._sender, self._clock_ns, self._offset_ns
+        now_ns = await self._until(sent.start_ns, clock() + offset)
+        for sequence in range(count):
+            await sender.room()
+            if (now_ns := clock() + offset) >= until_ns or self.stopping:
+                break
+            sent.intended_ns.append(now_ns)
+            sent.outcomes.append(UNKNOWN)
+            body = stamped(next(self._fillers), self._publisher, sequence, now_ns)
+            await sender.send(sequence, body, next(self._keys))
+            if now_ns >= self._next_tick_ns:
+                self._tick(now_ns)
+        await sender.close(CLOSE_S)
+        self._tick(clock() + offset)
+        return sent
+
+    async def _until(self, intended_ns: int, now_ns: int) -> int:
+        """Sleep until it is due; returns the time then. What is late is not slept for."""
+        while now_ns < intended_ns and not self.stopping:
+            await self._sleep(min((intended_ns - now_ns) / 1e9, SLEEP_MAX_S))
+            now_ns = self._clock_ns() + self._offset_ns
+            if now_ns >= self._next_tick_ns:
+                self._tick(now_ns)
+        return now_ns
+
+    def _tick(self, now_ns: int) -> None:
+        self._next_tick_ns = now_ns + TICK_NS
+        self._take(self._sender.ends())
+        if self._late:
+            late = np.array(self._late, dtype=np.int64)
+            self._late.clear()
+            intended = np.array(self.sent.intended_ns[-len(late) :], dtype=np.int64)
+            self.sent.pacing.add("", intended, late)
+
+    def _take(self, ends: list[End]) -> None:
+        """All at once: a value costs a fraction of a microsecond then."""
+        if not ends:
+            return
+        sent = self.sent
+        sequences, outcomes, brokers, sent_ns, settled_ns = zip(*ends, strict=True)
+        which = np.array(sequences, dtype=np.int64)
+        ended = np.array(outcomes, dtype=np.uint8)
+        # Views of what grows: gone when this returns, or it could not.
+        np.frombuffer(sent.outcomes, dtype=np.uint8)[which] = ended
+        intended = np.frombuffer(sent.intended_ns, dtype=np.int64)[which]
+        times = np.array(sent_ns, dtype=np.int64)
+        took = np.array(settled_ns, dtype=np.int64)
+        sent.settled_ns.frombytes(bytes(8 * (len(sent.outcomes) - len(sent.settled_ns))))
+        np.frombuffer(sent.settled_ns, dtype=np.int64)[which] = took + self._offset_ns
+        sent.ended_ns = max(sent.ended_ns, int(took.max()) + self._offset_ns)
+        known = set(brokers)
+        # Texts cost more than all the numbers of an end, and mostly there is one broker.
+        names = np.array(brokers) if len(known) > 1 else None
+        for broker in known:
+            own = ended == CONFIRMED
+            if names is not None:
+                own &= names == broker
+            settled = took[own] + self._offset_ns
+            sent.settled.add(broker, settled)
+            sent.confirm.add(broker, intended[own], settled - intended[own])
+            sent.service.add(broker, intended[own], took[own] - times[own])

@@ -1,0 +1,269 @@
+"""Samples of brokers and machine while they are measured: CPU, memory, disk, messages that wait.
+
+The coordinator takes them from outside, once a second: processes by their numbers in /proc, queues by the
+management API. A broker that does not answer has a row that says so, never a zero. The machine as a whole
+has a row of its own each time: what is neither brokers nor load shows there as the rest. The rest is
+balancer, agents, kernel, and whatever else ran there; cores that a hypervisor gave to others are told apart.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.errors import InputInvalid
+
+__all__ = [
+    "CPU_LEAST_S",
+    "Busy",
+    "Probe",
+    "Row",
+    "Sample",
+    "Sampler",
+    "Usage",
+    "between",
+    "load",
+    "look",
+    "look_at_machine",
+    "save",
+    "totals",
+    "usage",
+]
+
+
+def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
+    """From begin to end; points: time and count, in order of time. None: not known there."""
+    if not points or points[0][0] > begin or points[-1][0] < end:
+        return None
+    times, values = zip(*points, strict=True)
+    return float(np.interp(end, times, values)) - float(np.interp(begin, times, values))
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """at_s: since the load began. busy_s, stolen_s: of all cores, so far. load: average of a minute."""
+
+    at_s: float
+    busy_s: float
+    stolen_s: float
+    load: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """In cores, on average. rest: neither brokers nor load processes."""
+
+    cores: int
+    busy: float
+    brokers: float
+    clients: float
+    stolen: float
+    load_max: float
+
+    @property
+    def rest(self) -> float:
+        return max(0.0, self.busy - self.brokers - self.clients)
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.busy:.2f} of {self.cores} cores busy: load {self.clients:.2f}, brokers "
+            f"{self.brokers:.2f}, all else {self.rest:.2f}"
+        )
+        return told + (f"; {self.stolen:.2f} given to others" if self.stolen >= 0.01 else "")
+
+
+def look_at_machine(at_s: float) -> Busy:
+    times = psutil.cpu_times()
+    stolen_s = getattr(times, "steal", 0.0)
+    busy_s = times.user + times.system + times.nice
+    busy_s += getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
+    return Busy(at_s, busy_s, stolen_s, os.getloadavg()[0])
+
+
+def usage(
+    seen: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float
+) -> Usage | None:
+    """Of the seconds within; brokers, clients: their cores. None: too little was seen."""
+    if not seen:
+        return None
+    begin_s, end_s = max(within.start, seen[0].at_s), min(within.stop, seen[-1].at_s)
+    busy_s = between([(each.at_s, each.busy_s) for each in seen], begin_s, end_s)
+    stolen_s = between([(each.at_s, each.stolen_s) for each in seen], begin_s, end_s)
+    if busy_s is None or stolen_s is None or end_s <= begin_s:
+        return None
+    return Usage(
+        cores=cores,
+        # The kernel counts in ticks, which may be ahead of the clock by some.
+        busy=min(float(cores), busy_s / (end_s - begin_s)),
+        brokers=brokers,
+        clients=clients,
+        stolen=stolen_s / (end_s - begin_s),
+        load_max=max(each.load for each in seen),
+    )
+
+
+EVERY_S = 1.0
+# Of a shorter run the CPU of brokers is not told: starting, and what is done late, weigh too much in it.
+CPU_LEAST_S = 10.0
+# The last sample may be that much older than the end of what is measured, on a busy machine.
+LATE_S = 5.0
+MEMORY_UNIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """at_s: since the load began. cpu_s, written_bytes, syncs: so far, of the broker's processes.
+
+    ready, unacked: messages in all queues, None where the broker did not answer; syncs: fsyncs that
+    the broker counts itself, None where it does not.
+    """
+
+    broker: str
+    at_s: float
+    cpu_s: float
+    memory_mib: float
+    written_bytes: int
+    syncs: int | None = None
+    ready: int | None = None
+    unacked: int | None = None
+
+
+Row = TypeVar("Row", Sample, Busy)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The means to look at one broker. pid: of its process; counts: asks it for syncs, ready, unacked."""
+
+    broker: str
+    pid: int
+    counts: Callable[[], Mapping[str, int]]
+
+
+class Sampler:
+    """Samples until it is stopped, on a thread of its own; first and last at its very start and end."""
+
+    def __init__(self, probes: Sequence[Probe], start_ns: int) -> None:
+        self._samples: list[Sample] = []
+        self._busy: list[Busy] = []
+        self._probes = probes
+        self._start_ns = start_ns
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def waiting(self) -> int:
+        """Messages in the queues of all brokers that answered at the last look."""
+        last = {each.broker: (each.ready or 0) + (each.unacked or 0) for each in self._samples}
+        return sum(last.values())
+
+    def stop(self) -> tuple[list[Sample], list[Busy]]:
+        """Of the brokers, of the machine."""
+        self._over.set()
+        self._thread.join(EVERY_S * 5)
+        return self._samples, self._busy
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(max(1, len(self._probes))) as pool:
+            self._look(pool)
+            while not self._over.wait(EVERY_S):
+                self._look(pool)
+            self._look(pool)
+
+    def _look(self, pool: ThreadPoolExecutor) -> None:
+        at_s = (time.monotonic_ns() - self._start_ns) / 1e9
+        self._busy.append(look_at_machine(at_s))
+        looked = pool.map(partial(look, at_s=at_s), self._probes)
+        self._samples += [sample for sample in looked if sample is not None]
+
+
+def look(probe: Probe, at_s: float) -> Sample | None:
+    """One sample; None for a process that is gone."""
+    try:
+        process = psutil.Process(probe.pid)
+        cpu = process.cpu_times()
+        memory = process.memory_info().rss
+        written = process.io_counters().write_bytes
+    except psutil.Error:
+        return None
+    try:
+        counts = probe.counts()
+    except httpx.HTTPError:
+        counts = {}
+    return Sample(
+        probe.broker,
+        at_s,
+        cpu.user + cpu.system,
+        memory / MEMORY_UNIT,
+        written,
+        counts.get("syncs"),
+        counts.get("ready"),
+        counts.get("unacked"),
+    )
+
+
+def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, dict[str, Any]]:
+    """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready.
+
+    Between two samples it went evenly. memory_mib and ready_max are None where no look fell into that time,
+    as on a machine that left the sampler no turn. Without brokers whose process ended before the time was
+    over: it cost something that nobody saw.
+    """
+    names = sorted({each.broker for each in samples})
+    found = {
+        name: _used([each for each in samples if each.broker == name], from_s, to_s)
+        for name in names
+    }
+    return {name: used for name, used in found.items() if used is not None}
+
+
+def _used(own: Sequence[Sample], from_s: float, to_s: float) -> dict[str, Any] | None:
+    begin_s, end_s = max(from_s, own[0].at_s), min(to_s, own[-1].at_s)
+    if end_s <= begin_s or end_s < to_s - LATE_S:
+        return None
+    near = [each for each in own if begin_s - EVERY_S <= each.at_s <= end_s + EVERY_S]
+    ready = [each.ready for each in near if each.ready is not None]
+
+    def grew(what: Callable[[Sample], float | None]) -> float | None:
+        points = [(each.at_s, value) for each in own if (value := what(each)) is not None]
+        return between(points, begin_s, end_s)
+
+    syncs = grew(lambda each: each.syncs)
+    return {
+        "seconds": end_s - begin_s,
+        "cpu_s": grew(lambda each: each.cpu_s),
+        "written_bytes": round(grew(lambda each: each.written_bytes) or 0),
+        "syncs": None if syncs is None else round(syncs),
+        "memory_mib": max((each.memory_mib for each in near), default=None),
+        "ready_max": max(ready, default=None),
+    }
+
+
+def save(path: Path, rows: Sequence[Sample] | Sequence[Busy]) -> None:
+    """A row per sample."""
+    pq.write_table(pa.Table.from_pylist([asdict(each) for each in rows]), path)
+
+
+def load(path: Path, kind: type[Row]) -> list[Row]:
+    """No file: nothing was sampled. Raises InputInvalid for one that is spoilt."""
+    if not path.exists():
+        return []
+    try:
+        return [kind(**row) for row in pq.read_table(path).to_pylist()]
+    except (OSError, TypeError, pa.ArrowException) as fault:
+        raise InputInvalid(f"{path.name}: not readable: {' '.join(str(fault).split())}") from fault

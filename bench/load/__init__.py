@@ -1,0 +1,1 @@
+"""Load: profiles, schedules, bodies, pacing, and the processes of ``bench load``."""

@@ -1,0 +1,104 @@
+"""The files that pass between a coordinator and its load processes, in the folder of the run.
+
+``rate.json`` is written by the coordinator and read by every publisher; ``progress/NAME.json`` is
+written by each load process and read by the coordinator. Both are replaced whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.manifest import write_atomically
+
+__all__ = ["Progress", "RateFile", "read_progress", "rss_bytes", "set_rate", "write_progress"]
+
+RATE_FILE = "rate.json"
+PROGRESS_FOLDER = "progress"
+STATES = ("starting", "running", "stopping", "ended")
+
+
+def set_rate(folder: Path, rate_per_s: float) -> None:
+    """All publishers together shall send at this rate."""
+    write_atomically(folder / RATE_FILE, json.dumps({"rate_per_s": rate_per_s}))
+
+
+class RateFile:
+    """Notices changes of the rate. share: how many publishers divide it."""
+
+    def __init__(self, folder: Path, *, share: int) -> None:
+        self._path = folder / RATE_FILE
+        self._share = share
+        self._seen: tuple[int, int] | None = None
+
+    def changed(self) -> float | None:
+        """The rate of one publisher, if the file is new since the last call and makes sense."""
+        try:
+            stat = self._path.stat()
+            if (stat.st_ino, stat.st_mtime_ns) == self._seen:
+                return None
+            rate = float(json.loads(self._path.read_text())["rate_per_s"]) / self._share
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        self._seen = (stat.st_ino, stat.st_mtime_ns)
+        return rate if 0 <= rate < float("inf") else None
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of a load process. brokers: ``host:port`` -> messages confirmed or delivered there.
+
+    done: messages with an outcome, or deliveries answered. bad: outcomes other than confirmed, or
+    stale answers. held: publishes or deliveries still open. attached: broker -> since when a consumer
+    has a link to it, at_ns: of writing; both monotonic.
+    """
+
+    name: str
+    state: str = "starting"
+    done: int = 0
+    bad: int = 0
+    held: int = 0
+    brokers: dict[str, int] = field(default_factory=dict)
+    attached: dict[str, int] = field(default_factory=dict)
+    at_ns: int = 0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    latency_ms: float = 0.0
+
+    def count(self, broker: str) -> None:
+        self.done += 1
+        self.brokers[broker] = self.brokers.get(broker, 0) + 1
+
+
+def write_progress(folder: Path, progress: Progress) -> None:
+    """Show how far this process is, with its memory and CPU time of now."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    progress.at_ns = time.monotonic_ns()
+    progress.rss_bytes = rss_bytes()
+    progress.cpu_s = usage.ru_utime + usage.ru_stime
+    write_atomically(
+        folder / PROGRESS_FOLDER / f"{progress.name}.json", json.dumps(dataclasses.asdict(progress))
+    )
+
+
+def read_progress(folder: Path) -> Mapping[str, Progress]:
+    """name -> the last word of each load process; a process that wrote nothing yet is missing."""
+    found: dict[str, Progress] = {}
+    for path in sorted((folder / PROGRESS_FOLDER).glob("*.json")):
+        if path.name.startswith("."):
+            continue
+        progress = Progress(**json.loads(path.read_text()))
+        found[progress.name] = progress
+    return found
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

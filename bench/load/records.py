@@ -1,0 +1,170 @@
+"""The sources of a load's messages: real records, one message each.
+
+A record is a paragraph (lines up to a blank one) or, on request, a line. Reading is a stream: no
+more than one record is held, however large the input is. Without a name the input is this machine's
+own package index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from bench.errors import InputInvalid
+from messagebus.message import BODY_BYTES_MAX
+
+__all__ = ["MACHINE_INDEX", "key_of", "lines", "paragraphs", "read_frames", "records", "split"]
+
+MACHINE_INDEX = "this machine's package index"
+STDIN = "-"
+INDEX_COMMAND = ("apt-cache", "dumpavail")
+INDEX_FILE = Path("/var/lib/dpkg/status")
+KEY_BYTES_MAX = 255
+_LENGTH = struct.Struct(">I")
+
+
+def records(source: str | None, *, by_line: bool = False) -> Iterator[bytes]:
+    """Read the records of a file, of standard input (``-``) or, with None, of the package index.
+
+    Never yields an empty record. Raises InputInvalid when the input cannot be read, holds nothing,
+    or has a record larger than a message may be.
+    """
+    name = source or MACHINE_INDEX
+    split_into = lines if by_line else paragraphs
+    with contextlib.ExitStack() as stack:
+        stream = _index(stack) if source is None else _open(stack, source)
+        count = 0
+        try:
+            for record in split_into(stream):
+                count += 1
+                yield record
+        except OSError as fault:
+            raise InputInvalid(f"{name}: cannot read: {fault.strerror or fault}") from fault
+        except ValueError as fault:
+            raise InputInvalid(f"{name}: record {count + 1}: {fault}") from fault
+        if not count:
+            raise InputInvalid(f"{name}: no record in it")
+
+
+def paragraphs(stream: BinaryIO) -> Iterator[bytes]:
+    """The runs of lines between blank lines, without the last line end.
+
+    Raises ValueError for one above BODY_BYTES_MAX.
+    """
+    held: list[bytes] = []
+    size = 0
+    for line in _bounded_lines(stream):
+        if line.isspace():
+            if held:
+                yield b"".join(held).rstrip(b"\r\n")
+            held, size = [], 0
+            continue
+        held.append(line)
+        size += len(line)
+        if size > BODY_BYTES_MAX:
+            raise ValueError(_too_large())
+    if held:
+        yield b"".join(held).rstrip(b"\r\n")
+
+
+def lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines that are not blank, without their end. Raises ValueError for one that is too long."""
+    for line in _bounded_lines(stream):
+        if not line.isspace():
+            yield line.rstrip(b"\r\n")
+
+
+def key_of(record: bytes) -> str:
+    """The package that a record of the index is about, "" for any other record."""
+    if not record.startswith(b"Package: "):
+        return ""
+    name = record[9:].split(b"\n", 1)[0].strip()
+    if len(name) > KEY_BYTES_MAX:
+        return ""
+    return name.decode("utf-8", "ignore")
+
+
+def split(source: Iterable[bytes], paths: Sequence[Path]) -> list[int]:
+    """Deal records in turn to files that `read_frames` reads back.
+
+    Returns how many each file got. The files hold each record with its length before it, so that
+    blank lines inside a record mean nothing.
+    """
+    counts = [0] * len(paths)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open("xb")) for path in paths]
+        for turn, record in zip(itertools.cycle(range(len(paths))), source, strict=False):
+            files[turn].write(_LENGTH.pack(len(record)))
+            files[turn].write(record)
+            counts[turn] += 1
+    return counts
+
+
+def read_frames(path: Path) -> Iterator[bytes]:
+    """The records that `split` wrote. Raises InputInvalid for a file that is cut."""
+    try:
+        with path.open("rb") as file:
+            while head := file.read(_LENGTH.size):
+                size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
+                record = file.read(size) if 0 <= size <= BODY_BYTES_MAX else b""
+                if len(record) != size:
+                    raise InputInvalid(f"{path}: cut in the middle of a record")
+                yield record
+    except OSError as fault:
+        raise InputInvalid(f"{path}: cannot read: {fault.strerror or fault}") from fault
+
+
+def _bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
+    limit = BODY_BYTES_MAX + 2
+    while line := stream.readline(limit):
+        if len(line.rstrip(b"\r\n")) > BODY_BYTES_MAX:
+            raise ValueError(_too_large())
+        yield line
+
+
+def _too_large() -> str:
+    return f"larger than {BODY_BYTES_MAX} bytes"
+
+
+def _open(stack: contextlib.ExitStack, source: str) -> BinaryIO:
+    if source == STDIN:
+        return sys.stdin.buffer
+    try:
+        return stack.enter_context(Path(source).open("rb"))
+    except OSError as fault:
+        raise InputInvalid(f"{source}: cannot read: {fault.strerror}") from fault
+
+
+def _index(stack: contextlib.ExitStack) -> BinaryIO:
+    """The output of apt-cache, or the file of installed packages where apt knows of none."""
+    return _index_of_apt(stack) or _open(stack, str(INDEX_FILE))
+
+
+def _index_of_apt(stack: contextlib.ExitStack) -> BinaryIO | None:
+    try:
+        process = subprocess.Popen(
+            INDEX_COMMAND,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    stack.callback(_end, process)
+    output = cast(io.BufferedReader, process.stdout)
+    return output if output.peek(1) else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A reader may stop early: then the writer must not wait on a full pipe."""
+    assert process.stdout is not None
+    process.stdout.close()
+    process.kill()
+    process.wait()

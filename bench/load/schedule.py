@@ -1,0 +1,200 @@
+"""Schedules of messages, known before the first is sent: open loops of every shape, and a closed one.
+
+Pure: nanoseconds since the start of the load, in order, without end where the shape has none. All load
+processes draw the same schedule from the same seed and take every n-th message each, so together they
+send exactly it, whatever its shape, and a rate below their number is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from bench.load.fields import beyond
+
+__all__ = [
+    "Bursts",
+    "Closed",
+    "Constant",
+    "Poisson",
+    "Ramp",
+    "Replay",
+    "Schedule",
+    "Steps",
+    "intended",
+    "striped",
+]
+
+SECOND_NS = 1_000_000_000
+# A process counts what its schedule has: minutes of it at a rate that nothing here takes.
+RATE_MAX_PER_S = 1_000_000
+# One in a quarter of an hour.
+RATE_LEAST_PER_S = 0.001
+SECONDS = (0.001, 604_800)
+RATE = (RATE_LEAST_PER_S, RATE_MAX_PER_S)
+# A stamp has 32 bits for the number of a message.
+COUNT_MAX = (1 << 32) - 1
+SPEED = (0.001, 1000)
+# Of a profile, which faults name.
+PREFIX = "load.schedule."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Even distances."""
+
+    rate_per_s: float
+
+    def faults(self) -> list[str]:
+        """Say in words which of its numbers make no sense; the other schedules do the same."""
+        return beyond(self, PREFIX, {"rate_per_s": RATE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    """A rate that changes evenly from one to another over so many seconds, and stays there."""
+
+    from_per_s: float
+    to_per_s: float
+    over_s: float
+
+    def faults(self) -> list[str]:
+        bounds = {"from_per_s": (0, RATE_MAX_PER_S), "to_per_s": RATE, "over_s": SECONDS}
+        return beyond(self, PREFIX, bounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Constant rates, one after the other; the last one stays. steps: (rate per s, seconds)."""
+
+    steps: tuple[tuple[float, float], ...]
+
+    def faults(self) -> list[str]:
+        if self.steps and all(_is_in(r, RATE) and _is_in(s, SECONDS) for r, s in self.steps):
+            return []
+        rates, seconds = (f"{least:,} to {most:,}" for least, most in (RATE, SECONDS))
+        return [f"{PREFIX}steps: one or more wanted, a rate of {rates} for {seconds} s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisson:
+    """Independent arrivals: exponential distances of that mean rate."""
+
+    rate_per_s: float
+
+    def faults(self) -> list[str]:
+        return beyond(self, PREFIX, {"rate_per_s": RATE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bursts:
+    """Bursts of messages at once, every `every_s` seconds."""
+
+    count: int
+    every_s: float
+
+    def faults(self) -> list[str]:
+        found = beyond(self, PREFIX, {"count": (1, COUNT_MAX), "every_s": SECONDS})
+        if not found and self.count / self.every_s > RATE_MAX_PER_S:
+            found = [f"{PREFIX}count, every_s: {RATE_MAX_PER_S:,} a second at most"]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """As recorded: ns since the first. speed: 2 plays it twice as fast."""
+
+    offsets_ns: tuple[int, ...]
+    speed: float = 1.0
+
+    def faults(self) -> list[str]:
+        found = beyond(self, PREFIX, {"speed": SPEED})
+        offsets = self.offsets_ns
+        if not offsets or offsets[0] < 0 or any(a > b for a, b in itertools.pairwise(offsets)):
+            found.append(f"{PREFIX}offsets_ns: one or more wanted, 0 or more, never decreasing")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """No times: each publisher sends its next message when its window has room, and so many in all.
+
+    A message is intended when it is handed over: what would have waited before that is not seen, so
+    latencies of a closed loop flatter. It is for counting how many, not how long.
+    """
+
+    count: int
+
+    def faults(self) -> list[str]:
+        return beyond(self, PREFIX, {"count": (1, COUNT_MAX)})
+
+
+Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay | Closed
+
+
+def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
+    """The intended times of messages 0, 1, 2, ..., never decreasing. seed: of what chance decides."""
+    match schedule:
+        case Constant(rate_per_s=rate):
+            return (int(n * SECOND_NS / rate) for n in itertools.count())
+        case Ramp():
+            return _ramp(schedule)
+        case Steps(steps=steps):
+            return _steps(steps)
+        case Poisson(rate_per_s=rate):
+            return _poisson(rate, random.Random(seed))
+        case Bursts(count=count, every_s=every_s):
+            return (int(n // count * every_s * SECOND_NS) for n in itertools.count())
+        case Replay(offsets_ns=offsets, speed=speed):
+            return (int(each / speed) for each in offsets)
+        case Closed():
+            raise ValueError("a closed loop has no times")
+
+
+def striped(times: Iterator[int], *, number: int, of: int) -> Iterator[int]:
+    """The part of one of so many processes that share a schedule; number: 0 to of - 1."""
+    return itertools.islice(times, number, None, of)
+
+
+def _is_in(value: float, bounds: tuple[float, float]) -> bool:
+    return bounds[0] <= value <= bounds[1]
+
+
+def _ramp(ramp: Ramp) -> Iterator[int]:
+    """Message n is intended when the integral of the rate is n: a quadratic equation until the end."""
+    start, end, over_s = ramp.from_per_s, ramp.to_per_s, ramp.over_s
+    within = (start + end) / 2 * over_s
+    slope = (end - start) / over_s
+    for n in itertools.count():
+        if n >= within:
+            yield int((over_s + (n - within) / end) * SECOND_NS)
+        elif slope == 0:
+            yield int(n / start * SECOND_NS)
+        else:
+            root = math.sqrt(max(0.0, start * start + 2 * slope * n))
+            yield int((root - start) / slope * SECOND_NS)
+
+
+def _steps(steps: Sequence[tuple[float, float]]) -> Iterator[int]:
+    began_s, left = 0.0, 0.0
+    for number, (rate, lasts_s) in enumerate(steps):
+        is_last = number == len(steps) - 1
+        # What was left of an interval when the rate changed is waited for at the new rate.
+        for n in itertools.count():
+            at_s = began_s + (n + left) / rate
+            if at_s >= began_s + lasts_s and not is_last:
+                left = (at_s - began_s - lasts_s) * rate
+                break
+            yield int(at_s * SECOND_NS)
+        began_s += lasts_s
+
+
+def _poisson(rate_per_s: float, chance: random.Random) -> Iterator[int]:
+    at_s = 0.0
+    while True:
+        at_s += chance.expovariate(rate_per_s)
+        yield int(at_s * SECOND_NS)

@@ -1,0 +1,97 @@
+"""The systems that can be measured, and what each can be asked for. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["ACKS", "DURABILITIES", "PREFETCH_MAX", "SYSTEMS", "About"]
+
+DURABILITIES = ("fsync", "page-cache", "none")
+WITHOUT_NONE = ("fsync", "page-cache")
+# each: the application answers every delivery by itself. many: one answer for a quarter of the prefetch
+# together. none: what is delivered counts as answered before it is handled, so a crash loses it.
+ACKS = ("each", "many", "none")
+# AMQP has 16 bits for it.
+PREFETCH_MAX = 65_535
+# What our client takes, of AMQP messages: a batch is one.
+OUR_PREFETCH_MAX = 2_000
+# Of `bench.faults.FAULTS`. A client of one node would not outlive a kill or a close of that node, and knows
+# neither agents nor balancer nor list; a native cluster's clients know none of these either.
+ALL_FAULTS = ("kill", "freeze", "alarm", "reload", "agent", "close", "drain")
+NATIVE_FAULTS = ("kill", "freeze", "alarm")
+DIRECT_FAULTS = ("freeze", "alarm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """module: of its driver, see `bench.harness.interface`. brokers_max: nodes that it may have.
+
+    batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
+    message. faults: what can be done to its brokers. prefetch_max: of what a broker delivers at once.
+    own_load: it makes the load itself and says what came out; no message of it has a fate here.
+    """
+
+    module: str
+    brokers_max: int = 1
+    durabilities: tuple[str, ...] = ("fsync",)
+    acks: tuple[str, ...] = ("each",)
+    batches: bool = False
+    lifetimes: bool = False
+    events: bool = False
+    faults: tuple[str, ...] = ()
+    prefetch_max: int = PREFETCH_MAX
+    own_load: bool = False
+
+
+ARTEMIS = About(
+    module="bench.clients.jvm.artemis", brokers_max=9, durabilities=WITHOUT_NONE, acks=ACKS
+)
+
+SYSTEMS: Mapping[str, About] = {
+    "messagebus": About(
+        module="bench.clients.messagebus",
+        brokers_max=99,
+        durabilities=DURABILITIES,
+        acks=("each", "none"),
+        batches=True,
+        lifetimes=True,
+        events=True,
+        faults=ALL_FAULTS,
+        prefetch_max=OUR_PREFETCH_MAX,
+    ),
+    "pika": About(module="bench.clients.pika", acks=ACKS, faults=DIRECT_FAULTS),
+    "native": About(
+        module="bench.clients.native",
+        brokers_max=9,
+        durabilities=WITHOUT_NONE,
+        acks=("each", "none"),
+        batches=True,
+        faults=NATIVE_FAULTS,
+        prefetch_max=OUR_PREFETCH_MAX,
+    ),
+    "pika-blocking": About(
+        module="bench.clients.pika_blocking", acks=("each", "none"), faults=DIRECT_FAULTS
+    ),
+    "kombu": About(module="bench.clients.kombu", acks=("each", "none"), faults=DIRECT_FAULTS),
+    "perf-test": About(module="bench.clients.perf_test", acks=ACKS, own_load=True),
+    "aio-pika": About(module="bench.clients.aio_pika", acks=("each", "none"), faults=DIRECT_FAULTS),
+    "kafka": About(
+        module="bench.clients.jvm.kafka",
+        brokers_max=9,
+        durabilities=WITHOUT_NONE,
+        acks=("each", "many"),
+        batches=True,
+    ),
+    "kafka-java": About(
+        module="bench.clients.jvm.kafka_java",
+        brokers_max=9,
+        durabilities=WITHOUT_NONE,
+        own_load=True,
+    ),
+    "artemis": ARTEMIS,
+    "artemis-cluster": ARTEMIS,
+    "artemis-java": About(
+        module="bench.clients.jvm.artemis_java", durabilities=WITHOUT_NONE, own_load=True
+    ),
+}

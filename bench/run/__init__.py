@@ -1,1 +1,0 @@
-"""One measured run: its profile, its load processes, what they record, what is made of it."""

@@ -1,0 +1,251 @@
+"""``python -m bench soak``: publishers and consumers at work, a fault every few seconds, an audit.
+
+Faults are drawn from a seed, so that a run that failed can be had again: the same faults at the same
+brokers, as far as the machine's own timing lets it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from bench.audit import ALLOWED, DOUBLED, Audit, audit
+from bench.audit_tables import print_audit
+from bench.errors import DoesNotHold
+from bench.faults import FAULTS, Fault
+from bench.figures.crew import Crew, crew
+from bench.load.control import read_progress
+from bench.manifest import ConsumerEntry, Incident, Manifest
+from bench.rows import read_events
+from bench.trials.outer_faults import OUTER_FAULTS
+from messagebus import BusConfig, declare
+from messagebus.telemetry.eventfile import anchor_now
+from ops.local.cluster import LocalCluster
+from ops.local.layout import DEFAULT_NETWORK
+
+__all__ = ["ALL_FAULTS", "Soak", "draws", "soak"]
+
+ALL_FAULTS = FAULTS | OUTER_FAULTS
+
+TOPIC = "soak"
+SUBSCRIPTIONS = ("billing", "audit")
+CONSUMERS = {f"{name}{n}": name for name in SUBSCRIPTIONS for n in (1, 2)}
+PUBLISHERS = ("p1", "p2", "p3", "p4")
+BROKERS = 3
+BODY_BYTES = 512
+EVERY_S = 10.0
+# Of all publishers together: two cores also run three brokers and eight clients.
+RATE_PER_S = 400.0
+WHOLE_WITHIN_S = 90.0
+CUT_STEP_NS = 500_000_000
+
+
+@click.command(
+    epilog="Example: python -m bench soak --minutes 15 --seed 7",
+    short_help="Break a cluster under load; nothing may be lost.",
+)
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.1), default=15.0, show_default=True, help="So long."
+)
+@click.option("--seed", type=int, help="Of the faults. Default: one that is printed.")
+@click.option(
+    "--faults",
+    "chosen",
+    callback=lambda _context, _option, text: _chosen(text),
+    metavar="NAME,...",
+    help=f"Default: all, which are {', '.join(ALL_FAULTS)}.",
+)
+@click.option(
+    "--every-s",
+    type=click.FloatRange(min=1),
+    default=EVERY_S,
+    show_default=True,
+    help="A fault so often.",
+)
+@click.option(
+    "--rate",
+    "rate_per_s",
+    type=click.FloatRange(min=1),
+    default=RATE_PER_S,
+    show_default=True,
+    help="Messages a second.",
+)
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
+@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+def soak(
+    minutes: float,
+    seed: int | None,
+    chosen: tuple[str, ...],
+    every_s: float,
+    rate_per_s: float,
+    folder: Path | None,
+    network: str,
+) -> None:
+    """Break a local cluster of 3 brokers again and again under load; nothing may be lost.
+
+    Prints a line for each fault. Exit code 0: every confirmed message was delivered to every
+    subscription, unaltered, and each double has its reason.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    place = (folder or Path(tempfile.mkdtemp(prefix="messagebus-soak-"))).resolve()
+    console.print(f"seed {seed}, {minutes:g} min, a fault every {every_s:g} s, events in {place}")
+    cluster = LocalCluster(place / "cluster", BROKERS, network=network, say=console.print)
+    try:
+        cluster.up()
+        run = Soak(cluster, place / "run", say=console.print, rate_per_s=rate_per_s)
+        manifest, result = run.run(
+            lasts_s=minutes * 60, every_s=every_s, faults=draws(seed, cluster.names, chosen)
+        )
+    finally:
+        cluster.down(wipe=True)
+    print_audit(result, manifest, console)
+    console.print(
+        "delivered twice: "
+        + ", ".join(f"{kind} {result.doubled(kind)}" for kind in DOUBLED)
+        + f"; never confirmed and delivered: {result.total('unconfirmed')}"
+    )
+    if not result.holds:
+        raise DoesNotHold(f"seed {seed}: {'; '.join(result.faults)}; events are kept in {place}")
+    if folder is None:
+        shutil.rmtree(place)
+
+
+def _chosen(text: str | None) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text else tuple(ALL_FAULTS)
+    if unknown := [name for name in names if name not in ALL_FAULTS]:
+        raise click.BadParameter(
+            f"{unknown[0]!r}: no such fault; there are {', '.join(ALL_FAULTS)}"
+        )
+    return names
+
+
+def draws(
+    seed: int, names: Sequence[str], faults: Iterable[str] = tuple(ALL_FAULTS)
+) -> Callable[[], tuple[str, str]]:
+    """A function that draws the next fault and its broker; the same for the same seed.
+
+    No fault comes a second time before each has come once, so that a short run has many of them.
+    """
+    chance = random.Random(seed)
+    among = sorted(faults)
+    waiting: list[str] = []
+
+    def draw() -> tuple[str, str]:
+        if not waiting:
+            waiting.extend(chance.sample(among, len(among)))
+        return waiting.pop(), chance.choice(sorted(names))
+
+    return draw
+
+
+class Soak:
+    """One run in a folder of its own."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        folder: Path,
+        *,
+        say: Callable[[str], None],
+        rate_per_s: float = RATE_PER_S,
+    ) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._say = say
+        self._rate_per_s = rate_per_s
+        self._incidents: list[Incident] = []
+        self._began_s = time.monotonic()
+
+    def run(
+        self, *, lasts_s: float, every_s: float, faults: Callable[[], tuple[str, str]]
+    ) -> tuple[Manifest, Audit]:
+        """Raises BenchError when a process ends, or the cluster is not whole again in time."""
+        bus = BusConfig.from_env(self._cluster.client_env())
+        declare(bus, [f"{TOPIC}/{name}" for name in SUBSCRIPTIONS])
+        clients = Crew(
+            self._cluster,
+            self._folder,
+            run_id="soak",
+            topic=TOPIC,
+            publishers=PUBLISHERS,
+            consumers=CONSUMERS,
+            size=BODY_BYTES,
+            # Whoever forges a list then names a cluster or a host that nobody believes.
+            env={
+                "MESSAGEBUS_CLUSTER": self._cluster.layout.cluster,
+                "MESSAGEBUS_BROKER_HOSTS_ALLOWED": "127.*",
+            },
+        )
+        with crew(clients):
+            start_ns = time.monotonic_ns()
+            self._began_s = time.monotonic()
+            clients.set_rate(self._rate_per_s)
+            number = 0
+            while (number := number + 1) * every_s < lasts_s:
+                self._wait_until(number * every_s)
+                name, target = faults()
+                self._do(ALL_FAULTS[name](self._cluster, target))
+                clients.check()
+                number = max(number, int((time.monotonic() - self._began_s) / every_s))
+            self._wait_until(lasts_s)
+            self._say(f"{self._at()} the end: what is open is waited for")
+            clients.finish()
+        manifest = self._manifest(start_ns)
+        manifest.save(self._folder)
+        return manifest, audit(manifest, read_events(self._folder, manifest), ALLOWED)
+
+    def _do(self, fault: Fault) -> None:
+        """Begin it, let it last, end it, and wait until every broker takes publishes again."""
+        began_s, at = time.monotonic(), self._at()
+        began_ns = time.monotonic_ns()
+        fault.begin()
+        at_ns = time.monotonic_ns()
+        time.sleep(fault.lasts_s)
+        fault.end()
+        self._cluster.wait_ready(within_s=WHOLE_WITHIN_S)
+        if fault.cuts:
+            # Links of one broker may end one after the other, while the fault begins.
+            self._incidents += [
+                Incident(
+                    kind=fault.cuts,
+                    broker=self._cluster.node(fault.target).broker,
+                    at_ns=cut_ns,
+                    done_ns=time.monotonic_ns(),
+                )
+                for cut_ns in (*range(began_ns, at_ns, CUT_STEP_NS), at_ns)
+            ]
+        done = sum(
+            each.done for name, each in read_progress(self._folder).items() if name in PUBLISHERS
+        )
+        self._say(
+            f"{at} {fault}: whole again after {time.monotonic() - began_s:.1f} s, {done:,} confirmed"
+        )
+
+    def _at(self) -> str:
+        return f"{time.monotonic() - self._began_s:6.1f} s"
+
+    def _wait_until(self, since_start_s: float) -> None:
+        time.sleep(max(0.0, self._began_s + since_start_s - time.monotonic()))
+
+    def _manifest(self, start_ns: int) -> Manifest:
+        return Manifest(
+            run_id="soak",
+            topics={TOPIC: SUBSCRIPTIONS},
+            brokers=tuple(self._cluster.node(name).broker for name in self._cluster.names),
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+            anchor=anchor_now("coordinator"),
+            loop="open",
+            publishers=PUBLISHERS,
+            consumers=tuple(ConsumerEntry(name=n, subscription=s) for n, s in CONSUMERS.items()),
+            incidents=tuple(self._incidents),
+            complete=True,
+        )

@@ -1,0 +1,1 @@
+"""Workloads: profiles and systems in the combinations that the project states figures of."""

@@ -1,0 +1,189 @@
+"""The costs of the harness itself: its loops against a system that does nothing at all.
+
+A message's CPU time with a null system, less that of the null system called bare, is what every
+figure of a real system carries on top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.figures.form import Figure, at_most, median_of, no_goal
+from bench.harness.consuming import Consuming
+from bench.harness.histograms import Latencies
+from bench.harness.interface import Delivered, End
+from bench.harness.outcomes import CONFIRMED
+from bench.harness.publishing import Publishing
+from bench.load.bodies import Drawer, Filler, stamped
+from bench.load.profile import Messages
+from bench.load.schedule import Constant, intended, striped
+
+__all__ = ["Overhead", "figures", "measure"]
+
+BODY_BYTES = 1024
+GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
+# Deliveries that arrive together, as with a busy consumer.
+TOGETHER = 100
+# Late from the first message on: the loop never sleeps, so CPU time is all of its work.
+RATE_PER_S = 10_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Microseconds of CPU: of one value recorded; of one message published, and consumed."""
+
+    record_us: float
+    publish_us: float
+    consume_us: float
+
+    @property
+    def message_us(self) -> float:
+        """From its publisher to its consumer."""
+        return self.publish_us + self.consume_us
+
+
+class NullSender:
+    """Every message is confirmed at once."""
+
+    def __init__(self) -> None:
+        self._ends: list[End] = []
+
+    async def open(self) -> None: ...
+
+    async def room(self) -> None: ...
+
+    async def send(self, sequence: int, body: bytes, key: str) -> None:
+        now_ns = time.monotonic_ns()
+        self._ends.append(End(sequence, CONFIRMED, "none", now_ns, now_ns))
+
+    def ends(self) -> list[End]:
+        ends, self._ends = self._ends, []
+        return ends
+
+    async def close(self, timeout_s: float) -> None: ...
+
+
+class NullReceiver:
+    """Gives the same bodies again and again, so many in all.
+
+    They stay in the processor's caches, as what a client has just taken from its socket does.
+    """
+
+    def __init__(self, bodies: list[bytes], count: int) -> None:
+        self._bodies = bodies
+        self._left = count
+
+    @property
+    def is_empty(self) -> bool:
+        return self._left <= 0
+
+    async def open(self) -> None: ...
+
+    async def take(self, max_wait_s: float) -> list[Delivered]:
+        now_ns = time.monotonic_ns()
+        some = self._bodies[: self._left]
+        self._left -= len(some)
+        return [Delivered(body, "none", now_ns) for body in some]
+
+    async def close(self) -> None: ...
+
+
+def measure(messages: int, repeat: int = 1) -> list[Overhead]:
+    """Each of `messages`, so many times, after a warm-up of a tenth."""
+    _once(max(1, messages // 10))
+    return [_once(messages) for _ in range(repeat)]
+
+
+def _once(count: int) -> Overhead:
+    bare_us = _us(lambda: asyncio.run(_bare_publish(count)), count)
+    publish_us = _us(lambda: asyncio.run(_publish(count)), count)
+    bare_take_us = _us(lambda: asyncio.run(_bare_take(count)), count)
+    consume_us = _us(lambda: asyncio.run(_consume(count)), count)
+    record_us = _us(lambda: _record(count), count)
+    return Overhead(record_us, publish_us - bare_us, consume_us - bare_take_us)
+
+
+def figures(found: Sequence[Overhead]) -> list[Figure]:
+    """Medians. What is promised is the whole of a message; its two parts are only told."""
+    return [
+        median_of(
+            [getattr(each, f"{part}_us") for each in found],
+            id=f"measure.overhead.{part}_us",
+            what=f"{what}, CPU time",
+            unit="us",
+            repeat="python -m bench overhead",
+            goal=no_goal if goal_us is None else functools.partial(at_most, goal_us, unit="us"),
+        )
+        for part, what, goal_us in (
+            ("record", "Recording one latency by second and broker", GOAL_RECORD_US),
+            ("message", "What the harness adds to a message of 1 KB in all", GOAL_MESSAGE_US),
+            ("publish", "What the harness adds to a published message of 1 KB", None),
+            ("consume", "What the harness adds to a consumed message of 1 KB", None),
+        )
+    ]
+
+
+def _us(work: Callable[[], None], count: int) -> float:
+    before = time.process_time()
+    work()
+    return (time.process_time() - before) / count * 1e6
+
+
+async def _publish(count: int) -> None:
+    drawer = Drawer(Messages(size=BODY_BYTES), seed=1)
+    publishing = Publishing(
+        NullSender(),
+        publisher=0,
+        start_ns=time.monotonic_ns(),
+        offset_ns=0,
+        fillers=drawer.fillers(),
+        keys=drawer.keys(),
+    )
+    # As a load process has them.
+    times = striped(intended(Constant(rate_per_s=RATE_PER_S)), number=0, of=1)
+    await publishing.run(itertools.islice(times, count), 1 << 62)
+
+
+async def _bare_publish(count: int) -> None:
+    sender, body = NullSender(), bytes(BODY_BYTES)
+    for number in range(count):
+        await sender.send(number, body, "")
+    sender.ends()
+
+
+async def _consume(count: int) -> None:
+    start_ns = time.monotonic_ns()
+    receiver = NullReceiver(_bodies(start_ns), count)
+    consuming = Consuming(receiver, start_ns=start_ns, offset_ns=0)
+    had = await consuming.run(lambda: receiver.is_empty, lambda _count: None)
+    assert len(had.sequences) == count, "what is of an earlier run, or altered, costs less"
+
+
+async def _bare_take(count: int) -> None:
+    receiver = NullReceiver(_bodies(time.monotonic_ns()), count)
+    while not receiver.is_empty:
+        await receiver.take(0)
+
+
+def _record(count: int) -> None:
+    """As a load does it: appended one by one, sorted into bins by the thousand."""
+    latencies, waiting = Latencies(0), []
+    for number in range(count):
+        waiting.append((number, number))
+        if len(waiting) == 1000:
+            rows = np.array(waiting, dtype=np.int64)
+            latencies.add("", rows[:, 0], rows[:, 1])
+            waiting = []
+
+
+def _bodies(intended_ns: int) -> list[bytes]:
+    """As many as arrive together."""
+    filler = Filler.of(bytes(BODY_BYTES))
+    return [stamped(filler, 0, number, intended_ns) for number in range(TOGETHER)]

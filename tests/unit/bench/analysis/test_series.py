@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.analysis import series
+from bench.analysis.series import Step, carry_out, in_rounds, middle, samples, trusted, turns_of
+from bench.errors import BenchError, InputInvalid
+from bench.load.profile import Profile, System
+from tests.support.results import PROFILE
+
+SMALL = Profile.from_values(
+    {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 1}}}, "test"
+)
+TWO = dataclasses.replace(SMALL, system=System(brokers=2))
+STEPS = [Step("a", SMALL), Step("b", SMALL), Step("c", TWO)]
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Brokers of each system that was started."""
+    found: list[int] = []
+
+    @contextmanager
+    def started(profile: Profile, *_: object) -> Iterator[None]:
+        found.append(profile.system.brokers)
+        yield
+
+    monkeypatch.setattr(series, "started", started)
+    return found
+
+
+def run(profile: Profile, folder: Path, _running: object) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    found = {"complete": True, "confirmed_per_s": 1.0, "environment": {"commit": "abc"}}
+    (folder / "profile.json").write_text(json.dumps(profile.as_json()))
+    (folder / "result.json").write_text(json.dumps(found))
+    return found
+
+
+def quiet(_line: str) -> None:
+    pass
+
+
+def test_runs_on_one_system_share_its_start(tmp_path: Path, starts: list[int]) -> None:
+    assert list(carry_out(STEPS, tmp_path, "127.0.1", run, quiet)) == ["a", "b", "c"]
+    assert starts == [3, 2]
+
+
+def test_what_is_there_is_not_done_again(tmp_path: Path, starts: list[int]) -> None:
+    carry_out(STEPS, tmp_path, "127.0.1", run, quiet)
+    starts.clear()
+    assert len(carry_out(STEPS, tmp_path, "127.0.1", run, quiet)) == 3
+    assert starts == []
+
+
+def test_what_was_cut_short_is_done_again(tmp_path: Path, starts: list[int]) -> None:
+    def fail(profile: Profile, folder: Path, running: object) -> dict[str, Any]:
+        if folder.name == "b":
+            folder.mkdir()
+            (folder / "profile.json").write_text(json.dumps(profile.as_json()))
+            raise BenchError("cut")
+        return run(profile, folder, running)
+
+    with pytest.raises(BenchError, match="cut"):
+        carry_out(STEPS, tmp_path, "127.0.1", fail, quiet)
+    starts.clear()
+    assert list(carry_out(STEPS, tmp_path, "127.0.1", run, quiet)) == ["a", "b", "c"]
+    assert starts == [3, 2]
+
+
+def test_a_run_of_another_profile_is_refused_before_anything_is_done_and_stays(
+    tmp_path: Path, starts: list[int]
+) -> None:
+    carry_out(STEPS[1:2], tmp_path, "127.0.1", run, quiet)
+    starts.clear()
+    time = dataclasses.replace(SMALL.time, measured_s=3.0)
+    longer = [STEPS[0], Step("b", dataclasses.replace(SMALL, time=time))]
+    with pytest.raises(InputInvalid, match=r"another profile.*time\.measured_s: 30\.0 and 3\.0"):
+        carry_out(longer, tmp_path, "127.0.1", run, quiet)
+    assert starts == []
+    assert (tmp_path / "b" / "result.json").exists()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, starts: list[int]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputInvalid, match="no run; use another --dir"):
+        carry_out(STEPS, tmp_path, "127.0.1", run, quiet)
+    assert starts == []
+
+
+def test_what_another_commit_has_measured_is_told(tmp_path: Path, starts: list[int]) -> None:
+    carry_out(STEPS, tmp_path, "127.0.1", run, quiet)
+    said: list[str] = []
+    carry_out(STEPS, tmp_path, "127.0.1", run, said.append)
+    (line,) = said
+    assert line.startswith("of commit abc, and now it is ")
+    assert line.endswith(": a, b, c")
+    assert starts == [3, 2]
+
+
+ONE = Profile.from_values(PROFILE, "x")
+
+
+def test_whole_rounds_follow_each_other() -> None:
+    steps = in_rounds([Step("a", ONE), Step("b", ONE)], 3)
+    assert [step.name for step in steps] == ["a", "b", "a-2", "b-2", "a-3", "b-3"]
+
+
+def test_the_turns_of_a_line_are_found_again() -> None:
+    results = {name: {"n": name} for name in ("a", "b", "a-2", "b-2", "a-3")}
+    assert [each["n"] for each in turns_of(results, "a")] == ["a", "a-2", "a-3"]
+    assert turns_of(results, "c") == []
+
+
+def test_the_middle_is_of_what_is_known() -> None:
+    assert samples([1, None, 2]) == (1.0, 2.0)
+    assert middle([4.0, None, 1.0]) == 2.5
+    assert middle([None]) is None
+
+
+def test_no_figure_is_made_of_the_turns_that_went_well_alone() -> None:
+    good: dict[str, list[str]] = {"faults": []}
+    behind = {"faults": ["did not keep up: 5 confirmed of 9"]}
+    slow = {"faults": ["publisher-0 used 95% of a core: the client was the bottleneck"]}
+    assert trusted([good, slow, good]) == [good, good]
+    assert trusted([good, behind, good]) == []

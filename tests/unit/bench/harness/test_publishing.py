@@ -1,0 +1,157 @@
+"""A load against a sender that a test steers: the schedule is kept, whatever the answers do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from bench.analysis.result import percentiles
+from bench.harness.interface import End
+from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
+from bench.harness.publishing import Publishing, Sent
+from bench.load.bodies import Drawer, read
+from bench.load.profile import Messages
+from bench.load.schedule import Constant, intended
+
+MS = 1_000_000
+S = 1_000 * MS
+
+
+class Clock:
+    """Moves a microsecond at each look, and by what the sender takes."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 1000
+        return self.now_ns
+
+
+class Steered:
+    """stall: the message whose sending takes a second, -1 for none. outcome: of all."""
+
+    def __init__(self, clock: Clock, stall: int = -1, outcome: int = CONFIRMED) -> None:
+        self._clock, self._stall, self._outcome = clock, stall, outcome
+        self._ends: list[End] = []
+        self.bodies: list[bytes] = []
+        self.asked = 0
+
+    async def open(self) -> None: ...
+
+    async def room(self) -> None:
+        self.asked += 1
+
+    async def send(self, sequence: int, body: bytes, key: str) -> None:
+        if sequence == self._stall:
+            self._clock.now_ns += S
+        self.bodies.append(body)
+        now = self._clock()
+        self._ends.append(End(sequence, self._outcome, "mb1", now, now + 2 * MS))
+
+    def ends(self) -> list[End]:
+        ends, self._ends = self._ends, []
+        return ends
+
+    async def close(self, timeout_s: float) -> None: ...
+
+
+def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> Sent:
+    async def sleepless(seconds: float) -> None:
+        # Sleeping moves the clock of the test and no other.
+        clock.now_ns += int(seconds * 1e9)
+
+    drawer = Drawer(Messages(size=30), seed=1)
+    publishing = Publishing(
+        sender,
+        publisher=7,
+        start_ns=0,
+        offset_ns=0,
+        fillers=drawer.fillers(),
+        keys=drawer.keys(),
+        clock_ns=clock,
+        sleep=sleepless,
+    )
+    times = itertools.islice(intended(Constant(rate_per_s=100)), count)
+    return asyncio.run(publishing.run(times, until_ns))
+
+
+def test_messages_carry_when_they_were_intended() -> None:
+    clock = Clock()
+    sender = Steered(clock)
+    sent = run(sender, clock, 5)
+    assert [read(body) for body in sender.bodies] == [(7, n, n * 10 * MS) for n in range(5)]
+    assert list(sent.intended_ns) == [n * 10 * MS for n in range(5)]
+    assert set(sent.outcomes) == {CONFIRMED}
+
+
+def test_a_stall_shows_in_every_message_that_it_held_up() -> None:
+    clock = Clock()
+    sent = run(Steered(clock, stall=10), clock, 200)
+    confirm, service = (percentiles(each.whole()) for each in (sent.confirm, sent.service))
+    # A second at 100/s: half of 200 messages were late, by half a second on average.
+    assert confirm["p75"] > 400
+    assert confirm["p100"] > 990
+    # From the sending on, it is forgiven.
+    assert service["p100"] < 3
+    assert 0.9 * S < sent.waited_ns < 1.1 * S
+
+
+def test_what_waited_for_room_is_not_the_pacers_lateness() -> None:
+    clock = Clock()
+    sent = run(Steered(clock, stall=10), clock, 200)
+    assert percentiles(sent.pacing.whole())["p100"] < 5
+
+
+def test_nothing_is_sent_after_the_end() -> None:
+    clock = Clock()
+    sent = run(Steered(clock), clock, 1000, until_ns=S)
+    assert len(sent.outcomes) == 100
+
+
+def test_what_is_overdue_at_the_end_is_still_sent_for_a_while() -> None:
+    clock = Clock()
+    sent = run(Steered(clock, stall=95), clock, 1000, until_ns=S)
+    assert len(sent.outcomes) == 100
+
+
+def test_outcomes_are_kept_and_only_confirms_are_timed() -> None:
+    clock = Clock()
+    sent = run(Steered(clock, outcome=OTHERWISE), clock, 5)
+    assert list(sent.outcomes) == [OTHERWISE] * 5
+    assert sent.confirm.whole() == {}
+    assert UNKNOWN not in sent.outcomes
+
+
+def test_a_closed_loop_asks_for_room_before_each_and_sends_so_many() -> None:
+    clock = Clock()
+    sender = Steered(clock)
+    publishing = Publishing(
+        sender,
+        publisher=7,
+        start_ns=0,
+        offset_ns=0,
+        fillers=Drawer(Messages(size=30), seed=1).fillers(),
+        keys=itertools.repeat(""),
+        clock_ns=clock,
+    )
+    sent = asyncio.run(publishing.run_closed(100, 1 << 62))
+    assert sender.asked == len(sender.bodies) == len(sent.outcomes) == 100
+    assert set(sent.outcomes) == {CONFIRMED}
+    assert sent.ended_ns > max(sent.intended_ns)
+
+
+def test_a_closed_loop_sends_nothing_after_the_most_that_it_may_take() -> None:
+    clock = Clock()
+    publishing = Publishing(
+        Steered(clock),
+        publisher=7,
+        start_ns=0,
+        offset_ns=0,
+        fillers=Drawer(Messages(size=30), seed=1).fillers(),
+        keys=itertools.repeat(""),
+        clock_ns=clock,
+    )
+    sent = asyncio.run(publishing.run_closed(1 << 20, MS))
+    assert 0 < len(sent.outcomes) < 1000
+    assert max(sent.intended_ns) < MS

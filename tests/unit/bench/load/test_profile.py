@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.errors import InputInvalid
+from bench.load.profile import PARTS, SCHEDULES, Profile, places, unlike
+from bench.load.schedule import Constant, Steps, intended
+
+ROOT = Path(__file__).resolve().parents[4]
+LEAST: dict[str, Any] = {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 5}}}
+
+
+def test_a_name_and_a_schedule_are_enough() -> None:
+    made = Profile.from_values(LEAST, "x")
+    assert made.load.schedule == Constant(rate_per_s=5)
+    assert made.system.name == "messagebus"
+
+
+def test_what_is_written_down_is_what_is_read() -> None:
+    values = {
+        "name": "x",
+        "load": {"schedule": {"kind": "steps", "steps": [[10, 5], [20, 5]]}, "publishers": 3},
+        "messages": {"sizes": [[0.9, 200], [0.1, 5000]], "keys": 10},
+        "events": True,
+    }
+    made = Profile.from_values(values, "x")
+    assert made.load.schedule == Steps(steps=((10, 5), (20, 5)))
+    assert Profile.from_values(made.as_json(), "x") == made
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench" / "profiles").glob("*.toml")))
+def test_every_profile_of_ours_is_read(path: Path) -> None:
+    assert Profile.load_file(path).name == path.stem
+
+
+def scheduled(kind: str, **values: object) -> dict[str, object]:
+    return LEAST | {"load": {"schedule": {"kind": kind, **values}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "load.schedule: a table with kind = constant"),
+        ([], "a table wanted"),
+        (LEAST | {"name": 3}, "name: a text wanted"),
+        (LEAST | {"nam": 3}, "nam is not known; meant is name?"),
+        (
+            LEAST | {"time": {"measured": 3}},
+            "time.measured is not known; meant is time.measured_s?",
+        ),
+        (LEAST | {"time": {"measured_s": "3"}}, "time.measured_s: a number wanted, not '3'"),
+        (LEAST | {"time": {"measured_s": float("inf")}}, "measured_s: a number wanted, not inf"),
+        (LEAST | {"time": {"warm_up_s": float("nan")}}, "warm_up_s: a number wanted, not nan"),
+        (LEAST | {"time": {"measured_s": 0}}, "time.measured_s: 1 to 604,800 wanted, not 0"),
+        (LEAST | {"time": {"measured_s": 7.5}}, "time.measured_s: whole seconds wanted, not 7.5"),
+        (LEAST | {"time": {"warm_up_s": 0.5}}, "time.warm_up_s: whole seconds wanted, not 0.5"),
+        (LEAST | {"time": 5}, "time: a table wanted"),
+        (LEAST | {"system": {"name": "hornetq"}}, "system.name: one of messagebus, pika, native"),
+        (LEAST | {"system": {"brokers": True}}, "system.brokers: a whole number wanted, not True"),
+        (LEAST | {"messages": {"size": 4}}, "messages.size: 18 to 16,777,216 wanted, not 4"),
+        (LEAST | {"messages": {"size": 10**12}}, "18 to 16,777,216 wanted, not 1000000000000"),
+        (
+            LEAST | {"messages": {"sizes": 5}},
+            "an array, each [a number, a whole number], wanted, not 5",
+        ),
+        (LEAST | {"messages": {"sizes": [5]}}, "messages.sizes: an array, each [a number, a whole"),
+        (LEAST | {"messages": {"sizes": [["a", 200]]}}, "wanted, not [['a', 200]]"),
+        (LEAST | {"messages": {"sizes": [[0.5, 100]]}}, "parts above 0, of 1 together"),
+        (LEAST | {"messages": {"sizes": [[1.5, 100], [-0.5, 99]]}}, "parts above 0, of 1"),
+        (LEAST | {"messages": {"sizes": [[1, 7]]}}, "messages.sizes: 18 to 16,777,216 bytes"),
+        (LEAST | {"messages": {"sizes": [[1, 70]], "file": "x"}}, "messages.sizes, messages.file"),
+        (LEAST | {"messages": {"key_skew": 1e9}}, "messages.key_skew: 0 to 10 wanted"),
+        (LEAST | {"disturbances": {}}, "disturbances: an array of tables wanted"),
+        (LEAST | {"disturbances": [3]}, "disturbances: a table wanted"),
+        (scheduled("ramp"), "load.schedule.from_per_s: is missing"),
+        ({"name": "x", "load": {"schedule": {"kind": [1]}}}, "load.schedule: a table with kind ="),
+        (scheduled("constant", rate_per_s=-1), "rate_per_s: 0.001 to 1,000,000 wanted, not -1"),
+        (scheduled("constant", rate_per_s="fast"), "rate_per_s: a number wanted, not 'fast'"),
+        (scheduled("constant", rate_per_s=True), "rate_per_s: a number wanted, not True"),
+        (scheduled("constant", rate_per_s=float("nan")), "rate_per_s: a number wanted, not nan"),
+        (scheduled("constant", rate_per_s=10**400), "rate_per_s: a number wanted, not 1000"),
+        (scheduled("steps", steps=5), "load.schedule.steps: an array, each [a number, a number]"),
+        (scheduled("steps", steps=["ab"]), "wanted, not ['ab']"),
+        (scheduled("steps", steps=[[500]]), "wanted, not [[500]]"),
+        (scheduled("replay", offsets_ns=5), "an array, each a whole number, wanted, not 5"),
+        (scheduled("replay", offsets_ns=["a"]), "wanted, not ['a']"),
+        (scheduled("closed", count=2.5), "load.schedule.count: a whole number wanted, not 2.5"),
+    ],
+)
+def test_every_fault_is_told_with_its_place(values: object, said: str) -> None:
+    with pytest.raises(InputInvalid) as caught:
+        Profile.from_values(values, "p.toml")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("p.toml: ")
+
+
+def test_faults_are_told_together_those_of_type_and_those_of_sense() -> None:
+    values = {
+        "load": {"schedule": {"kind": "constant", "rate_per_s": 0}, "window": "x"},
+        "messages": {"size": 1},
+        "time": {"drain_s": -1, "measured_s": "x"},
+        "disturbances": [{"what": "burn"}],
+    }
+    with pytest.raises(InputInvalid) as caught:
+        Profile.from_values(values, "x")
+    places = [each.split(":")[0] for each in str(caught.value).removeprefix("x: ").split("; ")]
+    assert places == [
+        "name",
+        "load.window",
+        "time.measured_s",
+        "messages.size",
+        "time.drain_s",
+        "load.schedule.rate_per_s",
+        "disturbances.what",
+    ]
+
+
+def test_a_file_of_payloads_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    path, payloads = tmp_path / "p.toml", tmp_path / "records"
+    text = '[messages]\nfile = "{}"\n[load]\nschedule = {{ kind = "closed", count = 1 }}\n'
+    path.write_text('name = "x"\ntime = { warm_up_s = 0 }\n' + text.format(payloads))
+    with pytest.raises(InputInvalid, match=r"messages\.file: .*: cannot read: No such file"):
+        Profile.load_file(path)
+    payloads.write_text("\n\n")
+    with pytest.raises(InputInvalid, match=r"messages\.file: .*: no record in it"):
+        Profile.load_file(path)
+    payloads.write_text("one\n")
+    profile = Profile.load_file(path)
+    payloads.unlink()
+    # A run that was can still be read.
+    assert Profile.from_values(profile.as_json(), "x") == profile
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot read"), ("[", "not TOML")])
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "p.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputInvalid, match=said):
+        Profile.load_file(path)
+
+
+def test_profiles_are_alike_whatever_their_system_and_name_are() -> None:
+    one = Profile.from_values(LEAST, "x")
+    other = Profile.from_values(LEAST | {"name": "y", "system": {"brokers": 1}}, "x")
+    assert unlike(one, other) == []
+    slower = Profile.from_values(LEAST | {"messages": {"size": 200}}, "x")
+    assert unlike(one, slower) == ["messages.size: 1024 and 200"]
+
+
+def test_disturbances_are_tables_with_a_broker_of_the_system() -> None:
+    values = LEAST | {"disturbances": [{"at_s": 3, "what": "freeze", "broker": 2}]}
+    (one,) = Profile.from_values(values, "x").disturbances
+    assert (one.at_s, one.what, one.broker, one.lasts_s) == (3, "freeze", 2, 5.0)
+    with pytest.raises(InputInvalid, match=r"disturbances\.broker: 1 to 3"):
+        Profile.from_values(LEAST | {"disturbances": [{"broker": 9}]}, "x")
+    with pytest.raises(InputInvalid, match="what: one of kill, freeze"):
+        Profile.from_values(LEAST | {"disturbances": [{"what": "burn"}]}, "x")
+    with pytest.raises(InputInvalid, match=r"disturbances\.wat is not known; meant is"):
+        Profile.from_values(LEAST | {"disturbances": [{"wat": "kill"}]}, "x")
+
+
+KOMBU = {"system": {"name": "kombu", "brokers": 1}}
+NATIVE = {"system": {"name": "native"}}
+PERF_TEST = {"system": {"name": "perf-test", "brokers": 1}}
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (KOMBU | {"load": {"ack": "many"}}, "load.ack: one of"),
+        (KOMBU | {"disturbances": [{"what": "kill"}]}, "kombu: disturbances.what: freeze, alarm"),
+        (PERF_TEST | {"messages": {"keys": 3}}, "of its own"),
+        (PERF_TEST | {"messages": {"topics": 2}, "load": {"publishers": 2}}, "one topic"),
+        (PERF_TEST | {"load": {"consume_from_s": 2}}, "of its own"),
+        (PERF_TEST | {"disturbances": [{}]}, "perf-test: disturbances.what: it has none"),
+        ({"system": {"name": "native", "durability": "none"}}, "system.durability: native has"),
+        (NATIVE | {"disturbances": [{"what": "agent"}]}, "native: disturbances.what: kill"),
+        (NATIVE | {"disturbances": [{"what": "drain"}]}, "native: disturbances.what: kill"),
+        ({"load": {"prefetch": 2001}}, "messagebus: load.prefetch: 2,000 at most"),
+        ({"system": {"name": "rabbit"}}, "one of messagebus"),
+        ({"events": True, "name": "a b"}, "name: letters, digits"),
+        (
+            {"disturbances": [{"at_s": 1000}]},
+            "disturbances.at_s, disturbances.lasts_s: over after 35",
+        ),
+        (
+            {"disturbances": [{"at_s": 31}]},
+            "disturbances.at_s, disturbances.lasts_s: over after 35",
+        ),
+        ({"messages": {"topics": 2}}, "load.publishers: one at least for each of 2 topics"),
+        ({"messages": {"subscriptions": 2}}, "load.consumers: none, or one at least for each of 2"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_anything_starts(
+    part: dict[str, Any], said: str
+) -> None:
+    values = {**LEAST, **part, "load": {**LEAST["load"], **part.get("load", {})}}
+    with pytest.raises(InputInvalid, match=re.escape(said)):
+        Profile.from_values(values, "x")
+
+
+def test_a_larger_batch_lets_more_be_delivered_at_once() -> None:
+    load = LEAST["load"] | {"batch": 10, "prefetch": 20_000}
+    assert Profile.from_values(LEAST | {"load": load}, "x").load.prefetch == 20_000
+
+
+def test_profiles_are_read_back_as_they_were_written() -> None:
+    for path in (ROOT / "bench" / "profiles").glob("*.toml"):
+        profile = Profile.load_file(path)
+        assert Profile.from_values(profile.as_json(), "x") == profile
+
+
+# What a TOML file may have.
+VALUES = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["kind", "at_s", "a"]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+SETTINGS = [
+    *((part, name) for part, kind in PARTS.items() for name in kind.__dataclass_fields__),
+    *((part, "") for part in (*PARTS, "name", "events", "disturbances")),
+]
+KINDS = [(kind, name) for kind, made in SCHEDULES.items() for name in made.__dataclass_fields__]
+
+
+@given(st.sampled_from(SETTINGS), VALUES)
+def test_no_value_of_a_setting_is_a_traceback(setting: tuple[str, str], value: object) -> None:
+    part, name = setting
+    changed = LEAST.get(part, {}) | {name: value} if name else value
+    with contextlib.suppress(InputInvalid):
+        Profile.from_values(LEAST | {part: changed}, "x")
+
+
+@given(st.sampled_from(KINDS), VALUES)
+def test_no_value_of_a_schedule_is_a_traceback_then_or_later(
+    setting: tuple[str, str], value: object
+) -> None:
+    kind, name = setting
+    given_ = {"kind": kind, **GOOD[kind], name: value}
+    with contextlib.suppress(InputInvalid):
+        schedule = Profile.from_values(LEAST | {"load": {"schedule": given_}}, "x").load.schedule
+        times = list(itertools.islice(intended(schedule), 100))
+        assert times == sorted(times)
+
+
+GOOD: dict[str, dict[str, object]] = {
+    "constant": {"rate_per_s": 1},
+    "ramp": {"from_per_s": 0, "to_per_s": 1, "over_s": 1},
+    "steps": {"steps": [[1, 1]]},
+    "poisson": {"rate_per_s": 1},
+    "bursts": {"count": 1, "every_s": 1},
+    "replay": {"offsets_ns": [0]},
+    "closed": {"count": 1},
+}
+
+
+def test_every_topic_has_every_subscription() -> None:
+    values = {
+        "name": "x",
+        "load": {
+            "schedule": {"kind": "constant", "rate_per_s": 1},
+            "publishers": 2,
+            "consumers": 4,
+        },
+        "messages": {"topics": 2, "subscriptions": 2},
+    }
+    wanted = [("load0", "sink0"), ("load0", "sink1"), ("load1", "sink0"), ("load1", "sink1")]
+    assert places(Profile.from_values(values, "x")) == wanted
