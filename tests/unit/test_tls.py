@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from messagebus._validity import good_until_s
 from messagebus.errors import ConfigError
 from messagebus.tls import TlsFiles, certificate_fault, good_until_s, speaks_no_tls, trusting_nobody
 from ops.local.certificates import Authority, issue_missing
