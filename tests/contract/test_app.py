@@ -153,6 +153,7 @@ async def test_what_a_coroutine_handler_returns_to_await_is_a_part_of_its_run(st
     assert {answer for answer, _ in stage.heard.told} == {"published", "ack", "park"}
 
 
+@pytest.mark.guarantee("payload-that-does-not-fit")
 async def test_what_does_not_fit_is_parked_and_the_rest_goes_on(stage: Stage) -> None:
     app, got = stage.app, []
 
@@ -250,6 +251,7 @@ async def test_run_ends_when_it_is_asked_to(stage: Stage) -> None:
     assert got == ["x"]
 
 
+@pytest.mark.guarantee("signals-stop-all-apps")
 @pytest.mark.parametrize("kind", ["coroutine", "plain", "in another task"])
 async def test_a_handler_may_stop_its_app_and_its_own_message_is_answered(
     stage: Stage, kind: str
@@ -273,6 +275,7 @@ async def test_a_handler_may_stop_its_app_and_its_own_message_is_answered(
         stage.memory.assert_answered(stage.queue, count=1)
 
 
+@pytest.mark.guarantee("run-ends-only-itself")
 async def test_a_runner_that_ends_by_itself_is_told_and_not_ready_and_ends_run(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +332,7 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
 
 
 # ---------------------------------------------------------------------- batches
+@pytest.mark.guarantee("batch-answers-per-message")
 @pytest.mark.parametrize("kind", ["coroutine", "plain"])
 async def test_each_message_of_a_batch_has_an_answer_of_its_own(stage: Stage, kind: str) -> None:
     app, sizes, runs = stage.app, [], dict[str, list[int]]()
@@ -373,6 +377,7 @@ async def test_each_message_of_a_batch_has_an_answer_of_its_own(stage: Stage, ki
     assert max(sizes) > 1
 
 
+@pytest.mark.guarantee("batch-answers-per-message")
 @pytest.mark.parametrize("kind", ["coroutine", "plain"])
 async def test_a_batch_that_fails_or_takes_too_long_has_the_policys_answers(
     stage: Stage, kind: str
@@ -403,6 +408,7 @@ async def test_a_batch_that_fails_or_takes_too_long_has_the_policys_answers(
     assert (stats.retried, stats.failed, stats.acked) == (10, 20, 0)
 
 
+@pytest.mark.guarantee("batch-answers-per-message")
 async def test_a_stop_handles_what_was_gathered_and_what_makes_no_sense_is_a_failed_run(
     stage: Stage,
 ) -> None:

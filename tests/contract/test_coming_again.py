@@ -47,6 +47,7 @@ async def bodies(consumer: Client, count: int) -> list[str]:
 
 
 # ---------------------------------------------------------------------- the delivery limit
+@pytest.mark.guarantee("unseen-is-not-parked")
 async def test_what_no_handler_has_seen_is_not_parked_however_often_its_consumer_restarts(
     bus: Bus,
 ) -> None:
@@ -62,6 +63,7 @@ async def test_what_no_handler_has_seen_is_not_parked_however_often_its_consumer
         assert await bus.parked(broker, "billing") == 0
 
 
+@pytest.mark.guarantee("unseen-is-not-parked")
 async def test_what_waits_for_a_slow_handler_is_not_parked_however_often_it_is_given_back(
     bus: Bus,
 ) -> None:
@@ -84,6 +86,7 @@ async def test_what_waits_for_a_slow_handler_is_not_parked_however_often_it_is_g
 
 
 # ---------------------------------------------------------------------- batches
+@pytest.mark.guarantee("batch-is-finished")
 async def test_a_batch_that_waits_for_a_thread_is_given_back_whole_and_handled_once(
     bus: Bus,
 ) -> None:
@@ -111,6 +114,7 @@ async def test_a_batch_that_waits_for_a_thread_is_given_back_whole_and_handled_o
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
 
 
+@pytest.mark.guarantee("batch-is-finished")
 async def test_a_batch_that_takes_longer_than_the_consumer_timeout_is_finished(bus: Bus) -> None:
     consumer, handler = await bus.consumer(consumer_timeout_s=3), Handler()
 
@@ -127,6 +131,7 @@ async def test_a_batch_that_takes_longer_than_the_consumer_timeout_is_finished(b
 
 
 # ---------------------------------------------------------------------- order
+@pytest.mark.guarantee("single-active-keeps-order")
 @pytest.mark.parametrize("says", [True, False])
 async def test_a_polite_stop_of_a_single_active_consumer_keeps_the_order(
     bus: Bus, says: bool
@@ -154,6 +159,7 @@ async def test_a_polite_stop_of_a_single_active_consumer_keeps_the_order(
     ]
 
 
+@pytest.mark.guarantee("single-active-keeps-order")
 async def test_what_a_single_active_consumer_holds_at_the_end_of_its_grace_comes_again_first(
     bus: Bus,
 ) -> None:
@@ -166,6 +172,7 @@ async def test_what_a_single_active_consumer_holds_at_the_end_of_its_grace_comes
     assert await bodies(second, 5) == ["0", "2", "3", "4", "5"]
 
 
+@pytest.mark.guarantee("single-active-keeps-order")
 async def test_a_single_active_consumer_that_rests_keeps_the_order(bus: Bus) -> None:
     """It finishes what it holds; all else comes again behind that, here or at the next consumer."""
     first = await bus.consumer("", destination=ordered(bus), consumer_timeout_s=2)

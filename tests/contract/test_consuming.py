@@ -61,6 +61,7 @@ async def test_competing_consumers_get_each_message_once(bus: Bus) -> None:
     assert got[1]
 
 
+@pytest.mark.guarantee("ephemeral-goes-with-its-consumer")
 async def test_an_ephemeral_subscription_goes_with_its_consumer(bus: Bus) -> None:
     source = Subscription.ephemeral(bus.topic)
     first = await bus.consumer("", destination=source)

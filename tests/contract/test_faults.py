@@ -189,6 +189,7 @@ async def test_what_is_due_and_has_no_queue_is_kept_and_holds_up_nobody(bus: Bus
         assert time.monotonic() < until
 
 
+@pytest.mark.guarantee("delayed-time-to-live")
 async def test_the_life_of_a_delayed_message_begins_when_it_is_due(bus: Bus) -> None:
     consumer, publisher = await bus.consumer(), await bus.publisher()
     begin_ns = time.monotonic_ns()
@@ -226,6 +227,7 @@ async def test_what_nobody_reads_in_its_time_is_parked(bus: Bus) -> None:
 
 
 # ---------------------------------------------------------------------- subscriptions
+@pytest.mark.guarantee("single-active-consumer")
 async def test_of_a_single_active_consumer_one_is_served_until_it_goes(bus: Bus) -> None:
     source = Subscription(Topic(bus.topic), "billing", single_active=True)
     first = await bus.consumer("", destination=source)

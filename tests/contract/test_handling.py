@@ -119,6 +119,7 @@ async def test_a_handler_may_stop_its_consumer_and_has_its_answer(bus: Bus) -> N
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
 
 
+@pytest.mark.guarantee("failed-runs-then-parked")
 async def test_a_failed_run_is_followed_by_others_and_then_parked_with_the_reason(bus: Bus) -> None:
     consumer, handler = await bus.consumer(), Handler(raising(ValueError("not now")))
     work = run(consumer, handler, retry=SOON)
@@ -157,6 +158,7 @@ async def parked(bus: Bus, subscription: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.guarantee("failed-runs-then-parked")
 async def test_a_retry_comes_after_its_delay_and_to_its_own_subscription_only(bus: Bus) -> None:
     consumer, audit = await bus.consumer("billing"), await bus.consumer("audit")
     times: list[float] = []
@@ -208,6 +210,7 @@ async def test_what_is_not_worth_another_run_is_dropped_where_the_policy_says_so
     assert await bus.take_parked("billing") == []
 
 
+@pytest.mark.guarantee("exceptions-end-no-worker")
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), RecursionError(), MemoryError()])
 async def test_whatever_a_handler_raises_ends_no_worker(bus: Bus, error: BaseException) -> None:
     def end(delivery: Delivery) -> object:
@@ -223,6 +226,7 @@ async def test_whatever_a_handler_raises_ends_no_worker(bus: Bus, error: BaseExc
     assert await ended(consumer, work) == 0
 
 
+@pytest.mark.guarantee("exceptions-end-no-worker")
 async def test_a_run_over_its_time_is_answered_and_others_go_on(bus: Bus) -> None:
     leave = threading.Event()
 
@@ -248,6 +252,7 @@ async def test_a_run_over_its_time_is_answered_and_others_go_on(bus: Bus) -> Non
     assert (await consumer.call("stats")).acks_stale == 0
 
 
+@pytest.mark.guarantee("endless-handler")
 async def test_a_handler_that_never_returns_stalls_no_other_and_is_seen(bus: Bus) -> None:
     leave, left = threading.Event(), asyncio.Event()
 
@@ -459,6 +464,7 @@ async def test_a_run_near_the_consumer_timeout_is_told_once_and_may_still_answer
     await ended(consumer, work)
 
 
+@pytest.mark.guarantee("exceptions-end-no-worker")
 async def test_a_handler_that_blocks_the_loop_is_named(
     bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -596,6 +602,7 @@ class Strange(Exception, metaclass=Unjudgeable):
     pass
 
 
+@pytest.mark.guarantee("run-ends-only-itself")
 async def test_an_exception_that_cannot_be_judged_or_printed_ends_no_worker(bus: Bus) -> None:
     ends: dict[bytes, Callable[[], BaseException]] = {
         b"later": TryAgain,
@@ -616,6 +623,7 @@ async def test_an_exception_that_cannot_be_judged_or_printed_ends_no_worker(bus:
     assert reasons == {"(its text fails: TypeError)"}
 
 
+@pytest.mark.guarantee("run-ends-only-itself")
 async def test_what_a_policy_fails_to_judge_is_parked_with_that_reason(
     bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -628,6 +636,7 @@ async def test_what_a_policy_fails_to_judge_is_parked_with_that_reason(
     assert [each for each in caplog.messages if "run cannot be judged" in each]
 
 
+@pytest.mark.guarantee("run-ends-only-itself")
 async def test_a_run_that_is_cancelled_by_the_application_ends_nothing_but_itself(bus: Bus) -> None:
     """Each by itself, by whoever keeps its task, before its first step, and with the cancel swallowed."""
     consumer = await bus.consumer()
@@ -667,6 +676,7 @@ async def test_a_run_that_is_cancelled_by_the_application_ends_nothing_but_itsel
     assert await ended(consumer, work) == 0
 
 
+@pytest.mark.guarantee("context-per-run")
 async def test_each_run_has_context_variables_of_its_own(bus: Bus) -> None:
     variable: ContextVar[str] = ContextVar("tenant", default="none")
     seen: list[str] = []

@@ -182,6 +182,7 @@ async def test_a_publish_may_wait_for_a_queue_of_its_own(bus: Bus) -> None:
     assert (delivery.body, delivery.source) == (b"job", queue)
 
 
+@pytest.mark.guarantee("mistyped-name-swallows-nothing")
 async def test_a_queue_that_nobody_declared_swallows_nothing(bus: Bus) -> None:
     """A mistyped name is told, at once and after a delay, and other publishes go on."""
     publisher, typo = await bus.publisher(), f"queue:{bus.topic}-typo"

@@ -135,6 +135,7 @@ async def test_trace_context_goes_on_without_any_package(bus: Bus, carried: bool
     assert dict(invoice.message.headers) == headers
 
 
+@pytest.mark.guarantee("context-per-run")
 async def test_what_goes_on_around_the_start_is_nobodys_parent(bus: Bus) -> None:
     telemetry = Telemetry()
     publisher = await bus.publisher(hooks=[telemetry.hooks])

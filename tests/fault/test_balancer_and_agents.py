@@ -39,6 +39,7 @@ WATCHED_S = 4.0
 CUT_SILENCE_S = 20.0
 
 
+@pytest.mark.guarantee("haproxy-cuts-nobody")
 def test_a_drain_holds_while_the_balancer_is_reloaded(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_drain_holds_while_the_balancer_is_reloaded(
     assert load.links_lost == 0
 
 
+@pytest.mark.guarantee("haproxy-cuts-nobody")
 def test_a_reload_of_the_balancer_cuts_nobody(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_reload_of_the_balancer_cuts_nobody(
         _wait_some_more(load, SOME)
 
 
+@pytest.mark.guarantee("dead-agents-cut-nobody")
 def test_the_restart_of_all_agents_cuts_nobody(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -91,6 +94,7 @@ def test_the_restart_of_all_agents_cuts_nobody(
         broken.wait_ready()
 
 
+@pytest.mark.guarantee("dead-agents-cut-nobody")
 def test_killed_agents_cut_nobody(broken: LocalCluster, bus: BusConfig, topic: str) -> None:
     with _watched(broken, bus, topic) as load:
         for name in broken.names:
@@ -101,6 +105,7 @@ def test_killed_agents_cut_nobody(broken: LocalCluster, bus: BusConfig, topic: s
         broken.wait_ready()
 
 
+@pytest.mark.guarantee("haproxy-cuts-nobody")
 def test_a_killed_balancer_loses_nothing_and_consumers_do_not_notice(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -124,6 +129,7 @@ def test_a_killed_balancer_loses_nothing_and_consumers_do_not_notice(
     assert {each for each, count in counts.items() if count > 1} <= sent_again
 
 
+@pytest.mark.guarantee("cached-list")
 def test_without_a_list_a_consumer_keeps_trying_and_says_so_until_there_is_one(
     broken: LocalCluster, bus: BusConfig, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +153,7 @@ def test_without_a_list_a_consumer_keeps_trying_and_says_so_until_there_is_one(
         consumer.stop(drain_s=0)
 
 
+@pytest.mark.guarantee("cached-list")
 def test_a_consumer_starts_from_the_cached_list_while_the_balancer_is_away(
     broken: LocalCluster, bus: BusConfig, topic: str, tmp_path: Path
 ) -> None:

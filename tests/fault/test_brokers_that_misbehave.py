@@ -72,6 +72,7 @@ def ends(futures: list[Future[Published]]) -> set[Outcome]:
 # -- the protocol broken
 
 
+@pytest.mark.guarantee("malformed-frames")
 @pytest.mark.parametrize("frame", [BAD_FRAME, ODD_FRAME], ids=["end", "type"])
 def test_a_frame_that_is_none_ends_the_link_and_clients_come_back(
     rabbit: FakeRabbit, hot_path: str, frame: bytes
@@ -86,6 +87,7 @@ def test_a_frame_that_is_none_ends_the_link_and_clients_come_back(
         assert taken(consumer).body == b"after"
 
 
+@pytest.mark.guarantee("malformed-frames")
 def test_a_frame_larger_than_agreed_ends_the_link(rabbit: FakeRabbit, hot_path: str) -> None:
     with publishing(rabbit) as publisher:
         publisher.send_safe(TOPIC, b"before", timeout_s=WITHIN_S)
@@ -94,6 +96,7 @@ def test_a_frame_larger_than_agreed_ends_the_link(rabbit: FakeRabbit, hot_path: 
         publisher.send_safe(TOPIC, b"after", timeout_s=WITHIN_S)
 
 
+@pytest.mark.guarantee("malformed-frames")
 @pytest.mark.parametrize("off_by", [-1, 10, 1 << 40], ids=["longer", "shorter", "endless"])
 def test_content_of_another_size_than_announced_ends_the_link_and_no_process(
     rabbit: FakeRabbit, hot_path: str, off_by: int
@@ -117,6 +120,7 @@ def _put_and_received(rabbit: FakeRabbit, consumer: Consumer) -> bool:
 # -- small limits
 
 
+@pytest.mark.guarantee("malformed-frames")
 @pytest.mark.parametrize("channels", [1, 2, 2_047])
 def test_the_smallest_frames_and_one_channel_are_enough(hot_path: str, channels: int) -> None:
     body = bytes(range(256)) * 4_000
@@ -128,6 +132,7 @@ def test_the_smallest_frames_and_one_channel_are_enough(hot_path: str, channels:
             assert taken(consumer).body == body
 
 
+@pytest.mark.guarantee("malformed-frames")
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 60), (10, 0), (0, 0)])
 def test_without_heartbeats_messages_flow(ours: int, theirs: int) -> None:
     with fake_rabbit(manners=Manners(heartbeat_s=theirs)) as rabbit:
@@ -138,6 +143,7 @@ def test_without_heartbeats_messages_flow(ours: int, theirs: int) -> None:
             assert taken(consumer).body == b"x"
 
 
+@pytest.mark.guarantee("frozen-or-silent-link")
 def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit) -> None:
     config = PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS)
     with publishing(rabbit, config, heartbeat_s=1) as publisher:
@@ -149,6 +155,7 @@ def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit
         assert (end.outcome, end.attempts) == (Outcome.CONFIRMED, 2)
 
 
+@pytest.mark.guarantee("frozen-or-silent-link")
 def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_broker(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +175,7 @@ def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_
 # -- silence
 
 
+@pytest.mark.guarantee("frozen-or-silent-link")
 @pytest.mark.parametrize("step", ["connect", "start", "tune", "open"])
 def test_silence_in_the_handshake_is_given_up_within_its_time_and_tried_again(
     rabbit: FakeRabbit, step: Literal["connect", "start", "tune", "open"]
@@ -197,6 +205,7 @@ def closers() -> dict[str, Callable[[FakeRabbit], object]]:
     }
 
 
+@pytest.mark.guarantee("one-outcome-per-publish")
 @pytest.mark.parametrize("how", list(closers()))
 @pytest.mark.parametrize("retry", [True, False], ids=["retried", "not-retried"])
 def test_what_a_closed_link_leaves_open_has_one_outcome(
@@ -218,6 +227,7 @@ def test_what_a_closed_link_leaves_open_has_one_outcome(
         assert len(ids) == OPEN + 1, "a copy under another id"
 
 
+@pytest.mark.guarantee("one-outcome-per-publish")
 @pytest.mark.parametrize("confirms", ["single", "reversed", "multiple"])
 def test_confirms_in_any_order_and_grouping_settle_what_they_name(
     rabbit: FakeRabbit, hot_path: str, confirms: Literal["single", "reversed", "multiple"]
@@ -229,6 +239,7 @@ def test_confirms_in_any_order_and_grouping_settle_what_they_name(
         assert publisher.stats().window == 0
 
 
+@pytest.mark.guarantee("one-outcome-per-publish")
 def test_a_refusal_is_the_outcome_of_what_was_refused(rabbit: FakeRabbit, hot_path: str) -> None:
     with publishing(rabbit) as publisher:
         publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
@@ -238,6 +249,7 @@ def test_a_refusal_is_the_outcome_of_what_was_refused(rabbit: FakeRabbit, hot_pa
         assert ends([publisher.submit(TOPIC, b"z") for _ in range(OPEN)]) == {Outcome.CONFIRMED}
 
 
+@pytest.mark.guarantee("cancel-by-the-server")
 def test_a_consumer_that_the_broker_cancels_attaches_again(
     rabbit: FakeRabbit, hot_path: str
 ) -> None:
@@ -249,6 +261,7 @@ def test_a_consumer_that_the_broker_cancels_attaches_again(
             assert taken(consumer).body == b"%d" % number
 
 
+@pytest.mark.guarantee("alarm-is-left")
 def test_a_blocked_broker_takes_nothing_until_it_is_unblocked_and_deadlines_hold(
     rabbit: FakeRabbit,
 ) -> None:
@@ -266,6 +279,7 @@ def test_a_blocked_broker_takes_nothing_until_it_is_unblocked_and_deadlines_hold
 # -- a reader that does not read
 
 
+@pytest.mark.guarantee("every-wait-is-bounded")
 def test_a_broker_that_reads_nothing_fills_the_backlog_and_no_memory(
     rabbit: FakeRabbit, hot_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +320,7 @@ def _submit_for_ever(publisher: Publisher, body: bytes, futures: list[Future[Pub
 # -- a message that this broker does not take
 
 
+@pytest.mark.guarantee("over-the-brokers-limit")
 def test_a_message_over_the_brokers_limit_ends_and_the_publisher_goes_on(
     rabbit: FakeRabbit, hot_path: str
 ) -> None:
@@ -317,6 +332,7 @@ def test_a_message_over_the_brokers_limit_ends_and_the_publisher_goes_on(
     assert {each.body for each in rabbit.queues[QUEUE].messages} == {b"good"}
 
 
+@pytest.mark.guarantee("over-the-brokers-limit")
 def test_a_message_over_the_brokers_limit_says_why_and_costs_those_behind_it_nothing(
     rabbit: FakeRabbit, hot_path: str
 ) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from urllib.parse import quote
 
 import httpx
+import pytest
 
 from messagebus import Consumer, Durability, Outcome, Published, Publisher, Queue
 from ops.local.cluster import LocalCluster
@@ -34,6 +35,7 @@ ASKED_S = 2.0
 DELETED_WITHIN_S = 60.0
 
 
+@pytest.mark.guarantee("settled-before-confirmed")
 def test_a_queue_declared_a_moment_before_the_kill_keeps_every_confirmed_message(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -50,6 +52,7 @@ def test_a_queue_declared_a_moment_before_the_kill_keeps_every_confirmed_message
     assert promised - got.keys() == set()
 
 
+@pytest.mark.guarantee("confirmed-survives-a-kill")
 def test_the_first_send_safe_to_a_new_queue_survives_a_kill_at_its_return(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -63,6 +66,7 @@ def test_the_first_send_safe_to_a_new_queue_survives_a_kill_at_its_return(
     assert promised - got.keys() == set()
 
 
+@pytest.mark.guarantee("unsettled-is-never-fsync")
 def test_the_first_send_safe_after_start_of_a_new_subscription_survives_a_kill_at_its_return(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -80,6 +84,7 @@ def test_the_first_send_safe_after_start_of_a_new_subscription_survives_a_kill_a
     assert promised - got.keys() == set()
 
 
+@pytest.mark.guarantee("settled-before-confirmed", "unsettled-is-never-fsync")
 def test_the_first_confirm_while_its_subscription_is_being_created_survives_a_kill(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -121,6 +126,7 @@ def test_the_first_confirm_while_its_subscription_is_being_created_survives_a_ki
     assert promised - got.keys() == set()
 
 
+@pytest.mark.guarantee("settled-before-confirmed")
 def test_control_without_settling_the_same_kill_loses_confirmed_messages(
     broken: LocalCluster, topic: str
 ) -> None:

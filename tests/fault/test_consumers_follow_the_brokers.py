@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
+
 from messagebus import BusConfig, Consumer, ConsumerConfig, Delivery, Outcome, Publisher
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
@@ -31,6 +33,7 @@ RATE_PER_S = 100
 PREFETCH = 5
 
 
+@pytest.mark.guarantee("consumed-when-it-comes-up")
 def test_a_broker_that_is_down_when_a_consumer_starts_is_consumed_from_when_it_comes_up(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -45,6 +48,7 @@ def test_a_broker_that_is_down_when_a_consumer_starts_is_consumed_from_when_it_c
         assert work.wait_for(_publish(broken, f"queue:{topic}", "mb3", MESSAGES)) == set()
 
 
+@pytest.mark.guarantee("new-broker-is-learnt-of")
 def test_an_idle_consumer_learns_of_a_new_broker_as_fast_as_a_busy_one(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -87,6 +91,7 @@ def _attached_after(cluster: LocalCluster, consumers: dict[str, Consumer]) -> di
     return took_s
 
 
+@pytest.mark.guarantee("removed-is-finished-first")
 def test_a_removed_broker_is_finished_then_let_go(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -106,6 +111,7 @@ def test_a_removed_broker_is_finished_then_let_go(
     assert got == dict.fromkeys(ids - answered, 1)
 
 
+@pytest.mark.guarantee("removed-and-back")
 def test_a_broker_removed_and_listed_again_is_consumed_from_whatever_stray_acks_come_between(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -131,6 +137,7 @@ def test_a_broker_removed_and_listed_again_is_consumed_from_whatever_stray_acks_
         assert consumer.stats().acks_stale == PREFETCH
 
 
+@pytest.mark.guarantee("one-broker-delays-no-other", "frozen-or-silent-link")
 def test_a_frozen_broker_delays_no_delivery_of_the_others(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -151,6 +158,7 @@ def test_a_frozen_broker_delays_no_delivery_of_the_others(
     assert frozen_s < QUIET_S / 2
 
 
+@pytest.mark.guarantee("confirmed-survives-a-kill")
 def test_a_killed_broker_loses_nothing_confirmed_and_doubles_only_what_was_open(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

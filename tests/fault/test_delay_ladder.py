@@ -81,6 +81,7 @@ def quick(cluster: LocalCluster, *queues: str) -> Iterator[None]:
             management.delete(f"/api/policies/%2F/quick{number}").raise_for_status()
 
 
+@pytest.mark.guarantee("undelivered-leaves-its-step")
 def test_ten_thousand_delayed_messages_without_a_queue_hold_up_none_that_has_one(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -99,6 +100,7 @@ def test_ten_thousand_delayed_messages_without_a_queue_hold_up_none_that_has_one
     unregister(broken, f"{topic}-unread")
 
 
+@pytest.mark.guarantee("undelivered-leaves-its-step")
 def test_through_every_step_what_has_a_queue_passes_what_has_none(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -121,6 +123,7 @@ def test_through_every_step_what_has_a_queue_passes_what_has_none(
     eventually(lambda: undelivered(bus) == expected, within_s=WITHIN_S)
 
 
+@pytest.mark.guarantee("undelivered-leaves-its-step")
 def test_a_subscription_deleted_with_a_thousand_retries_waiting_stops_nobody(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -150,6 +153,7 @@ def test_a_subscription_deleted_with_a_thousand_retries_waiting_stops_nobody(
     assert undelivered(bus) == {reason: 900}
 
 
+@pytest.mark.guarantee("delayed-time-to-live")
 def test_a_foreign_clients_expiration_lets_no_delayed_message_come_early(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -178,6 +182,7 @@ def old_form(cluster: LocalCluster, topic: str) -> None:
             management.post(path, json={"routing_key": name}).raise_for_status()
 
 
+@pytest.mark.guarantee("undelivered-leaves-its-step")
 def test_an_agent_brings_the_ladder_of_an_earlier_version_to_its_own_form_and_frees_what_it_held(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -198,6 +203,7 @@ def test_an_agent_brings_the_ladder_of_an_earlier_version_to_its_own_form_and_fr
     eventually(lambda: undelivered(bus) == {reason: 2 * HELD}, within_s=WITHIN_S)
 
 
+@pytest.mark.guarantee("undelivered-leaves-its-step")
 def test_the_undelivered_survive_a_kill_and_their_way_is_open_again_after_it(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

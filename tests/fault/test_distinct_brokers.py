@@ -27,6 +27,7 @@ ANSWERED_WITHIN_S = 15.0
 STARTS = 6
 
 
+@pytest.mark.guarantee("two-distinct-brokers")
 @pytest.mark.parametrize("fault", ["frozen", "killed"])
 def test_two_distinct_brokers_out_of_three_are_found_while_one_is_away(
     broken: LocalCluster, fault: str
@@ -41,6 +42,7 @@ def test_two_distinct_brokers_out_of_three_are_found_while_one_is_away(
     assert took_s < 3 * DIAL_TIMEOUT_MS / 1000 + SLACK_S
 
 
+@pytest.mark.guarantee("every-wait-is-bounded")
 def test_too_few_distinct_brokers_are_told_within_the_bound(broken: LocalCluster) -> None:
     broken.freeze("mb1")
     broken.freeze("mb2")
@@ -59,6 +61,7 @@ def test_one_broker_under_two_names_is_not_two_brokers(broken: LocalCluster) -> 
         asyncio.run(_dial(broken, targets))
 
 
+@pytest.mark.guarantee("one-broker-delays-no-other", "frozen-or-silent-link")
 def test_publishers_leave_a_frozen_broker_and_every_publish_ends(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

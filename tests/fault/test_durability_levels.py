@@ -22,6 +22,7 @@ MESSAGES = 100
 DEADLINE_S = 30.0
 
 
+@pytest.mark.guarantee("durability-by-name")
 @pytest.mark.parametrize("kind", ["queue", "topic"])
 def test_a_confirm_of_page_cache_survives_a_kill_of_the_broker_at_once(
     broken: LocalCluster, topic: str, kind: str

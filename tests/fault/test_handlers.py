@@ -86,6 +86,7 @@ def publish(bus: BusConfig, topic: str, count: int) -> list[str]:
     return [each.message_id for each in ends]
 
 
+@pytest.mark.guarantee("retry-survives-kills")
 def test_a_retry_that_waits_survives_its_consumer_and_a_kill_of_its_broker(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_retry_that_waits_survives_its_consumer_and_a_kill_of_its_broker(
     assert second.seen == {message_id: [2]}
 
 
+@pytest.mark.guarantee("retry-survives-kills")
 def test_a_broker_lost_in_the_middle_of_copies_loses_nothing_and_ids_are_kept(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -144,6 +146,7 @@ consumer.run(handle, workers=4)
 """
 
 
+@pytest.mark.guarantee("retry-survives-kills")
 def test_a_consumer_killed_in_the_middle_of_copies_loses_nothing(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_consumer_killed_in_the_middle_of_copies_loses_nothing(
         eventually(lambda: set(run.seen) >= seen, within_s=WITHIN_S)
 
 
+@pytest.mark.guarantee("batch-is-finished")
 def test_a_batch_with_a_part_that_has_no_copy_is_parked_whole(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -217,6 +221,7 @@ def full(cluster: LocalCluster, queue: str) -> Iterator[None]:
                 management.delete(path).raise_for_status()
 
 
+@pytest.mark.guarantee("full-parking-queue")
 def test_a_full_parking_queue_loses_nothing_and_is_told_once(
     broken: LocalCluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,6 +264,7 @@ print(consumer.run(handle, grace_s=0.5))
 """
 
 
+@pytest.mark.guarantee("endless-handler")
 def test_ctrl_c_ends_a_process_whose_handler_never_returns_and_its_message_comes_again(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -282,6 +288,7 @@ def test_ctrl_c_ends_a_process_whose_handler_never_returns_and_its_message_comes
     assert run.seen == {message_id: [1]}
 
 
+@pytest.mark.guarantee("endless-handler")
 def test_a_handler_that_never_returns_stops_no_heartbeats(broken: LocalCluster, topic: str) -> None:
     bus = bus_config(broken, heartbeat_s=2)
     publish(bus, topic, 20)
@@ -326,6 +333,7 @@ def _set(cluster: LocalCluster, name: str, key: str, value: int) -> None:
     assert done.stdout == b"ok", done
 
 
+@pytest.mark.guarantee("consumer-timeout")
 def test_the_consumer_timeout_strikes_what_a_handler_holds_and_nothing_that_waits(
     broken: LocalCluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,6 +367,7 @@ def test_the_consumer_timeout_strikes_what_a_handler_holds_and_nothing_that_wait
             assert len(twice) <= 1
 
 
+@pytest.mark.guarantee("consumer-timeout")
 def test_an_idle_consumer_is_not_struck_by_the_consumer_timeout(
     broken: LocalCluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -381,6 +390,7 @@ def test_an_idle_consumer_is_not_struck_by_the_consumer_timeout(
             assert consumer.ack_safe(delivery)
 
 
+@pytest.mark.guarantee("run-ends-only-itself")
 def test_whatever_handlers_do_none_is_missing_and_none_is_parked_without_its_reason(
     broken: LocalCluster, tmp_path: Path
 ) -> None:

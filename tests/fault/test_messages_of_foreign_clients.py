@@ -153,6 +153,7 @@ def test_a_header_of_any_kind_is_delivered_with_what_makes_sense(
         assert dict(delivery.message.headers) == {"h": wanted[kind]}
 
 
+@pytest.mark.guarantee("foreign-headers")
 @pytest.mark.parametrize("kind", list(RAW_PROPERTIES))
 def test_properties_that_others_set_wrongly_are_delivered_with_what_makes_sense(
     rabbit: FakeRabbit, hot_path: str, kind: str
@@ -170,6 +171,7 @@ def test_properties_that_others_set_wrongly_are_delivered_with_what_makes_sense(
             assert delivery.message_id == "\ufffd\ufffd"
 
 
+@pytest.mark.guarantee("foreign-headers")
 @pytest.mark.parametrize("kind", list(DAMAGED))
 def test_what_no_client_can_read_ends_no_process_and_no_other_message(
     rabbit: FakeRabbit, hot_path: str, kind: str
@@ -212,6 +214,7 @@ def test_what_was_received_may_be_sent_on_or_is_refused_at_once(
 # -- on RabbitMQ, from pika
 
 
+@pytest.mark.guarantee("foreign-headers")
 def test_headers_of_every_kind_from_another_client_through_rabbitmq(
     cluster: LocalCluster, bus: BusConfig, topic: str, hot_path: str
 ) -> None:
@@ -244,6 +247,7 @@ class Raw(pika.BasicProperties):  # type: ignore[misc]
         return [self.wire]
 
 
+@pytest.mark.guarantee("foreign-headers")
 def test_all_that_rabbitmq_lets_through_is_delivered_in_order_on_one_link(
     cluster: LocalCluster, bus: BusConfig, topic: str, hot_path: str
 ) -> None:
@@ -276,6 +280,7 @@ def publish_as_another(
         connection.close()
 
 
+@pytest.mark.guarantee("long-names")
 def test_the_longest_names_and_ids_pass_through_rabbitmq_and_longer_ones_are_told(
     cluster: LocalCluster, bus: BusConfig, topic: str, hot_path: str
 ) -> None:
@@ -300,6 +305,7 @@ def test_the_longest_names_and_ids_pass_through_rabbitmq_and_longer_ones_are_tol
         forget(cluster, long_topic)
 
 
+@pytest.mark.guarantee("long-names")
 @pytest.mark.parametrize("field", ["message_id", "correlation_id", "type", "reply_to", "key"])
 def test_256_bytes_are_one_too_many_and_nothing_is_sent(field: str) -> None:
     for text in ("x" * (SHORT_MAX + 1), "ü" * (SHORT_MAX // 2 + 1)):

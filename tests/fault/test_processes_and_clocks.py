@@ -67,6 +67,7 @@ bus = BusConfig(broker={rabbit.name!r})
 # -- processes
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 def test_an_interpreter_that_exits_with_messages_in_flight_settles_them(
     rabbit: FakeRabbit,
 ) -> None:
@@ -85,6 +86,7 @@ for number in range({IN_FLIGHT}):
     assert stored == [b"first", *(b"%d" % number for number in range(IN_FLIGHT))]
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 def test_an_interpreter_that_exits_right_after_submit_settles_everything(
     rabbit: FakeRabbit,
 ) -> None:
@@ -102,6 +104,7 @@ for number in range({IN_FLIGHT}):
     assert stored == [b"%d" % number for number in range(IN_FLIGHT)]
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 def test_an_interpreter_that_exits_says_how_much_it_could_not_settle(rabbit: FakeRabbit) -> None:
     rabbit.manners.confirms = "never"
     done = script(
@@ -116,6 +119,7 @@ for number in range({IN_FLIGHT}):
     assert str(IN_FLIGHT) in done.stderr, "nobody was told"
 
 
+@pytest.mark.guarantee("clock-jump-and-fork")
 def test_every_use_in_a_forked_child_says_so_not_only_the_first(rabbit: FakeRabbit) -> None:
     done = script(
         rabbit,
@@ -164,6 +168,7 @@ else:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.guarantee("clock-jump-and-fork")
 def test_a_forked_child_that_exits_by_itself_says_nothing(rabbit: FakeRabbit) -> None:
     done = script(
         rabbit,
@@ -271,6 +276,7 @@ async def _cut_off(name: str, tls: ssl.SSLContext, steps: Steps, cuts: int, step
     return isinstance(link, Link)
 
 
+@pytest.mark.guarantee("clock-jump-and-fork")
 def test_a_client_that_was_started_before_a_fork_says_so_in_the_child_and_works_in_the_parent(
     rabbit: FakeRabbit,
 ) -> None:
@@ -308,6 +314,7 @@ consumer.stop()
     assert rabbit.published == 1
 
 
+@pytest.mark.guarantee("clock-jump-and-fork")
 def test_a_consumer_in_a_forked_child_hands_out_answers_and_ends_nothing(
     rabbit: FakeRabbit,
 ) -> None:
@@ -375,6 +382,7 @@ assert os.waitstatus_to_exitcode(status) == 7, status
 # -- clocks
 
 
+@pytest.mark.guarantee("clock-jump-and-fork")
 @pytest.mark.parametrize("jump_s", [-10 * YEAR_S, -3600, 3600, 60 * YEAR_S], ids=str)
 def test_a_wall_clock_that_jumps_disturbs_nobody(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch, jump_s: int
@@ -394,6 +402,7 @@ def test_a_wall_clock_that_jumps_disturbs_nobody(
         assert rabbit.accepted <= accepted + 1, "more than the registration of nowhere"
 
 
+@pytest.mark.guarantee("clock-jump-and-fork")
 def test_a_wall_clock_that_never_stands_still_disturbs_nobody(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +427,7 @@ def _send_and_receive(publisher: Publisher, consumer: Consumer) -> None:
 # -- threads
 
 
+@pytest.mark.guarantee("ack-to-its-own-link")
 def test_of_two_threads_that_answer_one_delivery_exactly_one_does(rabbit: FakeRabbit) -> None:
     for number in range(ROUNDS):
         rabbit.put(QUEUE, b"%d" % number)
@@ -453,6 +463,7 @@ def _answered_by_two(consumer: Consumer, delivery: Delivery) -> Counter[str]:
 # -- the list
 
 
+@pytest.mark.guarantee("no-list-at-start")
 def test_a_start_without_a_list_and_without_a_cached_one_says_so_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -466,6 +477,7 @@ def test_a_start_without_a_list_and_without_a_cached_one_says_so_in_time(
     assert any("list" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.guarantee("no-list-at-start")
 @pytest.mark.parametrize("cached", ["", "<html>", "127.0.0.1:99999\n", "\x00\xff", "# comment\n"])
 def test_a_damaged_cached_list_is_as_good_as_none(tmp_path: Path, cached: str) -> None:
     cache = tmp_path / "list"
@@ -475,6 +487,7 @@ def test_a_damaged_cached_list_is_as_good_as_none(tmp_path: Path, cached: str) -
         Consumer(bus, TOPIC, subscription=SUBSCRIPTION).start(require="one", timeout_s=INSIST_S)
 
 
+@pytest.mark.guarantee("no-list-at-start")
 def test_a_start_without_a_list_attaches_by_the_cached_one(
     rabbit: FakeRabbit, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ DEADLINE_MS = 1_500
 NEVER_SLOW_MS = 600_000
 
 
+@pytest.mark.guarantee("one-outcome-per-publish")
 def test_what_a_lost_link_leaves_open_is_unknown_when_it_is_not_to_be_sent_again(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -53,6 +54,7 @@ def test_what_a_lost_link_leaves_open_is_unknown_when_it_is_not_to_be_sent_again
     assert len(ends) == OPEN
 
 
+@pytest.mark.guarantee("one-outcome-per-publish")
 def test_what_a_lost_link_leaves_open_is_sent_again_to_another_broker_under_the_same_id(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -75,6 +77,7 @@ def test_what_a_lost_link_leaves_open_is_sent_again_to_another_broker_under_the_
     assert len(got) <= OPEN + WARM_UPS, "a copy under another id"
 
 
+@pytest.mark.guarantee("every-wait-is-bounded")
 def test_a_deadline_ends_what_a_frozen_broker_does_not_answer(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -90,6 +93,7 @@ def test_a_deadline_ends_what_a_frozen_broker_does_not_answer(
     assert took_s > DEADLINE_MS / 1000 / 2
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 def test_stop_ends_in_time_and_says_how_much_a_frozen_broker_left_unknown(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -104,6 +108,7 @@ def test_stop_ends_in_time_and_says_how_much_a_frozen_broker_left_unknown(
     broken.thaw("mb1")
 
 
+@pytest.mark.guarantee("alarm-is-left", "consuming-link-never-publishes")
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_a_broker_in_alarm_is_left_and_its_consumers_go_on_acking(
     broken: LocalCluster, bus: BusConfig, topic: str, kind: Literal["memory", "disk"]

@@ -41,6 +41,7 @@ TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
 # -- a virtual host that is not there
 
 
+@pytest.mark.guarantee("wrong-login")
 def test_a_virtual_host_that_is_not_there_is_told_at_once(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -77,6 +78,7 @@ def changing_user(cluster: LocalCluster, bus: BusConfig) -> Iterator[BusConfig]:
                 api.delete(f"/api/users/{USER}")
 
 
+@pytest.mark.guarantee("rights-taken-away")
 def test_a_publisher_whose_right_is_taken_away_says_so_and_goes_on_when_it_is_back(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_publisher_whose_right_is_taken_away_says_so_and_goes_on_when_it_is_ba
         )
 
 
+@pytest.mark.guarantee("rights-taken-away")
 def test_a_consumer_whose_right_is_taken_away_is_attached_again_when_it_is_back(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -241,6 +244,7 @@ def connected(cluster: LocalCluster, role: str, topic: str) -> Iterator[pika.Blo
             api.delete(f"/api/users/{login.username}")
 
 
+@pytest.mark.guarantee("roles-cannot-bind")
 @pytest.mark.parametrize("role", MAY)
 def test_no_role_can_do_to_a_thing_what_the_table_does_not_say(
     broken: LocalCluster, topic: str, role: str
@@ -260,6 +264,7 @@ def test_no_role_can_do_to_a_thing_what_the_table_does_not_say(
         assert allowed(connection, tried) == wanted
 
 
+@pytest.mark.guarantee("roles-cannot-bind")
 @pytest.mark.parametrize(
     ("role", "may"),
     [
@@ -295,6 +300,7 @@ def test_no_role_has_an_agent_make_what_its_own_rights_do_not_cover(
 # -- brokers that call themselves strangely
 
 
+@pytest.mark.guarantee("brokers-of-one-name")
 @pytest.mark.parametrize(
     "name",
     ["", "rabbit@host", "prod", "no port:", "::::", "other:5672 and more", "\ufffd:1", "x" * 5_000],
@@ -314,6 +320,7 @@ async def test_a_broker_whose_name_is_no_address_is_used_unidentified(name: str)
                 consumer.ack(delivery)
 
 
+@pytest.mark.guarantee("brokers-of-one-name")
 async def test_two_brokers_of_one_name_are_both_consumed_from() -> None:
     first, second = FakeRabbit(), FakeRabbit()
     with fake_rabbits(first, second):
@@ -333,6 +340,7 @@ async def test_two_brokers_of_one_name_are_both_consumed_from() -> None:
                 assert got == {first.name, second.name}
 
 
+@pytest.mark.guarantee("brokers-of-one-name")
 async def test_two_brokers_of_one_name_cost_the_first_nothing() -> None:
     first, second = FakeRabbit(), FakeRabbit()
     with fake_rabbits(first, second):

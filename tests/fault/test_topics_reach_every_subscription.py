@@ -36,6 +36,7 @@ AGENT_LATER_S = 5.0
 CONTROL_MUST_LOSE = 1
 
 
+@pytest.mark.guarantee("topic-reaches-every-subscription")
 def test_a_subscription_created_while_a_broker_is_down_gets_all_that_is_confirmed_afterwards(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_subscription_created_while_a_broker_is_down_gets_all_that_is_confirme
         assert everything - drain(bus, topic, older, expected=everything).keys() == set()
 
 
+@pytest.mark.guarantee("vanished-queue-is-made-again", "cancel-by-the-server")
 def test_a_queue_that_vanishes_is_made_again_and_what_it_lost_is_told(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_queue_that_vanishes_is_made_again_and_what_it_lost_is_told(
     assert all(each < 0 for each in late_s)
 
 
+@pytest.mark.guarantee("topic-reaches-every-subscription")
 @pytest.mark.parametrize("gate", ["asked", "not-asked"])
 def test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate(
     broken: LocalCluster, bus: BusConfig, topic: str, gate: str

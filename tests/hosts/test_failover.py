@@ -74,6 +74,7 @@ def lost(mirrored: Mirrored, queue: str, ids: set[str]) -> set[str]:
     return ids - drain(mirrored.bus, f"queue:{queue}", expected=ids).keys()
 
 
+@pytest.mark.guarantee("mirrored-survives-the-host")
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_every_confirmed_message_is_there_after_a_power_off_and_a_failover(
     mirrored: Mirrored, number: int
@@ -96,6 +97,7 @@ def test_every_confirmed_message_is_there_after_a_power_off_and_a_failover(
     )
 
 
+@pytest.mark.guarantee("mirrored-survives-the-host")
 def test_a_queue_is_safe_when_it_is_settled_and_not_before(mirrored: Mirrored) -> None:
     """The control, a queue that nobody settled, must lose: then the test is able to see a loss.
 
@@ -115,6 +117,7 @@ def test_a_queue_is_safe_when_it_is_settled_and_not_before(mirrored: Mirrored) -
     assert lost["control"] > 0
 
 
+@pytest.mark.guarantee("mirror-cut-before-power-off")
 def test_writes_wait_until_the_peer_is_outdated_and_then_it_is_not_promoted(
     mirrored: Mirrored,
 ) -> None:
@@ -137,6 +140,7 @@ def test_writes_wait_until_the_peer_is_outdated_and_then_it_is_not_promoted(
     assert lost(mirrored, "fenced", load.confirmed_ids()) == set()
 
 
+@pytest.mark.guarantee("mirror-cut-before-power-off")
 def test_a_peer_that_is_silent_is_not_taken_for_dead(mirrored: Mirrored) -> None:
     """Both cables are cut: the handler learns nothing, and writes wait until a cable is back."""
     primary, standby = mirrored.primary, mirrored.standby
@@ -209,6 +213,7 @@ def test_a_broker_is_moved_in_good_order_and_nothing_is_lost(mirrored: Mirrored)
     assert lost(mirrored, "moved", load.confirmed_ids()) == set()
 
 
+@pytest.mark.guarantee("mirrored-survives-the-host")
 def test_with_protocol_a_on_a_slow_link_the_same_test_finds_lost_messages(made: Mirrored) -> None:
     """The control of them all. The mirror is of no use afterwards: it comes last."""
     mirrored = made

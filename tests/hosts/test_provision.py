@@ -210,6 +210,7 @@ def test_a_second_host_is_set_up_and_its_broker_added_while_everything_runs(both
     assert [each for each in differences if "chrony does not run" not in each] == []
 
 
+@pytest.mark.guarantee("restart-upgrade-replace")
 def test_an_upgrade_over_ssh_under_load_loses_and_doubles_nothing(both: Cluster) -> None:
     host = both.lab["mbB"]
     born = host.run("stat -c %W /var/lib/rabbitmq/mnesia/mb2@localhost")

@@ -224,6 +224,7 @@ def test_a_broker_that_serves_without_its_agent_makes_a_change_incomplete(
     )
 
 
+@pytest.mark.guarantee("one-of-two-wins")
 def test_of_two_that_want_one_new_queue_otherwise_at_once_one_is_told_and_no_broker_drains(
     cluster: LocalCluster, topic: str
 ) -> None:
@@ -245,6 +246,7 @@ def test_of_two_that_want_one_new_queue_otherwise_at_once_one_is_told_and_no_bro
         assert checked(cluster, name) == "ready\n"
 
 
+@pytest.mark.guarantee("complete-means-everywhere")
 def test_a_suspended_broker_without_its_agent_makes_a_change_incomplete(
     broken: LocalCluster, topic: str
 ) -> None:
@@ -314,6 +316,7 @@ def test_a_wiped_agent_adopts_the_map_from_the_others(broken: LocalCluster, topi
 # -- what vanishes
 
 
+@pytest.mark.guarantee("no-clock-decides")
 @pytest.mark.parametrize("years", [10, -10])
 def test_an_agent_whose_clock_is_years_off_makes_nobody_forget_and_forgets_nothing(
     broken: LocalCluster, topic: str, years: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -342,6 +345,7 @@ def test_an_agent_whose_clock_is_years_off_makes_nobody_forget_and_forgets_nothi
     assert register(broken, f"{topic}/audit")["complete"]
 
 
+@pytest.mark.guarantee("no-clock-decides")
 def test_a_liar_at_an_agents_address_makes_nobody_forget(broken: LocalCluster, topic: str) -> None:
     register(broken, topic, f"{topic}/billing")
     node = broken.node("mb3")
@@ -412,6 +416,7 @@ def test_a_vanished_queue_is_told_and_made_again(cluster: LocalCluster, topic: s
     assert not losses_of(cluster, "mb2", f"{topic}/audit")
 
 
+@pytest.mark.guarantee("vanished-queue-is-made-again")
 def test_a_vanished_binding_is_told_and_made_again(cluster: LocalCluster, topic: str) -> None:
     register(cluster, topic, f"{topic}/audit")
     queue = f"mb.sub/{topic}/audit"
@@ -498,6 +503,7 @@ def ra(cluster: LocalCluster, name: str, queue: str, then: str) -> None:
     erl(cluster, name, f"{found}, {{N, _}} = amqqueue:get_pid(Q), {then}")
 
 
+@pytest.mark.guarantee("no-publish-before-settled-boot")
 def test_the_gate_stays_shut_while_a_queue_has_no_leader(broken: LocalCluster, topic: str) -> None:
     """As after a boot with a queue of a million messages, which takes its time to be read."""
     assert register(broken, f"queue:{topic}")["complete"]

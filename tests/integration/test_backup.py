@@ -54,6 +54,7 @@ def bus_of(cluster: LocalCluster) -> BusConfig:
     return BusConfig.from_env(cluster.client_env())
 
 
+@pytest.mark.guarantee("backup-and-restore")
 def test_a_wiped_cluster_comes_back_with_its_policies_topology_and_list(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

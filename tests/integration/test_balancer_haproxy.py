@@ -30,6 +30,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
             rig.kill()
 
 
+@pytest.mark.guarantee("haproxy-cuts-nobody")
 def test_a_shut_gate_takes_nobody_from_the_first_moment(rig: Rig) -> None:
     rig.brokers[0].gate = False
     two = rig.inventory(2)

@@ -71,6 +71,7 @@ def started(rig: Rig, brokers: int = 2) -> Inventory:
     return read
 
 
+@pytest.mark.guarantee("several-balancers")
 def test_an_inventory_is_applied_to_one_after_the_other_and_read_back(rig: Rig) -> None:
     before = started(rig)
     pids = [runtime.process(balancer.socket).pid for balancer in before.balancers]
@@ -91,6 +92,7 @@ def test_an_inventory_is_applied_to_one_after_the_other_and_read_back(rig: Rig) 
     assert lb(rig, "check").stdout == "good: 3 brokers of rig, 3 balancers\n"
 
 
+@pytest.mark.guarantee("several-balancers")
 def test_a_drain_is_seen_on_every_balancer(rig: Rig) -> None:
     read = started(rig)
     drained = lb(rig, "drain", "mb1")
@@ -153,6 +155,7 @@ def test_a_balancer_that_is_down_is_told_and_the_others_follow(rig: Rig) -> None
     assert [bool(each["fault"]) for each in balancers] == [False, False, True]
 
 
+@pytest.mark.guarantee("playbooks-beside-the-dead")
 def test_a_balancer_that_comes_back_with_what_it_knew_sends_nobody_to_a_broker_that_drains_since(
     rig: Rig,
 ) -> None:
@@ -201,6 +204,7 @@ def test_a_host_that_ssh_does_not_reach_leaves_all_as_they_were(rig: Rig) -> Non
     assert [len(runtime.servers(balancer.socket)) for balancer in after.balancers] == [2, 2, 2]
 
 
+@pytest.mark.guarantee("several-balancers")
 def test_one_that_does_not_serve_gets_back_what_it_had_and_the_next_is_not_touched(
     rig: Rig, server: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ HEARTBEAT_S = 1
 SLOW_FOR_S = 5.0
 
 
+@pytest.mark.guarantee("acked-after-the-handler")
 def test_nothing_is_acked_before_the_handler_ran(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -58,6 +59,7 @@ def test_nothing_is_acked_before_the_handler_ran(
         other.ack(again)
 
 
+@pytest.mark.guarantee("acked-after-the-handler")
 def test_at_most_once_answers_before_the_handler_and_never_delivers_again(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -71,6 +73,7 @@ def test_at_most_once_answers_before_the_handler_and_never_delivers_again(
         assert other.receive(NOTHING_WITHIN_S) is None
 
 
+@pytest.mark.guarantee("ack-to-its-own-link")
 def test_an_ack_goes_to_the_link_that_delivered_once_or_nowhere(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -97,6 +100,7 @@ def test_an_ack_goes_to_the_link_that_delivered_once_or_nowhere(
             other.ack(third)
 
 
+@pytest.mark.guarantee("handed-out-limit")
 def test_the_limit_of_handed_out_deliveries_holds_over_all_brokers_and_none_starves(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -125,6 +129,7 @@ def test_the_limit_of_handed_out_deliveries_holds_over_all_brokers_and_none_star
     assert sorted(got) == sorted(ids)
 
 
+@pytest.mark.guarantee("slow-handler-stops-no-heartbeats")
 def test_a_slow_handler_stops_neither_heartbeats_nor_deliveries_of_other_brokers(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -156,6 +161,7 @@ def test_a_slow_handler_stops_neither_heartbeats_nor_deliveries_of_other_brokers
     assert consumer.stats().acks_stale == 0, "a link was lost while the handler was slow"
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 def test_stop_gives_back_what_was_not_answered_and_says_how_much(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -214,6 +220,7 @@ def test_consumers_of_one_subscription_share_and_those_of_two_do_not(
         assert two.counts()
 
 
+@pytest.mark.guarantee("every-wait-is-bounded")
 def test_start_all_means_every_broker_and_one_that_cannot_be_is_told_in_time(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

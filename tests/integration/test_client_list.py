@@ -75,6 +75,7 @@ def _served(cluster: LocalCluster, text: str) -> Iterator[ListServer]:
             thread.join()
 
 
+@pytest.mark.guarantee("bad-list-changes-nothing")
 @pytest.mark.parametrize(
     "text",
     [
@@ -99,6 +100,7 @@ def test_a_bad_list_changes_nothing_and_is_counted_and_told_once(
     _check_nothing_changes(cluster, bus, topic, caplog, text=text)
 
 
+@pytest.mark.guarantee("bad-list-changes-nothing")
 def test_a_truncated_list_changes_nothing(
     cluster: LocalCluster, bus: BusConfig, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_truncated_list_changes_nothing(
     _check_nothing_changes(cluster, bus, topic, caplog, text=text, declared_more=30)
 
 
+@pytest.mark.guarantee("bad-list-changes-nothing")
 @pytest.mark.parametrize("status", [500, 503, 404])
 def test_an_error_instead_of_a_list_changes_nothing(
     cluster: LocalCluster,

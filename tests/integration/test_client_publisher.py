@@ -79,6 +79,7 @@ def test_what_may_not_be_sent_is_a_typed_error_and_nothing_is_sent(bus: BusConfi
     assert stats.backlog + stats.window + stats.confirmed + stats.unknown == 0
 
 
+@pytest.mark.guarantee("message-is-never-changed")
 def test_the_callers_message_and_headers_are_never_changed(bus: BusConfig, topic: str) -> None:
     headers: dict[str, Any] = {"nested": {"list": [1, {"deep": b"x"}]}, "text": "y"}
     message = Message.json({"a": 1}, headers=headers, key="k", priority=3)
@@ -99,6 +100,7 @@ def test_the_callers_message_and_headers_are_never_changed(bus: BusConfig, topic
             consumer.ack(delivery)
 
 
+@pytest.mark.guarantee("one-outcome-per-publish")
 def test_every_publish_of_many_threads_reaches_exactly_one_outcome(
     bus: BusConfig, topic: str
 ) -> None:
@@ -128,6 +130,7 @@ def test_every_publish_of_many_threads_reaches_exactly_one_outcome(
     assert sum(got.values()) == MANY
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 def test_stop_settles_what_is_in_flight(bus: BusConfig, topic: str) -> None:
     publisher = Publisher(bus)
     publisher.start(require="one", timeout_s=READY_WITHIN_S)
@@ -138,6 +141,7 @@ def test_stop_settles_what_is_in_flight(bus: BusConfig, topic: str) -> None:
         publisher.submit(Queue(topic, create=True), b"too late")
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 def test_stop_says_how_much_it_could_not_settle(topic: str) -> None:
     publisher = Publisher(BusConfig(broker=REFUSED_PORT))
     publisher.start()
@@ -155,6 +159,7 @@ def test_start_insists_on_a_link_only_when_told_to() -> None:
     assert time.monotonic() - began < 3 * INSIST_S * FACTOR
 
 
+@pytest.mark.guarantee("publisher-changes-brokers")
 def test_a_publisher_that_lives_long_visits_other_brokers_and_nothing_becomes_unknown(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -200,6 +205,7 @@ def _brokers(cluster: LocalCluster) -> set[str]:
     return {cluster.node(name).broker for name in cluster.names}
 
 
+@pytest.mark.guarantee("rights-taken-away")
 def test_a_forbidden_destination_is_refused_and_costs_the_others_nothing(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

@@ -18,6 +18,7 @@ READY_WITHIN_S = 20.0
 WRONG = "wrong-but-secret-7731"
 
 
+@pytest.mark.guarantee("no-password-in-logs")
 def test_passwords_appear_in_no_log_repr_or_error_of_a_client(
     cluster: LocalCluster, bus: BusConfig, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -38,6 +39,7 @@ def test_passwords_appear_in_no_log_repr_or_error_of_a_client(
         _assert_absent(bus.user, secret, "\n".join(shown))
 
 
+@pytest.mark.guarantee("no-password-in-logs")
 def test_passwords_and_tokens_appear_in_no_log_file_of_the_cluster(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

@@ -110,6 +110,7 @@ def test_the_command_edits_pushes_and_shows(cluster: LocalCluster, lists: Cluste
     assert (again.returncode, again.stderr) == (1, f"consumer_lists: {name} is not draining\n")
 
 
+@pytest.mark.guarantee("push-contradicts-nothing")
 def test_a_list_is_pushed_over_ssh_and_a_host_that_is_down_is_told(
     cluster: LocalCluster, lists: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ def test_the_second_of_two_operators_is_refused(cluster: LocalCluster, lists: Cl
     assert listfile.read(lists.list_file) == before
 
 
+@pytest.mark.guarantee("push-contradicts-nothing")
 def test_of_two_copies_of_a_list_the_second_to_be_pushed_is_refused(
     cluster: LocalCluster, lists: Cluster, tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_of_two_copies_of_a_list_the_second_to_be_pushed_is_refused(
         push(other)
 
 
+@pytest.mark.guarantee("push-contradicts-nothing")
 def test_the_list_of_another_cluster_on_a_node_stops_a_push(lists: Cluster, tmp_path: Path) -> None:
     text = listfile.read(lists.list_file)
     copy = tmp_path / "list.txt"

@@ -72,6 +72,7 @@ def messages_flow(demo: Demo) -> bool:
     return "p1" in progress and progress["p1"].done > 0
 
 
+@pytest.mark.guarantee("demo-leaves-nothing")
 def test_ctrl_c_while_messages_flow_stops_all_that_was_started(demo: Demo) -> None:
     eventually(lambda: messages_flow(demo), within_s=START_S)
     demo.process.send_signal(signal.SIGINT)

@@ -90,6 +90,7 @@ def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
 # -- durability
 
 
+@pytest.mark.guarantee("durability-by-name")
 @pytest.mark.parametrize("durability", Durability)
 def test_each_level_has_its_kind_of_queue_on_every_broker_and_passes_messages(
     cluster: LocalCluster, bus: BusConfig, topic: str, durability: Durability
@@ -132,6 +133,7 @@ def test_a_subscription_takes_the_level_of_its_topic(
 # -- what exists otherwise
 
 
+@pytest.mark.guarantee("mismatch-is-told")
 def test_two_clients_that_ask_for_different_durability_are_told_both_values(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -144,6 +146,7 @@ def test_two_clients_that_ask_for_different_durability_are_told_both_values(
     assert not entry_of(cluster, cluster.names[0], topic)
 
 
+@pytest.mark.guarantee("mismatch-is-told")
 @pytest.mark.parametrize("where", ["mb1", "mb3"])
 def test_what_somebody_declared_by_hand_otherwise_is_told_and_nothing_changes(
     cluster: LocalCluster, bus: BusConfig, topic: str, where: str
@@ -162,6 +165,7 @@ def test_what_somebody_declared_by_hand_otherwise_is_told_and_nothing_changes(
     assert declare(bus, [Queue(topic)]).complete
 
 
+@pytest.mark.guarantee("mismatch-is-told")
 def test_a_mismatch_costs_a_publisher_one_destination_and_not_its_link(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -208,6 +212,7 @@ def answers(cluster: LocalCluster, name: str) -> bool:
 # -- single active consumer
 
 
+@pytest.mark.guarantee("single-active-consumer")
 def test_of_a_single_active_consumer_one_is_served_until_it_goes(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -254,6 +259,7 @@ def is_deleted(cluster: LocalCluster, source: Subscription) -> bool:
     )
 
 
+@pytest.mark.guarantee("expiring-lives-while-used")
 def test_an_expiring_subscription_lives_as_long_as_it_is_used_and_then_goes_everywhere(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -276,6 +282,7 @@ def test_an_expiring_subscription_lives_as_long_as_it_is_used_and_then_goes_ever
     assert queue_exists(cluster, "mb3", source.amqp_queue)
 
 
+@pytest.mark.guarantee("expiring-lives-while-used")
 def test_an_expiring_subscription_goes_from_a_broker_that_was_down_too(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -293,6 +300,7 @@ def test_an_expiring_subscription_goes_from_a_broker_that_was_down_too(
     assert is_deleted(cluster, source)
 
 
+@pytest.mark.guarantee("expiring-lives-while-used")
 def test_a_queue_that_expires_on_one_broker_while_used_on_others_is_made_again_and_told(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -313,6 +321,7 @@ def test_a_queue_that_expires_on_one_broker_while_used_on_others_is_made_again_a
     eventually(lambda: is_deleted(cluster, source), within_s=2 * EXPIRES_S + WITHIN_S)
 
 
+@pytest.mark.guarantee("ephemeral-goes-with-its-consumer")
 def test_an_ephemeral_subscription_goes_with_its_consumer(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -329,6 +338,7 @@ def test_an_ephemeral_subscription_goes_with_its_consumer(
         assert not [loss for loss in lost if loss["wanted"] == str(source)]
 
 
+@pytest.mark.guarantee("ephemeral-goes-with-its-consumer")
 def test_without_agents_an_ephemeral_subscription_is_left_to_expire(
     broken: LocalCluster, bus: BusConfig, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -349,6 +359,7 @@ def test_without_agents_an_ephemeral_subscription_is_left_to_expire(
 # -- delay
 
 
+@pytest.mark.guarantee("delayed-in-time")
 def test_a_delayed_message_comes_out_in_time_where_it_was_addressed(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -379,6 +390,7 @@ def test_a_delayed_message_comes_out_in_time_where_it_was_addressed(
     assert time.monotonic() - began_s >= step.ms / 1000
 
 
+@pytest.mark.guarantee("delayed-in-time")
 def test_a_delay_survives_the_kill_of_its_broker(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

@@ -161,6 +161,7 @@ def order(number: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.guarantee("application-survives-kills")
 async def test_nothing_is_lost_when_a_broker_and_a_worker_are_killed(
     broken_cluster: LocalCluster, tmp_path: Path
 ) -> None:

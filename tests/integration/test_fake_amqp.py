@@ -196,6 +196,7 @@ def test_a_link_that_ends_politely_cancels_no_consumer(
     assert rabbit.cancelled == 0
 
 
+@pytest.mark.guarantee("redriving-loses-nothing")
 def test_a_redrive_counts_a_message_when_the_broker_has_read_its_answer(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

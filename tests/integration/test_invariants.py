@@ -49,6 +49,7 @@ CONSUMER_WAITS: dict[str, Callable[[Consumer, Delivery], object]] = {
 }
 
 
+@pytest.mark.guarantee("every-wait-is-bounded")
 @pytest.mark.parametrize("wait", list(PUBLISHER_WAITS))
 def test_no_wait_of_a_publisher_is_without_a_bound(rabbit: FakeRabbit, wait: str) -> None:
     config = PublisherConfig(window=1, backlog_bytes_max=10_000)
@@ -66,6 +67,7 @@ def test_no_wait_of_a_publisher_is_without_a_bound(rabbit: FakeRabbit, wait: str
         publisher.stop(timeout_s=0)
 
 
+@pytest.mark.guarantee("every-wait-is-bounded")
 @pytest.mark.parametrize("wait", list(CONSUMER_WAITS))
 def test_no_wait_of_a_consumer_is_without_a_bound(rabbit: FakeRabbit, wait: str) -> None:
     consumer = Consumer(BusConfig(broker=rabbit.name), TOPIC, subscription=SUBSCRIPTION)
@@ -82,6 +84,7 @@ def test_no_wait_of_a_consumer_is_without_a_bound(rabbit: FakeRabbit, wait: str)
         consumer.stop(drain_s=0)
 
 
+@pytest.mark.guarantee("every-wait-is-bounded")
 def test_no_start_is_without_a_bound(rabbit: FakeRabbit) -> None:
     rabbit.mute()
     bus = BusConfig(broker=rabbit.name)
@@ -98,6 +101,7 @@ def test_no_start_is_without_a_bound(rabbit: FakeRabbit) -> None:
         assert time.monotonic() - began < WITHIN_S * FACTOR
 
 
+@pytest.mark.guarantee("consuming-link-never-publishes")
 def test_a_link_that_consumes_never_publishes(rabbit: FakeRabbit) -> None:
     """A connection that published is blocked under an alarm, and its acks with it."""
     for number in range(MESSAGES):
@@ -119,6 +123,7 @@ def test_a_link_that_consumes_never_publishes(rabbit: FakeRabbit) -> None:
     assert rabbit.published == 0
 
 
+@pytest.mark.guarantee("handed-out-limit")
 def test_deliveries_that_wait_in_a_consumer_are_bounded_whatever_lies_in_the_queue(
     rabbit: FakeRabbit,
 ) -> None:

@@ -78,6 +78,7 @@ def take(bus: BusConfig, topic: str, count: int) -> list[Delivery]:
     return found
 
 
+@pytest.mark.guarantee("move-remaining")
 def test_what_is_moved_keeps_its_id_its_headers_and_the_order_of_its_key(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -192,6 +193,7 @@ def test_without_another_broker_nothing_begins(cluster: LocalCluster) -> None:
         move_messages(operator(cluster), ["q"], source=cluster.node("mb1").broker, targets=[])
 
 
+@pytest.mark.guarantee("move-remaining")
 def test_a_move_that_is_killed_loses_nothing_and_doubles_a_window_at_most(
     cluster: LocalCluster, bus: BusConfig, topic: str, tmp_path: Path
 ) -> None:

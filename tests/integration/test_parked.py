@@ -128,6 +128,7 @@ def received(bus: BusConfig, topic: str, count: int, subscription: str = "all") 
 
 
 # ---------------------------------------------------------------------- looking
+@pytest.mark.guarantee("reading-takes-nothing-away")
 def test_what_is_parked_is_counted_and_shown_on_every_broker_and_stays_in_order(
     cluster: LocalCluster, bus: BusConfig, topic: str, run: Run
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_forged_header_holds_up_no_redrive(
 SLOWLY = "5"
 
 
+@pytest.mark.guarantee("redriving-loses-nothing")
 def test_a_redrive_that_is_killed_loses_nothing_and_doubles_one_message_at_most(
     cluster: LocalCluster, bus: BusConfig, topic: str, run: Run
 ) -> None:
@@ -283,6 +285,7 @@ def test_a_redrive_that_is_killed_loses_nothing_and_doubles_one_message_at_most(
     assert found.total() <= len(wanted) + 3  # at most one for each kill
 
 
+@pytest.mark.guarantee("redriving-loses-nothing")
 def test_a_redrive_that_is_interrupted_says_how_far_it_came_and_doubles_nothing(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -326,6 +329,7 @@ def test_what_is_parked_meanwhile_is_left_for_the_next_time(
 
 
 # ---------------------------------------------------------------------- faults
+@pytest.mark.guarantee("redriving-loses-nothing")
 def test_a_redrive_into_a_deleted_queue_is_told_and_loses_nothing(
     broken: LocalCluster, bus: BusConfig, topic: str, run: Run
 ) -> None:
@@ -365,6 +369,7 @@ def test_a_broker_that_does_not_answer_is_named(
     assert "redriven 1" in done.stdout
 
 
+@pytest.mark.guarantee("redriving-loses-nothing")
 def test_a_queue_that_is_full_takes_no_more_and_nothing_is_lost(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -456,6 +461,7 @@ with Consumer(BusConfig.from_env(os.environ), source, config=ConsumerConfig(pref
 """
 
 
+@pytest.mark.guarantee("delivery-limit-parks")
 def test_a_message_that_kills_its_consumer_is_parked_after_the_delivery_limit(
     cluster: LocalCluster, bus: BusConfig, topic: str, run: Run
 ) -> None:

@@ -81,6 +81,7 @@ def load(bus: BusConfig, topic: str) -> AuditedLoad:
     return AuditedLoad(bus, topic)
 
 
+@pytest.mark.guarantee("add-and-remove")
 def test_adding_and_removing_under_load_loses_and_doubles_nothing(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
@@ -130,6 +131,7 @@ def test_reloads_of_the_balancer_under_load_lose_and_double_nothing(
     assert load.doubled == []
 
 
+@pytest.mark.guarantee("restart-upgrade-replace")
 def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
@@ -154,6 +156,7 @@ def process_of(cluster: LocalCluster, name: str) -> process.Process:
     return found
 
 
+@pytest.mark.guarantee("restart-upgrade-replace")
 def test_an_upgrade_under_load_loses_and_doubles_nothing(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
@@ -172,6 +175,7 @@ def test_an_upgrade_under_load_loses_and_doubles_nothing(
     assert load.doubled == []
 
 
+@pytest.mark.guarantee("restart-upgrade-replace")
 def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_be_missing(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
@@ -221,6 +225,7 @@ async def foreign_link(cluster: LocalCluster, name: str) -> Link:
     return link
 
 
+@pytest.mark.guarantee("stuck-clients-are-hung-up-on")
 async def test_clients_that_do_not_move_are_hung_up_on_and_named(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
@@ -263,6 +268,7 @@ def received(bus: BusConfig, topic: str, count: int) -> list[str]:
     return sorted(ids)
 
 
+@pytest.mark.guarantee("move-remaining")
 def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

@@ -53,6 +53,7 @@ def carry_out(cluster: LocalCluster, *words: str, broker: str) -> None:
     assert "haproxy2 was dead meanwhile; when it is back: `python -m lb apply`" in done.stderr
 
 
+@pytest.mark.guarantee("playbooks-beside-the-dead")
 def test_every_playbook_goes_on_while_a_broker_an_agent_and_a_balancer_are_dead_and_loses_nothing(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:

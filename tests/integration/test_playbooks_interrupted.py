@@ -65,6 +65,7 @@ def run_killed(cluster: LocalCluster, after: int, *words: str) -> int:
     return done.returncode
 
 
+@pytest.mark.guarantee("playbook-killed-anywhere")
 @pytest.mark.timeout(1800)
 def test_killed_at_every_step_and_taken_up_again_adding_and_removing_lose_and_double_nothing(
     cluster: LocalCluster, load: AuditedLoad
@@ -82,6 +83,7 @@ def test_killed_at_every_step_and_taken_up_again_adding_and_removing_lose_and_do
     cluster.wait_ready()
 
 
+@pytest.mark.guarantee("playbook-killed-anywhere")
 def test_a_second_playbook_is_refused_and_told_who_is_at_it(cluster: LocalCluster) -> None:
     first = subprocess.Popen(
         argv(cluster, "add", "mb4", "--yes"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -123,6 +125,7 @@ FAULTS: tuple[tuple[Act, Act, str, str], ...] = (
 )
 
 
+@pytest.mark.guarantee("playbook-killed-anywhere")
 def test_where_an_agent_the_balancer_or_the_broker_is_away_it_stops_says_so_and_is_taken_up_again(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:

@@ -95,6 +95,7 @@ def flows(load: Load, work: Consuming) -> None:
     eventually(work.consumer.keep_alive, within_s=BACK_WITHIN_S, what="attached to all brokers")
 
 
+@pytest.mark.guarantee("credentials-change-under-load")
 def test_a_password_changes_while_messages_flow(login: Login) -> None:
     login.on_brokers("rotating", "password-one-5512")
     login.in_files("rotating", "password-one-5512")
@@ -116,6 +117,7 @@ def test_a_password_changes_while_messages_flow(login: Login) -> None:
     assert load.links_lost > 0
 
 
+@pytest.mark.guarantee("credentials-change-under-load")
 def test_a_user_changes_with_the_password(login: Login) -> None:
     login.on_brokers("blue", "password-blue-1123")
     login.in_files("blue", "password-blue-1123")
@@ -132,6 +134,7 @@ def test_a_user_changes_with_the_password(login: Login) -> None:
         assert work.wait_for(load.confirmed_ids()) == set()
 
 
+@pytest.mark.guarantee("wrong-login")
 def test_a_wrong_password_is_told_at_once_and_tried_once(login: Login) -> None:
     login.on_brokers("known", "password-known-8812")
     login.in_files("known", "password-wrong-0041")
@@ -142,6 +145,7 @@ def test_a_wrong_password_is_told_at_once_and_tried_once(login: Login) -> None:
     assert 1 <= eventually(lambda: login.refusals() - before, within_s=READY_WITHIN_S) <= 2
 
 
+@pytest.mark.guarantee("credentials-change-under-load", "wrong-login")
 def test_a_running_client_tries_a_wrong_password_slowly(login: Login) -> None:
     login.on_brokers("slow", "password-old-2290")
     login.in_files("slow", "password-old-2290")

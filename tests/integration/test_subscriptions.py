@@ -123,6 +123,7 @@ def test_unacked_deliveries_and_consumers_are_counted(
         eventually(told, within_s=DEADLINE_S)
 
 
+@pytest.mark.guarantee("deleting-reaches-all-brokers")
 def test_a_subscription_deleted_while_a_broker_is_down_goes_from_it_when_it_is_back(
     broken: LocalCluster, bus: BusConfig, topic: str, shell: Shell
 ) -> None:

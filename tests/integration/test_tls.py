@@ -81,6 +81,7 @@ def connections(cluster: LocalCluster, user: str) -> list[dict[str, Any]]:
     return [each for each in found if each.get("user") == user]
 
 
+@pytest.mark.guarantee("tls-verifies-first")
 def test_messages_pass_and_every_connection_is_verified_on_both_ends(
     secured: LocalCluster, bus: BusConfig
 ) -> None:
@@ -170,6 +171,7 @@ CASES = [
 ]
 
 
+@pytest.mark.guarantee("tls-verifies-first")
 @pytest.mark.parametrize(("_why", "settings", "told"), CASES, ids=[case[0] for case in CASES])
 def test_a_certificate_that_is_not_taken_is_told_at_once(
     bus: BusConfig, stranger: Path, _why: str, settings: dict[str, str], told: str
@@ -193,6 +195,7 @@ def test_a_consumer_is_told_as_well(bus: BusConfig, stranger: Path) -> None:
         brokers(wrong)
 
 
+@pytest.mark.guarantee("credentials-change-under-load")
 def test_certificates_are_read_again_at_every_dial(
     secured: LocalCluster, bus: BusConfig, tmp_path: Path
 ) -> None:
@@ -362,6 +365,7 @@ def test_certificates_that_haproxy_cannot_load_are_told_before_anything_is_touch
     check(inventory)
 
 
+@pytest.mark.guarantee("tls-verifies-first")
 def test_a_broker_with_a_strange_certificate_gets_no_publishes(
     secured: LocalCluster, bus: BusConfig, stranger: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_what_exists_otherwise_is_told_with_both_values(alone: BusConfig, name: 
     declare(alone, [Queue(name, Durability.NONE)])  # needs the same queue
 
 
+@pytest.mark.guarantee("mismatch-is-told")
 def test_a_mismatch_costs_a_publisher_one_destination_and_not_its_link(
     alone: BusConfig, name: str
 ) -> None:
@@ -105,6 +106,7 @@ def test_an_expiring_subscription_is_the_brokers_business(
     )
 
 
+@pytest.mark.guarantee("ephemeral-goes-with-its-consumer")
 def test_an_ephemeral_subscription_goes_with_its_consumer(
     cluster: LocalCluster, alone: BusConfig, name: str
 ) -> None:

@@ -140,6 +140,7 @@ def is_answered(port: int, path: str, code: int) -> httpx.Response:
 
 
 # ---------------------------------------------------------------------- one process
+@pytest.mark.guarantee("told-to-end-finishes")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_runs_is_finished_before_a_polite_end(shop: Shop, number: int) -> None:
     worker = shop.worker("shop:app", orders="slow")
@@ -148,6 +149,7 @@ def test_what_runs_is_finished_before_a_polite_end(shop: Shop, number: int) -> N
     assert shop.told() == "began slow\nended slow\n"
 
 
+@pytest.mark.guarantee("told-to-end-finishes")
 def test_what_cannot_be_finished_is_said_in_one_line(shop: Shop) -> None:
     worker = shop.worker("shop:app", "--grace-s", "0.2", orders="endless a")
     shop.heard("ended a")
@@ -303,6 +305,7 @@ def test_a_child_that_crashes_again_and_again_is_started_ever_later(shop: Shop) 
     assert waits[-1] > waits[0]
 
 
+@pytest.mark.guarantee("told-to-end-finishes")
 def test_children_end_when_their_parent_is_killed(shop: Shop) -> None:
     worker = shop.worker("shop:app", "--processes", "2", orders="a")
     shop.heard("ended a", 2)
@@ -338,6 +341,7 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.guarantee("no-child-outlives-its-parent")
 def test_children_that_import_end_when_their_parent_is_killed(shop: Shop) -> None:
     shop.write("slow", SLOW)
     worker = shop.worker("slow:app", "--processes", "2")
@@ -363,6 +367,7 @@ def test_a_long_import_is_live_and_not_ready_alone_and_in_children(
         (shop.folder / "go_on").unlink()
 
 
+@pytest.mark.guarantee("no-child-outlives-its-parent")
 def test_a_child_that_cannot_start_again_stops_no_healthy_one(shop: Shop, free_port: int) -> None:
     shop.write("slow", SLOW)
     (shop.folder / "go_on").touch()
@@ -386,6 +391,7 @@ def test_a_child_that_cannot_start_again_stops_no_healthy_one(shop: Shop, free_p
     assert "ended with exit code 2; again in" in said
 
 
+@pytest.mark.guarantee("no-child-outlives-its-parent")
 def test_a_signal_to_all_of_them_is_as_good_as_one_to_the_parent(shop: Shop) -> None:
     """As systemd sends it, and a terminal: the children hear it, and their parent passes it on."""
     worker = shop.worker("shop:app", "--processes", "2", orders="slow")
@@ -431,6 +437,7 @@ CANCELLING = """
 """
 
 
+@pytest.mark.guarantee("run-ends-only-itself")
 def test_a_runner_that_ended_is_an_error_and_costs_the_exit_code(shop: Shop) -> None:
     shop.write("cancelling", CANCELLING)
     worker = shop.worker("cancelling:app")

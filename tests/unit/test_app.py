@@ -148,6 +148,7 @@ async def running(*apps: App) -> list[asyncio.Task[int]]:
     return tasks
 
 
+@pytest.mark.guarantee("signals-stop-all-apps")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_apps_of_the_process_and_what_was_there_before_is_put_back(
     number: signal.Signals,

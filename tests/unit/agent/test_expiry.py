@@ -255,6 +255,7 @@ async def test_it_goes_on_when_the_link_is_lost_and_looks_at_once_when_told(
     running.cancel()
 
 
+@pytest.mark.guarantee("no-task-ends-the-agent")
 async def test_a_subscription_deleted_while_the_others_are_asked_is_left_alone(rig: Rig) -> None:
     rig.upkeep.consumers = None
     await rig.expiry.look()

@@ -159,6 +159,7 @@ async def test_a_right_is_remembered_and_what_was_forbidden_is_asked_for_again(
     assert broker.asked == 2
 
 
+@pytest.mark.guarantee("wrong-logins-keep-nobody-out")
 async def test_a_flood_of_wrong_logins_keeps_nobody_out(
     login: Login, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def test_names_of_one_user_are_bounded_and_deleted_ones_make_room(
     assert make("bus", "i")
 
 
+@pytest.mark.guarantee("wrong-logins-keep-nobody-out")
 async def test_a_flood_of_one_name_fills_no_row_but_its_own(login: Login, broker: Broker) -> None:
     broker.answers.clear()
     flood = [asyncio.create_task(admitted(login, basic("v", f"{n}"))) for n in range(400)]

@@ -178,6 +178,7 @@ class Forger:
         return answer
 
 
+@pytest.mark.guarantee("token-is-proved-not-sent")
 async def test_who_has_another_token_is_not_believed_and_told_nothing_of_ours(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -190,6 +191,7 @@ async def test_who_has_another_token_is_not_believed_and_told_nothing_of_ours(
     assert len([r for r in caplog.records if "not believed" in r.message]) == 2  # b and c, once
 
 
+@pytest.mark.guarantee("token-is-proved-not-sent")
 async def test_who_proved_it_once_is_believed_with_a_proof_alone_after_a_restart_too() -> None:
     """So nobody can take the place of one who is away by being of an earlier version."""
     forger = Forger()

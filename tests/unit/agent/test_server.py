@@ -63,6 +63,7 @@ HALF_BODY = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc"
 WHOLE = b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
+@pytest.mark.guarantee("slow-connections-are-bounded")
 async def test_who_sends_no_whole_request_in_time_is_hung_up_on_and_others_are_served(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +91,7 @@ async def test_who_waits_for_an_answer_or_between_two_requests_is_not_slow(
         assert set(http._transport._pool.connections) == connections  # type: ignore[attr-defined]
 
 
+@pytest.mark.guarantee("slow-connections-are-bounded")
 async def test_of_more_connections_than_descriptors_the_last_are_closed_at_once(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -112,6 +112,7 @@ def test_wrong_settings_end_with_one_line_and_2(
     assert "did you mean 'broker'" in said
 
 
+@pytest.mark.guarantee("no-task-ends-the-agent")
 async def test_a_task_that_fails_is_told_counted_and_begun_again(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

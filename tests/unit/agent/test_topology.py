@@ -233,6 +233,7 @@ async def test_what_the_peers_know_is_read_before_a_number_is_given(rig: Rig) ->
     assert rig.peers.pushed[0][0].number == 8
 
 
+@pytest.mark.guarantee("complete-means-everywhere")
 @pytest.mark.parametrize(("refuses", "is_known", "is_gone"), list(product((False, True), repeat=3)))
 async def test_a_silent_agent_is_safe_only_if_its_brokers_node_is_proved_dead(
     rig: Rig, refused: set[str], gone: set[str], refuses: bool, is_known: bool, is_gone: bool
@@ -523,6 +524,7 @@ class DeclaringUpkeep(FakeUpkeep):
         return self.reply
 
 
+@pytest.mark.guarantee("one-of-two-wins")
 @pytest.mark.parametrize("seed", range(40))
 async def test_of_two_that_make_one_name_otherwise_at_once_one_wins_and_one_is_told(
     tmp_path: Path, seed: int

@@ -561,6 +561,7 @@ def proof(to: str = "a:5672", token: str = "token") -> TokenProof:
     return TokenProof(lambda: Secret(token), to=to)
 
 
+@pytest.mark.guarantee("token-is-proved-not-sent")
 async def test_who_proves_the_token_is_an_operator_and_never_sends_it(rig: Rig) -> None:
     sent: list[str] = []
 
@@ -580,6 +581,7 @@ async def test_who_proves_the_token_is_an_operator_and_never_sends_it(rig: Rig) 
     assert len(rig.drains) == 2
 
 
+@pytest.mark.guarantee("token-is-proved-not-sent")
 async def test_a_proof_is_good_for_one_request_and_no_other(rig: Rig) -> None:
     seen: list[httpx.Request] = []
 

@@ -116,6 +116,7 @@ def test_a_tag_that_was_never_sent_costs_nothing(multiple: bool) -> None:
     assert made.answered(HUGE_TAG, multiple=multiple) == ([a] if multiple else [], [])
 
 
+@pytest.mark.guarantee("one-outcome-per-publish")
 def test_a_returned_message_is_told_apart_although_it_is_acked() -> None:
     a, b = Sent("a"), Sent("b")
     made = window(a, b)

@@ -114,6 +114,7 @@ def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
     assert made.next_due_ms() == now_ms + REFUSED_FIRST_MS, "one that was taken counts"
 
 
+@pytest.mark.guarantee("removed-is-finished-first")
 def test_a_removed_broker_is_finished_then_let_go() -> None:
     made = members(A, B)
     assert made.refresh([B], 10) == [Drain(A)]

@@ -256,6 +256,7 @@ def test_no_delay_ends_early_although_stamps_are_whole_seconds(
     assert rest.ms <= step_ms
 
 
+@pytest.mark.guarantee("move-remaining")
 def test_clocks_a_day_apart_and_an_unknown_time_wait_for_the_whole_step() -> None:
     assert rest_of_delay(MINUTE, {}, NOW_MS - DAY_MS, NOW_MS) == MINUTE
     assert rest_of_delay(MINUTE, {}, NOW_MS + DAY_MS, NOW_MS) == MINUTE

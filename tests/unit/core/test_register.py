@@ -210,6 +210,7 @@ def test_a_version_grows_only_with_what_is_kept() -> None:
     assert ours.version > version
 
 
+@pytest.mark.guarantee("no-clock-decides")
 def test_no_peer_alone_makes_anybody_forget_whatever_it_says() -> None:
     """A forged answer at an agent's address: newer than all, and empty."""
     ours = register("A", entry("k", 5), dead("gone", 6))
@@ -661,6 +662,7 @@ def play(steps: list[Step]) -> World:
     return world
 
 
+@pytest.mark.guarantee("no-clock-decides")
 @settings(max_examples=1000, deadline=None, derandomize=True)
 @given(steps=st.lists(STEPS, max_size=40))
 # A and B know k1, C was off. A is wiped and reads C, which has read nobody yet.
@@ -762,6 +764,7 @@ def test_whoever_takes_publishes_has_every_acknowledged_change(
     play(steps)
 
 
+@pytest.mark.guarantee("no-clock-decides")
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(steps=st.lists(STEPS, max_size=30), seed=st.integers(0, 2**16))
 def test_after_all_faults_are_over_the_maps_become_one(

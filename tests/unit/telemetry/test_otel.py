@@ -350,6 +350,7 @@ def test_a_run_that_only_links_starts_a_trace_of_its_own() -> None:
     assert [ids(link) for link in run.links] == [PARENT_IDS]
 
 
+@pytest.mark.guarantee("context-per-run")
 @pytest.mark.parametrize("link_only", [True, False])
 def test_baggage_comes_with_a_message_that_is_only_linked_to(link_only: bool) -> None:
     bench = Bench(link_only=link_only)

@@ -272,6 +272,7 @@ def test_one_object_that_is_published_twice_at_once_leaves_nothing_behind(page: 
     assert page.value("messagebus_published_bytes_total", destination="orders") == 2
 
 
+@pytest.mark.guarantee("counters-never-fall")
 def test_counters_never_fall_when_a_client_of_that_name_goes(page: Page) -> None:
     clients = ClientMetrics(page.registry)
     clients.watch(first := Client(PUBLISHER), "api")

@@ -252,6 +252,7 @@ def test_wrong_settings_are_told(tmp_path: Path, options: dict[str, Any]) -> Non
         Recorder(tmp_path, **{"run_id": "r", **options})
 
 
+@pytest.mark.guarantee("recorder-counts-losses")
 @pytest.mark.parametrize("taken_bytes", [0, 100, 50_000, 70_000, 200_000])
 def test_on_a_disk_that_fills_up_what_was_written_and_what_was_lost_add_up(
     tmp_path: Path, taken_bytes: int, monkeypatch: pytest.MonkeyPatch

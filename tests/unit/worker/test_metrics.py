@@ -96,6 +96,7 @@ async def test_the_apps_own_publisher_is_shown() -> None:
     assert b'messagebus_consumer_links_open{broker="memory-1:5672",client="queue:jobs"} 1.0' in text
 
 
+@pytest.mark.guarantee("counters-never-fall")
 def test_one_process_that_shows_nothing_is_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -309,6 +309,7 @@ async def test_a_login_is_bad_unknown_or_has_the_rights_that_the_broker_says(
         await found()
 
 
+@pytest.mark.guarantee("complete-means-everywhere")
 @pytest.mark.parametrize(
     ("answer", "is_gone"),
     [(b"w\x01", True), (b"w\x00\x0b\xd4", False), (b"w", False), (b"", False), (b"x\x01", False)],

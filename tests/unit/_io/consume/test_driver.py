@@ -75,6 +75,7 @@ async def test_a_mismatch_is_told_even_where_links_open_after_it() -> None:
 ORDERED = Subscription(Topic("orders"), "billing", single_active=True)
 
 
+@pytest.mark.guarantee("single-active-keeps-order")
 async def test_of_a_removed_broker_a_single_active_consumer_finishes_what_it_has_and_keeps_the_order() -> (
     None
 ):

@@ -349,6 +349,7 @@ async def test_what_left_its_step_too_early_waits_on_and_what_is_too_late_is_par
     assert bench.inbox.take() is None
 
 
+@pytest.mark.guarantee("batch-is-finished")
 async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_nothing_is_lost() -> (
     None
 ):

@@ -331,6 +331,7 @@ async def test_without_a_majority_the_gate_stays_shut(rig: Rig) -> None:
     assert not rig.upkeep.condition.gate_open
 
 
+@pytest.mark.guarantee("topic-reaches-every-subscription")
 async def test_a_broker_that_was_killed_gets_its_gate_in_its_new_life(rig: Rig) -> None:
     await rig.until(lambda: rig.broker.gate)
     rig.broker.kill()
@@ -477,6 +478,7 @@ async def test_a_queue_of_an_earlier_life_is_made_anew(rig: Rig) -> None:
     assert rig.broker.queues[SUBSCRIPTION] == 9
 
 
+@pytest.mark.guarantee("nothing-deleted-during-boot")
 async def test_no_queue_is_deleted_while_a_boot_still_starts_queues(rig: Rig) -> None:
     await rig.until(lambda: rig.broker.gate)
     rig.settler.leaderless = 1
@@ -562,6 +564,7 @@ async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
     assert "exchange 'e': x is wanted 1" in answer.reason
 
 
+@pytest.mark.guarantee("one-of-two-wins")
 @pytest.mark.parametrize("is_there", [True, False])
 async def test_a_queue_that_exists_otherwise_keeps_no_gate_shut_and_drains_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, is_there: bool
@@ -612,6 +615,7 @@ async def test_of_a_broker_that_is_down_the_answer_is_later(rig: Rig) -> None:
     assert (await rig.answering.answer(["orders/a"])).answer is Answer.LATER
 
 
+@pytest.mark.guarantee("complete-means-everywhere")
 @pytest.mark.parametrize("agent", ["linked before", "started since"])
 async def test_a_port_that_refuses_is_no_proof_that_a_broker_takes_no_publishes(
     rig: Rig, agent: str
@@ -788,6 +792,7 @@ async def test_counts_and_purges_are_the_brokers(rig: Rig) -> None:
         await rig.upkeep.counts([SUBSCRIPTION])
 
 
+@pytest.mark.guarantee("without-management-api")
 async def test_without_the_management_api_all_is_brought_about_that_can_be_judged(rig: Rig) -> None:
     """After a first deletion every new name has a tomb, and the map a floor."""
     rig.broker.kill()
@@ -801,6 +806,7 @@ async def test_without_the_management_api_all_is_brought_about_that_can_be_judge
     assert "mb.queue/new" in rig.broker.queues
 
 
+@pytest.mark.guarantee("without-management-api")
 async def test_what_may_be_of_an_earlier_life_waits_for_the_management_api(rig: Rig) -> None:
     rig.broker.kill()
     rig.management.fails = True
@@ -815,6 +821,7 @@ async def test_what_may_be_of_an_earlier_life_waits_for_the_management_api(rig: 
     assert rig.broker.queues["mb.queue/old"] == 11
 
 
+@pytest.mark.guarantee("no-clock-decides")
 async def test_a_clock_that_was_ahead_hides_no_queue_that_vanished(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -831,6 +838,7 @@ async def test_a_clock_that_was_ahead_hides_no_queue_that_vanished(
     assert [loss.name for loss in rig.upkeep.losses.kept] == [SUBSCRIPTION]
 
 
+@pytest.mark.guarantee("no-clock-decides")
 async def test_a_verdict_goes_by_no_clock_that_is_set(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_the_word_of_an_operator_is_not_believed_of_who_answers() -> None:
         Cluster(set(), {}).absent("mb9")
 
 
+@pytest.mark.guarantee("playbooks-beside-the-dead")
 @pytest.mark.parametrize(
     ("silent", "dead", "found"),
     [

@@ -92,6 +92,7 @@ def adopt(agents: Lost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words:
     return main(["topology", "adopt", "--inventory", str(tmp_path / "i.toml"), *words])
 
 
+@pytest.mark.guarantee("adopt-on-operators-word")
 def test_a_map_that_no_majority_can_vouch_for_is_adopted_on_operators_word(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_map_that_no_majority_can_vouch_for_is_adopted_on_operators_word(
     assert "mb1: 1 wanted, intact\nmb2: 1 wanted, NOT intact\nagent of mb3: refused" in told
 
 
+@pytest.mark.guarantee("adopt-on-operators-word")
 @pytest.mark.parametrize(
     ("intact", "silent", "why"),
     [

@@ -391,6 +391,7 @@ class Pair:
 EVENTS_OF_STORY = "write write cut mend off-A off-B boot-A boot-B up-A up-B ask-A ask-B down-A"
 
 
+@pytest.mark.guarantee("mirror-cut-before-power-off")
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(EVENTS_OF_STORY.split(" ")), min_size=4, max_size=24))
 def test_whoever_is_promoted_has_every_write_that_was_confirmed(story: list[str]) -> None:

@@ -72,6 +72,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict
     return layout.inventory, told
 
 
+@pytest.mark.guarantee("move-remaining")
 def test_nothing_is_moved_to_a_broker_that_takes_no_publishes(
     cluster: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

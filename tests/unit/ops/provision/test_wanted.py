@@ -232,6 +232,7 @@ def test_who_may_read_what(role: str, queue: str, may: bool) -> None:
 APPLICATIONS = ("application", "publisher", "consumer", "monitor", "probe")
 
 
+@pytest.mark.guarantee("roles-cannot-bind")
 @pytest.mark.parametrize("role", APPLICATIONS)
 def test_no_right_of_an_application_is_enough_for_a_binding(role: str) -> None:
     """RabbitMQ wants the right to read the exchange, and to write to what it leads to."""

@@ -1,0 +1,84 @@
+"""The page of what messagebus promises: each promise with the tests that show it.
+
+The promises stand in docs/guarantees.toml, and tests name theirs by a marker. This makes
+docs/GUARANTEES.md of both:
+
+    python -m docs.guarantees
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["PAGE", "marked", "page", "promises"]
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "GUARANTEES.md"
+MARKER = "pytest.mark.guarantee"
+
+HEAD = """\
+# Guarantees
+
+Made by `python -m docs.guarantees` from docs/guarantees.toml and from the markers of the tests.
+Tests are named after what they show. Those in `tests/fault` and `tests/integration` run on real
+brokers, those in `tests/hosts` on two virtual hosts with real disks: they need root's rights, and
+where they cannot run `make test` says so loudly; in CI that is a failure.
+
+The order that is kept is that of *first* deliveries: per publisher, per key, per broker. What comes
+again comes after what others have had meanwhile, and a publisher that lost its link may store again,
+behind later ones, what it had no answer for.
+
+Not guaranteed: order across brokers; exactly-once delivery; anything about a broker whose disk is
+lost. After a kill these may come twice: what was delivered and not yet answered (*owed*), what the
+publisher had sent and got no answer for (*unknown*; the retry carries the same id), and what was acked
+without proof that the broker applied it (AMQP does not confirm acks). Audits list the three apart.
+"""
+
+
+def promises() -> dict[str, dict[str, str]]:
+    """Read the promises: group -> key -> text."""
+    return tomllib.loads((ROOT / "docs" / "guarantees.toml").read_text())
+
+
+def marked() -> dict[str, list[tuple[str, str]]]:
+    """Read the markers of all tests: key -> (file, name of the test), in the order of files."""
+    found = defaultdict(list)
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name, key in _markers_of(file):
+            found[key].append((str(file.relative_to(ROOT)), name))
+    return dict(found)
+
+
+def page(
+    groups: Mapping[str, Mapping[str, str]], tests: Mapping[str, list[tuple[str, str]]]
+) -> str:
+    """Render the page."""
+    lines = [HEAD]
+    for title, texts in groups.items():
+        lines.append(f"## {title}\n")
+        for key, text in texts.items():
+            lines.append(f"**{text}.**\n")
+            lines += [
+                f"- `{name}` ([{Path(file).name}](../{file}))" for file, name in tests.get(key, [])
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _markers_of(file: Path) -> Iterator[tuple[str, str]]:
+    text = file.read_text()
+    if MARKER not in text:
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == MARKER:
+                    yield from ((node.name, ast.literal_eval(key)) for key in decorator.args)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(promises(), marked()))
