@@ -53,7 +53,7 @@ BROKER_SETTING = "MESSAGEBUS_BROKER"
 
 
 def main() -> NoReturn:
-    """Run a command; every expected error is one line and an exit code."""
+    """Run a command; print every expected error as one line and return its exit code."""
     if told := namesake():
         say(f"messagebus: {told}", err=True)
     if BROKER_SETTING not in os.environ:
@@ -205,7 +205,7 @@ def _moment(said: str) -> datetime:
 
 
 def _type_of(file: Path, form: str | None) -> str:
-    """Return the content type of messages; of a whole file by its suffix alone, the same on every machine."""
+    """Return the content type of messages; for a whole file by its suffix alone, the same everywhere."""
     if form:
         return "text/plain" if form == "lines" else "application/json"
     return mimetypes.MimeTypes().guess_type(file.name)[0] or BINARY
@@ -280,7 +280,7 @@ def _print_all(
     unacked: list[Delivery] = []
 
     def flush() -> None:
-        """Nothing is acked that is not out of our hands."""
+        """Print all lines before the acks: a message is acked only once it has been written out."""
         out.flush()
         for delivery in unacked:
             consumer.ack(delivery)
@@ -305,12 +305,12 @@ def _as_line(delivery: Delivery) -> bytes:
 
 
 def _as_shown(delivery: Delivery) -> bytes:
-    """Return the line of a message for a terminal, whose cursor it cannot move."""
+    """Return the line of a message for a terminal, with nothing in it that moves the cursor."""
     return printable(delivery.body.decode(errors="backslashreplace")).encode()
 
 
 def _as_json(delivery: Delivery) -> bytes:
-    """Return the message as JSON in which all that does not print is escaped, for pipes as for terminals."""
+    """Return the message as JSON with everything that does not print escaped, for pipes as for terminals."""
     message = delivery.message
     try:
         body = {"body": message.body.decode()}

@@ -1,4 +1,4 @@
-"""Another project's distribution called `messagebus`: each of the two overwrites files of the other."""
+"""Check for another project's distribution `messagebus`: each of the two overwrites files of the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUMMARY = "Publish to any RabbitMQ broker, consume from all of them."
 
 @functools.cache
 def namesake() -> str:
-    """In one line, that it is installed here and what to do; "" where it is not."""
+    """Return one line that says that it is installed here and what to do; "" where it is not."""
     try:
         found = metadata("messagebus")
     except PackageNotFoundError:

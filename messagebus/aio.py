@@ -1,4 +1,4 @@
-"""The asyncio clients: the same drivers, on the caller's own loop. Not thread-safe, as asyncio is."""
+"""Clients for asyncio: the same drivers, on the caller's own loop. Not thread-safe, as asyncio is not."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ log = logging.getLogger("messagebus.consumer")
 
 
 class AsyncPublisher:
-    """`messagebus.Publisher` for asyncio: the same promises, real back-pressure.
+    """Publisher for asyncio, with the promises of `messagebus.Publisher` and real back-pressure.
 
         async with AsyncPublisher(bus) as publisher:
             await publisher.send_safe("orders", b"...")
 
-    It belongs to the loop of its start.
+    It belongs to the loop that it was started on.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class AsyncPublisher:
 
     @property
     def status(self) -> Status:
-        """Where it is in its life."""
+        """The current `Status`."""
         return self._status
 
     async def start(
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """As `Publisher.start`."""
+        """Start, as `Publisher.start` does."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a publisher starts once; this one is {self._status.value}")
         self._loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class AsyncPublisher:
             raise not_connected(driver, self._bus, timeout_s)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """As `Publisher.stop`."""
+        """Stop, as `Publisher.stop` does."""
         if self._status is not RUNNING or self._driver is None:
             self._status = Status.STOPPED
             return 0
@@ -139,7 +139,7 @@ class AsyncPublisher:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> asyncio.Future[Published]:
-        """Wait for room, accept a publish, return the future of its end. As `Publisher.submit`."""
+        """Wait for room, accept a publish and return the future of its end. See `Publisher.submit`."""
         # As `_accept`, written out: a coroutine less for each message, 0.2 of 1.6 us.
         shape, body, message = self._outgoing.read(destination, payload, options)
         driver = self._running()
@@ -156,7 +156,7 @@ class AsyncPublisher:
     async def send(
         self, destination: Destination | str, payload: Payload, **options: Unpack[Options]
     ) -> None:
-        """As `Publisher.send`; waits for room only."""
+        """Accept a publish and forget it, as `Publisher.send` does; wait for room only."""
         outgoing = self._outgoing.read(destination, payload, options)
         await self._accept(self._running(), outgoing, None, None)
 
@@ -168,7 +168,7 @@ class AsyncPublisher:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> Published:
-        """As `Publisher.send_safe`."""
+        """Publish and wait for the confirm, as `Publisher.send_safe` does."""
         outgoing = self._outgoing.read(destination, payload, options)
         refuse_unconfirmed(outgoing[0])
         driver = self._running()
@@ -184,7 +184,7 @@ class AsyncPublisher:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> list[Published]:
-        """As `Publisher.send_many`."""
+        """Publish several payloads together, as `Publisher.send_many` does."""
         if self._hooks is not None:
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
                 ends = [
@@ -250,15 +250,15 @@ class AsyncPublisher:
         return self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """As `Publisher.flush`."""
+        """Wait until all is settled, as `Publisher.flush` does."""
         return await self._running().flush(timeout_s)
 
     def refresh_connection(self) -> None:
-        """As `Publisher.refresh_connection`."""
+        """Dial anew, as `Publisher.refresh_connection` does."""
         self._running().renew()
 
     def stats(self) -> PublisherStats:
-        """A snapshot; cheap."""
+        """Return a snapshot; cheap."""
         if self._driver is None:
             raise Stopped("not started")
         return publisher_stats(self._driver)
@@ -275,7 +275,7 @@ class AsyncPublisher:
         return self._driver
 
     async def _wait_for_room(self, size: int, timeout_ms: int, count: int = 1) -> int:
-        """Returns how much of the time is left. Raises BacklogFull. First come, first served."""
+        """Wait for room, first come, first served. Returns the ms that are left. Raises BacklogFull."""
         until_ms = now_ms() + timeout_ms
         room: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(room)
@@ -300,7 +300,7 @@ class AsyncPublisher:
                 self._on_room()
 
     def _on_room(self) -> None:
-        """Wakes as many as there is room for, once half the backlog is free: few wake-ups, many sends."""
+        """Wake as many calls as there is room for, once half the backlog is free: it saves wake-ups."""
         if not self._waiting or self._driver is None:
             return
         outbox, most = self._driver.outbox, self._config.backlog_messages_max
@@ -316,14 +316,14 @@ class AsyncPublisher:
 
 
 class AsyncConsumer:
-    """`messagebus.Consumer` for asyncio.
+    """Consumer for asyncio; see `messagebus.Consumer`.
 
         async with AsyncConsumer(bus, "orders", subscription="billing") as consumer:
             async for delivery in consumer:
                 await handle(delivery.body)
                 consumer.ack(delivery)
 
-    It belongs to the loop of its start.
+    It belongs to the loop that it was started on.
     """
 
     def __init__(
@@ -353,13 +353,13 @@ class AsyncConsumer:
 
     @property
     def status(self) -> Status:
-        """Where it is in its life."""
+        """The current `Status`."""
         return self._status
 
     async def start(
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> bool:
-        """As `Consumer.start`."""
+        """Start, as `Consumer.start` does."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a consumer starts once; this one is {self._status.value}")
         self._driver = driver = self._make_driver()
@@ -376,7 +376,7 @@ class AsyncConsumer:
         return driver.registration is not None and driver.registration.complete
 
     async def stop(self, drain_s: float | None = None) -> int:
-        """As `Consumer.stop`."""
+        """Stop, as `Consumer.stop` does."""
         is_inside = handled_by() is self
         if self._status is not RUNNING or self._driver is None:
             self._status = Status.STOPPED
@@ -406,7 +406,7 @@ class AsyncConsumer:
         await self.stop(None if kind is None else 0)
 
     async def receive(self, timeout_s: float | None = None) -> Delivery | None:
-        """As `Consumer.receive`."""
+        """Wait for the next delivery, as `Consumer.receive` does."""
         if (delivery := self.receive_immediate()) is not None:  # without the cost of a timeout
             return delivery
         try:
@@ -421,7 +421,7 @@ class AsyncConsumer:
         return None
 
     def receive_immediate(self) -> Delivery | None:
-        """A delivery that has arrived already, or None."""
+        """Return a delivery that has already arrived, or None."""
         driver = self._driver
         if driver is None:
             driver = self._started()
@@ -433,7 +433,7 @@ class AsyncConsumer:
         return delivery
 
     async def receive_many(self, count_max: int, max_wait_s: float | None = None) -> list[Delivery]:
-        """As `Consumer.receive_many`."""
+        """Wait for one delivery and return all that are there, as `Consumer.receive_many` does."""
         first = await self.receive(max_wait_s)
         found = [] if first is None else [first]
         while found and len(found) < count_max:
@@ -443,15 +443,15 @@ class AsyncConsumer:
         return found
 
     def pause(self) -> None:
-        """As `Consumer.pause`."""
+        """Hand out nothing until `resume`, as `Consumer.pause` does."""
         self._started().pause()
 
     def resume(self) -> None:
-        """As `Consumer.resume`."""
+        """Hand out deliveries again, as `Consumer.resume` does."""
         self._started().resume()
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
-        """Deliveries until the consumer is stopped."""
+        """Yield deliveries until the consumer is stopped."""
         while (delivery := self.receive_immediate() or await self.receive()) is not None:
             yield delivery
 
@@ -466,16 +466,18 @@ class AsyncConsumer:
         batch: int | None = None,
         linger_s: float | None = None,
     ) -> int:
-        """As `Consumer.run`: that many runs of a coroutine function at once, on this loop.
+        """Run a handler for each delivery until the consumer is stopped. See `Consumer.run`.
 
-        Or of a plain function, in that many threads. A coroutine whose time_limit_s is over is
-        cancelled. When this is cancelled itself, so are its runs, and their deliveries are given back.
+        concurrency: runs at the same time. A coroutine function runs on this loop, a plain function in that
+        many threads. A coroutine that exceeds time_limit_s is cancelled. When this call is cancelled, its
+        runs are cancelled too, and their deliveries are given back.
 
-        batch: None: the handler gets one delivery; else a list of 1 to so many. One goes out when it is
-        full, linger_s (0 to 60 s; None: 0.2) after its first delivery was taken, or at the stop. All of
-        it is acked when the handler returns, unless it returns a mapping: then each delivery that is a
-        key of it ends as if its value had been returned, or raised if it is an exception. When it raises,
-        each delivery ends so for itself. All else is as for single ones; a batch is one run.
+        batch: None: the handler gets one delivery; else a list of 1 to `batch` deliveries. A batch goes out
+        when it is full, linger_s (0 to 60 s; None: 0.2) after its first delivery was taken, or at the stop.
+        All its deliveries are acked when the handler returns, unless it returns a mapping: then each delivery
+        that is a key of it ends as if its value had been returned, or raised if it is an exception. When the
+        handler raises, each delivery ends as if its own run had raised. All else is as for single deliveries;
+        a batch is one run.
         """
         self._started()
         checked_count("concurrency", concurrency)
@@ -564,13 +566,13 @@ class AsyncConsumer:
                 task.cancel()
 
     def _give_back(self, job: Delivery | Sequence[Delivery]) -> None:
-        """After a stop the links give back what has no answer, and `stop` counts it."""
+        """Give deliveries back while the consumer runs; after a stop the links do, and `stop` counts them."""
         for delivery in [job] if isinstance(job, Delivery) else job:
             if self._status is RUNNING:
                 self.nack(delivery)
 
     def _put_back(self, untouched: Sequence[Delivery]) -> None:
-        """What no handler has seen is handed out again, unless it is answered already."""
+        """Hand out deliveries again that no handler has seen, unless they are answered already."""
         if untouched and self._status is RUNNING and not self._config.at_most_once:
             self._started().put_back(list(untouched))
 
@@ -593,17 +595,17 @@ class AsyncConsumer:
             ticking.stop()
 
     def ack(self, delivery: Delivery) -> bool:
-        """As `Consumer.ack`, and exact: an answer given twice is stale the second time."""
+        """Ack, as `Consumer.ack` does, but exactly: a second answer to a delivery is stale."""
         driver = self._started()
         return self._config.at_most_once or driver.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
-        """As `Consumer.nack`."""
+        """Give back or reject, as `Consumer.nack` does."""
         driver = self._started()
         return not self._config.at_most_once and driver.nack(delivery, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
-        """As `Consumer.ack_safe`."""
+        """Ack and wait until the broker has it, as `Consumer.ack_safe` does."""
         driver = self._started()
         return self._config.at_most_once or await driver.ack_safe(delivery, timeout_s)
 
@@ -615,7 +617,7 @@ class AsyncConsumer:
         reason: str = "",
         error: BaseException | None = None,
     ) -> bool:
-        """As `Consumer.retry`."""
+        """Have the delivery come again later, as `Consumer.retry` does."""
         driver, delay_ms = self._started(), checked_after(after_s)
         if self._config.at_most_once:
             return False
@@ -627,7 +629,7 @@ class AsyncConsumer:
     async def park(
         self, delivery: Delivery, *, reason: str, error: BaseException | None = None
     ) -> bool:
-        """As `Consumer.park`."""
+        """Put the delivery into the parking queue, as `Consumer.park` does."""
         driver = self._started()
         if self._config.at_most_once:
             return False
@@ -637,24 +639,24 @@ class AsyncConsumer:
         return await driver.park(delivery, headers=headers)
 
     def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
-        """For `run`: as `retry`, without waiting."""
+        """Retry without waiting, for `run`."""
         live = delivery.ledger.is_live
         copying = self._started().retry(delivery, delay_ms=delay_ms, headers=headers)
         self._copying.spawn(copying)
         return live
 
     def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
-        """For `run`: as `park`, without waiting."""
+        """Park without waiting, for `run`."""
         live = delivery.ledger.is_live
         self._copying.spawn(self._started().park(delivery, headers=headers))
         return live
 
     def keep_alive(self) -> bool:
-        """As `Consumer.keep_alive`."""
+        """Return whether all links are open, as `Consumer.keep_alive` does."""
         return self._started().keep_alive()
 
     def stats(self) -> ConsumerStats:
-        """A snapshot."""
+        """Return a snapshot."""
         return with_handling(self._started().stats(), self._handlings)
 
     def _make_driver(self) -> ConsumeDriver:
@@ -663,7 +665,10 @@ class AsyncConsumer:
         return driver
 
     def _withdraw(self, before_ns: int | None, all_if_any: bool) -> list[Delivery]:
-        """What waits for a thread of a handler since before that time, or at all, without an answer."""
+        """Take back deliveries that wait for a handler's thread, without an answer.
+
+        before_ns: only those that arrived before; None: all. all_if_any: if there is one, all of them.
+        """
         if self._config.at_most_once and before_ns is not None:
             return []
         found = [
@@ -683,12 +688,12 @@ class AsyncConsumer:
 
 
 class _Singles:
-    """The deliveries of a consumer as they come, where `Gathering` makes batches of them."""
+    """Source of single deliveries; its counterpart `Gathering` makes batches of them."""
 
     def __init__(self, consumer: AsyncConsumer) -> None:
         self.take = consumer.receive_immediate
         self.receive = consumer.receive
 
     def withdraw(self) -> Sequence[Delivery]:
-        """Nothing waits here."""
+        """Return nothing: no delivery waits here."""
         return ()

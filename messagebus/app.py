@@ -1,7 +1,7 @@
 """`App`: handlers declared by decorator, consumed together, with one publisher for all of them.
 
-It holds no promises of its own: a handler is run, retried and parked by `AsyncConsumer.run`, a message
-published by `AsyncPublisher`. It may be started again after it was stopped, with new clients.
+`AsyncConsumer.run` runs, retries and parks; `AsyncPublisher` publishes; the app adds no promises of its
+own. It may be started again after it was stopped, with new clients.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ H = TypeVar("H", bound=Callable[..., object])
 
 
 class Clients(Protocol):
-    """Where an app takes its clients from: the bus, or `messagebus.testing.MemoryBus`."""
+    """Source of an app's clients: the bus, or `messagebus.testing.MemoryBus`."""
 
     def async_publisher(
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
@@ -78,7 +78,7 @@ class Clients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Subscriber:
-    """One declared handler."""
+    """A declared handler."""
 
     source: Source
     name: str
@@ -91,7 +91,7 @@ class _Subscriber:
     linger_s: float | None
 
     def configured(self, default: ConsumerConfig) -> ConsumerConfig:
-        """The config of its consumer. Where nobody said one, batches that are asked for become full."""
+        """Return the config of its consumer; where none was given, one that lets batches become full."""
         if self.config is not None or self.batch is None:
             return self.config or default
         wanted = self.batch * (self.concurrency + 1)
@@ -104,7 +104,7 @@ class _Subscriber:
 
 @dataclass(slots=True)
 class _Life:
-    """From a start to its stop."""
+    """State of an app from a start to its stop."""
 
     loop: asyncio.AbstractEventLoop
     thread_id: int
@@ -120,7 +120,7 @@ class _Life:
 
 
 class App:
-    """Handlers and what they need.
+    """Handlers and their clients, started and stopped together.
 
         app = App()
 
@@ -130,7 +130,7 @@ class App:
 
         app.run_blocking()  # or: messagebus worker module:app
 
-    bus: None reads the environment at the start, and so for publisher and consumers' configs.
+    bus: None reads the environment at the start; so do the configs of the publisher and the consumers.
     Everything belongs to the loop of `start`, except `publish_blocking` and `request_stop`.
     """
 
@@ -165,16 +165,17 @@ class App:
     ) -> Callable[[H], H]:
         """Run the decorated function for each delivery of the subscription or queue.
 
-        It stays what it was: tests may call it. A coroutine function runs on the app's loop, a plain
-        one in a thread. Its first parameter gets the payload as its annotation says (see
-        `messagebus.payloads`), one annotated `Delivery` the delivery; what does not fit is parked. What
-        its end means: see `messagebus.handling`.
+        The function itself is unchanged: tests may call it. A coroutine function runs on the app's loop, a
+        plain one in a thread. Its first parameter gets the payload as its annotation says (see
+        `messagebus.payloads`), one annotated `Delivery` the delivery. A payload that does not fit is parked.
+        `messagebus.handling` describes what follows from the end of a run.
 
-        concurrency: runs at the same time, of this process. time_limit_s: of one run; None: as long as
-        it likes. retry: None takes `RetryPolicy()`. config: of its consumer.
+        concurrency: runs at the same time in this process. time_limit_s: longest time of one run; None: no
+        limit. retry: None takes `RetryPolicy()`. config: of its consumer.
         batch: None: one delivery for each run; else 1 to 2,000 of them: the parameters are lists. A
-        batch that is not full goes out linger_s (0 to 60; None: 0.2) after its first. What its end means
-        for each of them: see `AsyncConsumer.run`. What does not fit is parked and in no batch.
+        batch that is not full goes out linger_s (0 to 60; None: 0.2) after its first delivery. The end of its
+        run counts for each of them: see `AsyncConsumer.run`. A payload that does not fit is parked and in no
+        batch.
         Raises ConfigError or NameInvalid, here, for what could never work.
         """
         if callable(destination):
@@ -210,7 +211,7 @@ class App:
         return declare
 
     def use(self, clients: Clients | None) -> None:
-        """Take the next start's clients from there: a `MemoryBus` in tests; None: from the bus."""
+        """Take the clients of the next start from there: a `MemoryBus` in tests; None: from the bus."""
         if self._life is not None:
             raise ConfigError("other clients after the app was started: stop it first")
         self._clients = clients
@@ -218,12 +219,12 @@ class App:
     # ------------------------------------------------------------------ life
     @property
     def status(self) -> Status:
-        """Where it is in its life."""
+        """The current `Status`."""
         return self._status
 
     @property
     def ended(self) -> Mapping[str, str]:
-        """The handlers that ended although nobody stopped them, by subscription or queue, and why.
+        """The handlers that ended although nobody stopped them: subscription or queue -> reason.
 
         Nothing is handled there until the app is started again. From any thread.
         """
@@ -237,7 +238,7 @@ class App:
         timeout_s: float = START_TIMEOUT_S,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Register and attach every subscription, then begin to handle; goes on in the background.
+        """Register and attach every subscription, then begin to handle in the background.
 
         require: as in `AsyncConsumer.start`, for each of them. grace_s: for handlers at the stop.
         Raises NotReady, LoginRefused, ConfigError; then nothing runs.
@@ -268,11 +269,11 @@ class App:
             task.add_done_callback(lambda task, name=str(each.source): _on_end(life, name, task))  # type: ignore[misc]
 
     async def stop(self, grace_s: float | None = None) -> int:
-        """Take no more, wait up to grace_s for handlers that run, answer them, hang up.
+        """Take no more deliveries, wait up to grace_s for handlers that run, answer them, hang up.
 
         grace_s: None takes that of `start`. Returns how many deliveries were left without an answer:
-        the brokers deliver them again. Called from one of its own handlers it returns 0 at once, so
-        that this one can end and be answered too; the stop goes on in the background.
+        the brokers deliver them again. A call from one of the app's own handlers returns 0 at once, so
+        that this handler can end and be answered too; the stop goes on in the background.
         """
         life = self._life
         if life is None:
@@ -322,8 +323,8 @@ class App:
     ) -> int:
         """Start, handle until SIGTERM, SIGINT or `request_stop`, stop. Returns what `stop` returns.
 
-        A second signal does what it did before `run`: it ends the process, if nobody said otherwise. All
-        apps that run hear the same signal. On a thread that is not the main one no signal is heard.
+        A second signal does what it did before `run`: by default it ends the process. All apps that run
+        receive the same signal. On a thread other than the main one signals are not handled.
         Raises as `start`, and Stopped when a runner ended by itself.
         """
         if not self._subscribers:
@@ -349,16 +350,16 @@ class App:
         return left
 
     def run_blocking(self, *, require: str | None = None, grace_s: float = GRACE_S) -> int:
-        """`run`, on a loop of its own."""
+        """Call `run` on a loop of its own."""
         return asyncio.run(self.run(require=require, grace_s=grace_s))
 
     def _was_asked_early(self) -> bool:
-        """Whether a stop was requested before there was a life to end; asked once."""
+        """Return whether a stop was requested before the first start, and forget the request."""
         early, self._stop_early = self._stop_early, False
         return early
 
     def request_stop(self) -> None:
-        """Have `run` stop; from any thread. Before its first start the next `run` returns at once."""
+        """Ask `run` to stop; from any thread. Before the app's first start the next `run` returns at once."""
         with self._asking:
             life = self._life
             if life is None:
@@ -370,7 +371,7 @@ class App:
     # ------------------------------------------------------------------ publishing
     @property
     def publisher(self) -> AsyncPublisher:
-        """The one that all handlers share, for what `publish` does not do. Raises Stopped."""
+        """The publisher that all handlers share, for calls beyond `publish`. Raises Stopped."""
         return self._running().publisher
 
     async def publish(
@@ -381,7 +382,7 @@ class App:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> Published:
-        """Publish and return after the confirm. As `Publisher.send_safe`, and raises as it does.
+        """Publish and return after the confirm. Raises as `AsyncPublisher.send_safe`.
 
         payload: a message, bytes, a text; anything else goes as JSON, as `messagebus.payloads` says.
         """
@@ -398,7 +399,7 @@ class App:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> Published:
-        """`publish` for plain functions, on any thread but the loop's own."""
+        """Publish as `publish` does, from a plain function on any thread but the loop's own."""
         life = self._running()
         if threading.get_ident() == life.thread_id:
             raise Stopped("publish_blocking would stop the loop that it waits for: await publish")
@@ -417,7 +418,7 @@ class App:
 
     # ------------------------------------------------------------------ questions
     def stats(self) -> Mapping[str, ConsumerStats]:
-        """A snapshot of each subscription and queue, by name; empty unless the app runs."""
+        """Return a snapshot of each subscription and queue, by name; empty unless the app runs."""
         consumers = {} if self._life is None else self._life.consumers
         return {
             name: consumer.stats()
@@ -426,14 +427,14 @@ class App:
         }
 
     def publisher_stats(self) -> PublisherStats | None:
-        """A snapshot of what all handlers publish with; None unless the app runs."""
+        """Return a snapshot of the handlers' shared publisher; None unless the app runs."""
         life = self._life
         is_started = life is not None and life.publisher.status is not Status.INITIALIZED
         return life.publisher.stats() if life is not None and is_started else None
 
     @property
     def unanswered(self) -> Mapping[str, int]:
-        """What the last stop left without an answer, by subscription or queue."""
+        """The deliveries that the last stop left without an answer, by subscription or queue."""
         return self._unanswered
 
     @property
@@ -444,14 +445,14 @@ class App:
     # ------------------------------------------------------------------ inside
     @property
     def _life(self) -> _Life | None:
-        """None: it does not run. With its loop, which a test may have ended, an app ends too."""
+        """The state since the last start; None when the app does not run. It also ends with its loop."""
         life = self._last
         return None if life is None or life.loop.is_closed() else life
 
     def reach(self) -> None:
-        """Wait some seconds until somebody listens where the bus is entered; NotReady names every address.
+        """Wait some seconds until the bus's entry address accepts connections; NotReady names every address.
 
-        For who would rather end than wait for brokers, as `messagebus worker` does: `run` waits.
+        For programs that would rather end than wait for brokers, such as `messagebus worker`: `run` waits.
         """
         if self._clients is None and self._subscribers:
             directory.reach(self._bus or BusConfig.from_env(os.environ))
@@ -462,7 +463,7 @@ class App:
         return self._life
 
     def _new_life(self, grace_s: float) -> _Life:
-        """Clients that are not started. Raises ConfigError for a wrong environment."""
+        """Make clients that are not started. Raises ConfigError for a wrong environment."""
         environ: Mapping[str, str] = {} if self._clients is not None else os.environ
         clients = self._clients or _BusClients(self._bus or BusConfig.from_env(environ))
         publishing = self._publisher_config or PublisherConfig.from_env(environ)
@@ -519,7 +520,7 @@ async def _handle(subscriber: _Subscriber, life: _Life) -> int:
 
 
 async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
-    """All at the same time, each to its end; then raises the first error, if there is one."""
+    """Await all at the same time, each to its end; then raise the first error, if there is one."""
     ends = await asyncio.gather(*works, return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):
@@ -528,7 +529,7 @@ async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
 
 
 def _on_end(life: _Life, name: str, task: asyncio.Task[int]) -> None:
-    """A runner that ends while nobody stops it is a fault, whatever it ended by."""
+    """Record a runner that ends although nobody stops it as a fault, whatever it ended by."""
     if life.ending is not None:
         return
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -537,17 +538,17 @@ def _on_end(life: _Life, name: str, task: asyncio.Task[int]) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """Passwords may be in the text of an error: its class must do."""
+    """Return an error's class; the text too only of `Stopped`, since others may hold passwords."""
     return (
         f"{type(error).__name__}: {error}" if isinstance(error, Stopped) else type(error).__name__
     )
 
 
 class _Signals:
-    """SIGTERM and SIGINT, for all apps of the process that run: they ask all of them for a stop.
+    """Handlers of SIGTERM and SIGINT that ask all running apps of the process to stop. On the main thread.
 
-    By Python's own handlers, which can be put back as they were. An event loop's cannot: who added one
-    to the loop before would find it gone. Of the main thread.
+    They are Python's own signal handlers, which can be put back as they were. An event loop's cannot: they
+    would be lost for whoever added one to the loop before.
     """
 
     def __init__(self) -> None:
@@ -557,7 +558,7 @@ class _Signals:
 
     @contextmanager
     def heard(self, ask: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile the app hears them; afterwards, when no other does, they do what they did before."""
+        """Have signals ask this app to stop meanwhile; with the last app restore the earlier handlers."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -612,7 +613,7 @@ def _check(
     config: object,
     more: list[str],
 ) -> None:
-    """Raises ConfigError with every fault. more: those that were found before."""
+    """Raise ConfigError with every fault. more: faults that were found before."""
     faults = list(more)
     if retry is not None and not isinstance(retry, RetryPolicy):
         faults.append(f"retry {retry!r}: a RetryPolicy")

@@ -1,4 +1,4 @@
-"""Brokers, and the consumer list that says which of them to consume from.
+"""Brokers, and the consumer list that names those to consume from.
 
 Pure values: parsing and writing the text of a list. Fetching it is `_io.agents.consumer_list`, serving it
 `agent.consumer_list`, editing it the kit `consumer_lists`.
@@ -33,12 +33,12 @@ class Broker:
 
     @property
     def name(self) -> str:
-        """``host:port``: how lists, logs and receipts call it."""
+        """``host:port``: the name in lists, logs and receipts."""
         return f"{self.host}:{self.port}"
 
     @classmethod
     def parse(cls, text: str) -> Broker:
-        """Read ``host:port`` or ``host``. Raises ValueError with what is wrong."""
+        """Read ``host:port`` or ``host``. Raises ValueError that says what is wrong."""
         host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
         if not colon:
             host, port = text, str(AMQP_PORT)
@@ -68,14 +68,14 @@ class ListedBroker:
         return f"{self.broker.host}:{self.agent_port}"
 
     def render(self) -> str:
-        """The line; a list is read from such by `BrokerList.parse`."""
+        """Return the line; `BrokerList.parse` reads it back."""
         agent = f" agent={self.agent_port}" if self.agent_port != AGENT_PORT else ""
         return f"{self.broker}{agent}{' draining' if self.draining else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerList:
-    """Which brokers to consume from: a cluster's name, a generation, its brokers.
+    """List of brokers to consume from: a cluster's name, a generation, its brokers.
 
     generation: only grows; 0 means that the list does not say, as a plain file of addresses.
     listed: in the order of the file, no broker twice, never empty.
@@ -94,11 +94,11 @@ class BrokerList:
         return frozenset(entry.broker.name for entry in self.listed)
 
     def find(self, name: str) -> ListedBroker | None:
-        """The entry of ``host:port``, or None."""
+        """Return the entry of ``host:port``, or None."""
         return next((entry for entry in self.listed if entry.broker.name == name), None)
 
     def render(self) -> str:
-        """The text of this list; ``parse`` reads it back."""
+        """Return the text of this list; ``parse`` reads it back."""
         head = [f"# cluster: {self.cluster}"] if self.cluster else []
         head += [f"# generation: {self.generation}"] if self.generation else []
         return "\n".join([*head, *(entry.render() for entry in self.listed)]) + "\n"

@@ -1,7 +1,7 @@
-"""Settings: frozen values, checked whole at the edge, every field with its unit.
+"""Settings: frozen values, checked as a whole when they are made, every field with its unit.
 
 Sources are pure functions of a mapping, an environment or a file; all three configs have all three.
-Nothing below this module reads the environment. All faults are told in one `ConfigError`.
+Nothing below this module reads the environment. One `ConfigError` names all faults.
 
 A file is TOML, with the tables ``[bus]``, ``[publisher]`` and ``[consumer]``, each of which may be
 missing; or the keys of one config and no table. The variables of an environment are the same keys in
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class _Settings:
-    """Where the settings of a config may come from."""
+    """Sources of settings, shared by all configs."""
 
     __slots__ = ()
     _table: ClassVar[str]
@@ -76,7 +76,7 @@ class _Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusConfig(_Settings):
-    """Where the bus is and who we are.
+    """Addresses of the bus, and the identity of this client.
 
     broker: the balancer's AMQP address as ``host:port``, or that of a single RabbitMQ.
     list_urls: addresses of the consumer list, tried in turn; empty means that `broker` is the only
@@ -84,18 +84,18 @@ class BusConfig(_Settings):
     vhost: RabbitMQ's virtual host. user_file, password_file: hold the user and the password instead;
     read again at every dial.
     list_cache: file that keeps the last good list, so that a start without the balancer works.
-    cluster: a list that names another cluster is refused; "" takes any.
-    broker_hosts_allowed: shell patterns; a list that names another host is refused; empty takes any.
-    client_id: shown by brokers and agents; at most 200 printing ASCII characters. "": each client object has
-        one of its own, of host, process and a random part.
+    cluster: a list that names another cluster is refused; "" accepts any.
+    broker_hosts_allowed: shell patterns; a list that names another host is refused; empty accepts any.
+    client_id: shown by brokers and agents; at most 200 printing ASCII characters. "": each client object
+        makes its own from host, process and a random part.
     heartbeat_s: AMQP heartbeat, 0 turns it off.
     dial_timeout_ms: for TCP connect and AMQP handshake of a first try, together; doubled by each
         failed try up to dial_timeout_max_ms.
-    tls: everything is encrypted and verified, the list too; whoever dials checks the certificate's name,
-        which is the host's own.
+    tls: everything is encrypted and verified, the list too; each dial checks that the certificate's name
+        is the host's own.
     tls_ca_file: PEM of the authorities that are trusted; "" for the system's.
     tls_cert_file, tls_key_file: PEM of our own certificate and its key; the key may stand with it.
-    tls_server_name: what certificates behind the balancer's address are for, where that is not its
+    tls_server_name: the name in certificates behind the balancer's address, where that is not its
         host; sent as SNI, too.
     """
 
@@ -172,7 +172,7 @@ class BusConfig(_Settings):
         return []
 
     def _login_faults(self) -> list[str]:
-        """What is wrong with the files, now, when somebody still looks; they are read again later."""
+        """Return the faults of the login's files now, while somebody still looks; dials read them again."""
         faults = []
         for read in (self.current_user, self.current_password):
             try:
@@ -203,17 +203,17 @@ class BusConfig(_Settings):
 
     @property
     def tls_files(self) -> TlsFiles:
-        """For whatever is dialled with TLS; an https list without `tls` goes by the system's."""
+        """The files for all TLS connections; an https list without `tls` uses the system's authorities."""
         return TlsFiles(
             ca_file=self.tls_ca_file, cert_file=self.tls_cert_file, key_file=self.tls_key_file
         )
 
     def current_user(self) -> str:
-        """The user as it is now. Raises ConfigError when the file cannot be read."""
+        """Return the current user. Raises ConfigError when the file cannot be read."""
         return _read_secret("user_file", self.user_file) if self.user_file else self.user
 
     def current_password(self) -> Secret:
-        """The password as it is now: the file is read again at every dial, so that it can rotate."""
+        """Return the current password: the file is read again at every dial, so that it can rotate."""
         if not self.password_file:
             return self.password
         return Secret(_read_secret("password_file", self.password_file))
@@ -221,11 +221,11 @@ class BusConfig(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How messages of one destination are packed into one AMQP message.
+    """Rules for packing messages of one destination into one AMQP message.
 
     count_max: messages in a batch at most. bytes_max: of all their bodies together.
-    linger_ms: how long a batch waits for more, below the publisher's deadline_ms; 0 still packs what is
-        waiting. A flush or a stop ends the wait.
+    linger_ms: how long a batch waits for more, below the publisher's deadline_ms; 0 still packs the messages
+        that are waiting. A flush or a stop ends the wait.
     """
 
     count_max: int = 50
@@ -245,17 +245,17 @@ class Batching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherConfig(_Settings):
-    """How to publish.
+    """Settings of a publisher.
 
     window: publishes sent and not yet confirmed, on one link.
     backlog_messages_max, backlog_bytes_max: accepted and not yet sent; a full backlog makes callers wait.
     deadline_ms: for one publish, from acceptance to outcome, over all retries.
     attempts_max: how often one publish is sent at most.
-    retry_unknown: send again, under the same id, what a lost link left unknown.
+    retry_unknown: send a publish that a lost link left unknown again, under the same id.
     connection_lifetime_s: a link is renewed through the balancer after that, within 20 % at random.
-    confirm_slow_ms: a broker whose oldest confirm is later than that is left for another one.
-    batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; the others'
-        go one by one.
+    confirm_slow_ms: a broker whose oldest open confirm is older than that is left for another one.
+    batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; messages of
+        other destinations go one by one.
     """
 
     _table: ClassVar[str] = "publisher"
@@ -290,14 +290,15 @@ class PublisherConfig(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig(_Settings):
-    """How to consume.
+    """Settings of a consumer.
 
     handed_out_max: deliveries that the application holds unanswered, over all brokers together.
     prefetch: deliveries that one broker may have under way to us, held or not; 1 to 2,000.
     refresh_interval_s: the list is asked for again after that at the latest, changed or not.
-    consumer_timeout_s: the brokers' own setting of that name (1,800 unless an operator changed it): what
-        waits for an answer for longer is taken back, with all else that this consumer holds there. What the
-        application has not seen yet is given back before; a run near it is told.
+    consumer_timeout_s: the brokers' own setting of that name (1,800 unless an operator changed it): a
+        broker takes back a delivery that waits longer for its answer, with all else that this consumer
+        holds there. Deliveries that the application has not seen are given back before; a run near the
+        limit is logged.
     at_most_once: answer before the handler sees a delivery; a crash, or a run that fails, then loses it.
     slots, slot, cover: with slots > 0 this consumer, number `slot` (from 0) of `slots` in its
         subscription, takes only its share of the brokers; each broker is taken by `cover` of them.
@@ -333,7 +334,7 @@ class ConsumerConfig(_Settings):
 def _checked_batch(
     batch: Mapping[str, Any], deadline_ms: object
 ) -> tuple[dict[str, Batching], list[str]]:
-    """The same under the one spelling of each destination, and what is wrong with it."""
+    """Return `batch` with one spelling for each destination, and its faults."""
     checked: dict[str, Batching] = {}
     faults = []
     for text, batching in batch.items():
@@ -351,7 +352,7 @@ def _checked_batch(
 
 
 def _of_environment(environ: Mapping[str, str], table: str) -> dict[str, str]:
-    """What an environment says of one table, by field name. Those of the bus bear no table's name."""
+    """Return the variables of one table by field name. Variables of the bus have no table's name in front."""
     ours = {
         key.removeprefix(ENV_PREFIX).lower(): text
         for key, text in environ.items()
@@ -380,7 +381,7 @@ def _of_environment(environ: Mapping[str, str], table: str) -> dict[str, str]:
 def _read_file(
     wanted: type[T], values: Mapping[str, Any], tables: Mapping[str, type[Any]]
 ) -> tuple[T, list[str]]:
-    """The wanted config of a file, and the faults of all its tables."""
+    """Return the wanted config of a file, and the faults of all its tables."""
     if not values.keys() & tables.keys():
         return _read(wanted, values)
     faults = [_unknown(key, tables) for key in values if key not in tables]
@@ -396,7 +397,7 @@ def _read_file(
 
 
 def _read(kind: type[T], values: Mapping[str, Any]) -> tuple[T, list[str]]:
-    """The config, and every fault: of keys, of types and of ranges. It is good without faults only."""
+    """Return the config and every fault of keys, types and ranges. With a fault the config is not valid."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     faults = [_unknown(key, fields) for key in values if key not in fields]
     known: dict[str, Any] = {}
@@ -413,7 +414,7 @@ def _read(kind: type[T], values: Mapping[str, Any]) -> tuple[T, list[str]]:
 
 
 def _convert(type_name: str, value: Any) -> Any:
-    """Text from an environment, or a value from TOML, as the field's type. Never shows a secret."""
+    """Convert text from an environment, or a value from TOML, to the field's type. Never shows a secret."""
     match type_name:
         case "Secret":
             return value if isinstance(value, Secret) else Secret(_expect(str, value))
@@ -482,7 +483,7 @@ def _is_http(url: str) -> bool:
 
 
 def _without_login(url: str) -> str:
-    """The address without what may be a password before its ``@``."""
+    """Return the address without what may be a password before its ``@``."""
     return f"***@{url.rpartition('@')[2]}" if "@" in url else url
 
 

@@ -1,4 +1,4 @@
-"""The blocking consumer: a thin face over the driver on a background loop. Thread-safe."""
+"""The blocking consumer: a thin layer over the driver on a background loop. Thread-safe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Copy = tuple[Literal["retry", "park"], int, Mapping[str, Header]]
 
 
 def as_source(destination: Destination | Source | str, subscription: str) -> Source:
-    """What to consume from. Raises NameInvalid: a topic needs a subscription, nothing else has one."""
+    """Return what to consume from. Raises NameInvalid: a topic needs a subscription, nothing else has one."""
     parsed = parse_destination(destination) if isinstance(destination, str) else destination
     if not isinstance(parsed, Topic):
         if subscription:
@@ -58,7 +58,7 @@ def as_source(destination: Destination | Source | str, subscription: str) -> Sou
 
 
 async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float) -> bool:
-    """Wait for what start(require=...) asks for. Raises LoginRefused."""
+    """Wait until start(require=...) is fulfilled; return whether it is. Raises LoginRefused."""
     conditions: dict[str | None, Callable[[], bool]] = {
         None: lambda: driver.registration is not None,
         "one": driver.is_attached_to_one,
@@ -83,7 +83,7 @@ def not_ready(driver: ConsumeDriver, require: str, timeout_s: float) -> NotReady
 
 
 class Consumer:
-    """Consumes from every broker of the list at once, as one stream.
+    """Consumer of every broker of the list at once, as one stream.
 
         with Consumer(bus, "orders", subscription="billing") as consumer:
             for delivery in consumer:
@@ -127,11 +127,11 @@ class Consumer:
     # ------------------------------------------------------------------ life
     @property
     def status(self) -> Status:
-        """Where it is in its life."""
+        """The current `Status`."""
         return self._status
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Register the subscription and attach to the brokers; goes on in the background.
+        """Register the subscription and attach to the brokers in the background.
 
         require: None waits up to timeout_s for an answer about the registration and returns in any
         case; "one" insists on one attached broker; "all" on every listed broker and a complete
@@ -165,14 +165,14 @@ class Consumer:
         return amqp_wire(self._bus)
 
     def stop(self, drain_s: float | None = None) -> int:
-        """Take no more, wait up to drain_s for open answers, hang up.
+        """Take no more deliveries, wait up to drain_s for open answers, hang up.
 
         drain_s: None takes the grace of `run`, or DRAIN_S.
-        Returns how many received deliveries had no answer: the brokers deliver them again, unless
-        the subscription goes with its consumer (`Subscription.ephemeral`): then it is deleted.
-        Called from one of its own handlers it returns 0 at once, so that this one can end and be answered
-        too; the stop goes on in the background, and whoever else calls waits for it.
-        In a forked child it does nothing: what is open there is the parent's.
+        Returns how many received deliveries had no answer: the brokers deliver them again. A subscription
+        that goes with its consumer (`Subscription.ephemeral`) is deleted instead.
+        A call from one of its own handlers returns 0 at once, so that this handler can end and be answered
+        too; the stop goes on in the background, and other callers wait for it.
+        In a forked child it does nothing: open connections are the parent's.
         """
         if self._thread is not None and not self._thread.is_here:
             return 0
@@ -222,7 +222,7 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for open answers as `stop` does, unless nobody is left who could give one."""
+        """Wait for open answers as `stop` does, unless no thread is left that could give one."""
         self.stop(0 if kind is not None or _is_alone() else None)
 
     # ------------------------------------------------------------------ receiving
@@ -240,14 +240,14 @@ class Consumer:
             return delivery
 
     def _ask(self) -> None:
-        """There is nothing: links that rest are to bring something."""
+        """Ask idle links for deliveries, because none is here."""
         thread, driver = self._running()
         if driver.resting:
             with contextlib.suppress(Stopped):
                 thread.call_soon(driver.asked)
 
     def receive_immediate(self) -> Delivery | None:
-        """A delivery that has arrived already, or None."""
+        """Return a delivery that has already arrived, or None."""
         self._running()
         with self._arrived:
             if (delivery := self._next()) is None and self._status is Status.RUNNING:
@@ -269,13 +269,13 @@ class Consumer:
     def pause(self) -> None:
         """Hand out nothing until `resume`. Links stay open, and their buffers fill once.
 
-        A broker takes back what it has waited for longer than its consumer timeout (30 minutes,
-        if not set otherwise): to rest for longer, stop.
+        A broker takes deliveries back that wait for longer than its consumer timeout (30 minutes,
+        if not set otherwise): for a longer pause, stop.
         """
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Hand out again."""
+        """Hand out deliveries again."""
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
@@ -286,7 +286,10 @@ class Consumer:
         thread.call_soon(driver.pause if paused else driver.resume)
 
     def _next(self) -> Delivery | None:
-        """Holds `_arrived`. What a lost link delivered comes again: it is not handed out twice."""
+        """Return the next delivery; the caller holds `_arrived`.
+
+        Deliveries of a lost link are left out: their broker delivers them again.
+        """
         while self._ready and not self._paused:
             delivery = self._ready.popleft()
             if delivery.ledger.is_live:
@@ -298,7 +301,7 @@ class Consumer:
         return None
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Deliveries until the consumer is stopped."""
+        """Yield deliveries until the consumer is stopped."""
         while (delivery := self.receive()) is not None:
             yield delivery
 
@@ -315,8 +318,8 @@ class Consumer:
 
         A delivery is acked when its handler returns; it may return or raise `RetryLater`, `Park` or
         `Reject` instead. When it raises anything else, `retry` says what follows; None is RetryPolicy().
-        time_limit_s: of one run; a longer one counts as failed, its thread goes on beside a new one.
-        grace_s: how long handlers may take after a stop; what is not answered then comes again.
+        time_limit_s: of one run; a longer one counts as failed, and its thread goes on beside a new one.
+        grace_s: how long handlers may take after a stop; deliveries without an answer by then come again.
         Returns how many had not ended by then. KeyboardInterrupt stops the consumer.
         """
         self._running()
@@ -368,12 +371,12 @@ class Consumer:
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
         """Give the delivery back, or (requeue=False) reject it into the parking queue.
 
-        As `ack`; with at_most_once False, because it cannot be given back any more.
+        As `ack`; False with at_most_once, because the delivery cannot be given back any more.
         """
         return self._answer(delivery, "requeue" if requeue else "reject")
 
     def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
-        """Ack, and return when the broker has received it. A crash of it may still deliver again."""
+        """Ack, and return when the broker has received it. After a crash it may still deliver again."""
         thread, driver = self._running()
         if self._config.at_most_once:
             return True
@@ -394,7 +397,7 @@ class Consumer:
         """Have the delivery come again after a while, to this subscription only, as its next attempt.
 
         after_s: rounded up to the steps that exist; 0 for at once. reason, error: kept with the copy,
-        without passwords. Returns when the copy is stored and this one acked; as `ack_safe`.
+        without passwords. Returns as `ack_safe`, when the copy is stored and this delivery acked.
         """
         delay_ms = checked_after(after_s)
         words = words_of(self._bus)
@@ -426,11 +429,11 @@ class Consumer:
             return False
 
     def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
-        """For `run`: as `retry`, without waiting."""
+        """Retry without waiting, for `run`."""
         return self._answer(delivery, ("retry", delay_ms, headers))
 
     def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
-        """For `run`: as `park`, without waiting."""
+        """Park without waiting, for `run`."""
         return self._answer(delivery, ("park", 0, headers))
 
     def _answer(self, delivery: Delivery, answer: str | Copy) -> bool:
@@ -464,7 +467,7 @@ class Consumer:
             raise AlreadySettled(f"{delivery.message_id} {why}") from None
 
     def _take_answers(self) -> None:
-        """On the loop."""
+        """Pass answers of all threads to the driver. On the loop."""
         assert self._driver is not None
         self._woken = False
         while self._answers:
@@ -488,11 +491,11 @@ class Consumer:
 
     # ------------------------------------------------------------------ questions
     def keep_alive(self) -> bool:
-        """Whether the links to all listed brokers are open. AMQP has no lease to renew."""
+        """Return whether the links to all listed brokers are open. AMQP has no lease to renew."""
         return self._running()[1].keep_alive()
 
     def stats(self) -> ConsumerStats:
-        """A snapshot, taken on the loop."""
+        """Return a snapshot, taken on the loop."""
         thread, driver = self._running()
         if self._status is not Status.RUNNING:
             return with_handling(driver.stats(), self._handlings)
@@ -500,9 +503,9 @@ class Consumer:
 
     # ------------------------------------------------------------------ inside
     def _withdraw(self, before_ns: int, all_if_any: bool) -> list[Delivery]:
-        """On the loop: what has waited here since before that time, and nobody received.
+        """Take back deliveries that wait here since before before_ns and that nobody received. On the loop.
 
-        all_if_any: if there is some, all that waits.
+        all_if_any: if there is one, take back all that wait.
         """
         with self._arrived:
             old = [each for each in self._ready if each.received_ns < before_ns]
@@ -513,7 +516,7 @@ class Consumer:
             return old
 
     def _on_ready(self) -> None:
-        """On the loop: take over what may be handed out."""
+        """Take over the deliveries that may be handed out. On the loop."""
         driver = self._driver
         if driver is None:
             return
@@ -527,7 +530,10 @@ class Consumer:
                 self._arrived.notify(len(self._ready) - before)
 
     def _running(self) -> tuple[LoopThread, ConsumeDriver]:
-        """Raises Stopped before the start, and in a forked child: its copy is nobody's consumer."""
+        """Return thread and driver.
+
+        Raises Stopped before the start, and in a forked child: its copy is nobody's consumer.
+        """
         if self._thread is None or self._driver is None:
             raise Stopped("not started")
         self._thread.check_is_here()
@@ -539,7 +545,7 @@ async def _stats(driver: ConsumeDriver) -> ConsumerStats:
 
 
 def with_handling(stats: ConsumerStats, handlings: Sequence[Handling]) -> ConsumerStats:
-    """The counts of a consumer's handlers beside those of its driver."""
+    """Return the driver's counts with those of the consumer's handlers."""
     if not handlings:
         return stats
     each = [handling.stats() for handling in handlings]
@@ -549,7 +555,7 @@ def with_handling(stats: ConsumerStats, handlings: Sequence[Handling]) -> Consum
 
 
 def _is_alone() -> bool:
-    """Whether no thread runs but this one and the library's own that never answer."""
+    """Return whether no thread runs but this one and the library's own threads that never answer."""
     here = threading.current_thread()
     return all(each is here or each.name in _SILENT for each in threading.enumerate())
 

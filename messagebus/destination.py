@@ -1,12 +1,13 @@
-"""Where messages go, and what the names are called inside a broker.
+"""Destinations, and their names inside a broker.
 
 A *topic* gives every subscription a copy; a *queue* has one set of competing consumers. The
 spelling of exchanges and queues is part of the wire format (docs/WIRE.md).
 
-Every destination is published to through an exchange of its own, a queue too: a queue is bound to its
-exchange only when it is settled, so what cannot survive yet cannot be confirmed either. RabbitMQ's rights
-go by name, whatever the thing is: who may read the source and write to the target binds and unbinds. So no
-exchange has a name that an application may read, and no queue of a reader one that it may write.
+Every destination, a queue too, is published to through an exchange of its own. A queue is bound to its
+exchange only when it is settled, so a message that could not survive yet cannot be confirmed either.
+RabbitMQ grants rights by name, whatever the thing is: a user who may read the source and write to the
+target may bind and unbind. So no exchange has a name that an application may read, and no queue of a reader
+one that it may write.
 """
 
 from __future__ import annotations
@@ -87,10 +88,10 @@ def _check_delivery_limit(limit: object, durability: Durability) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Topic:
-    """Every subscription of it gets a copy of each message.
+    """Topic: every subscription gets a copy of each message.
 
-    name: 1 to 120 of letters, digits and ``_ . -``. durability: what a confirmed message survives;
-    its subscriptions' queues are of that kind. Two topics are equal when their names are.
+    name: 1 to 120 of letters, digits and ``_ . -``. durability: what a confirmed message survives; the
+    queues of its subscriptions are of that kind. Two topics are equal when their names are.
     """
 
     name: str
@@ -102,12 +103,12 @@ class Topic:
 
     @property
     def exchange(self) -> str:
-        """What it is published to, inside a broker."""
+        """The exchange that messages for it are published to, inside a broker."""
         return f"mb.topic/{self.name}"
 
     @property
     def due_key(self) -> str:
-        """Its routing key in the delay ladder."""
+        """The routing key of its messages in the delay ladder."""
         return self.exchange
 
     def __str__(self) -> str:
@@ -116,11 +117,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Queue:
-    """One set of competing consumers.
+    """Queue with one set of competing consumers.
 
     name: as of a `Topic`. durability: what a confirmed message survives. delivery_limit: as of a
-    `Subscription`. create: a publish to it makes it exist; else it must have been declared, or consumed
-    from, or the publish is unroutable. Two queues are equal when their names are.
+    `Subscription`. create: a publish to it makes it exist; without it the publish is unroutable unless the
+    queue was declared or consumed from before. Two queues are equal when their names are.
     """
 
     name: str
@@ -137,22 +138,22 @@ class Queue:
 
     @property
     def exchange(self) -> str:
-        """What it is published to, inside a broker."""
+        """The exchange that messages for it are published to, inside a broker."""
         return f"mb.to/{self.name}"
 
     @property
     def due_key(self) -> str:
-        """Its routing key in the delay ladder."""
+        """The routing key of its messages in the delay ladder."""
         return self.amqp_queue
 
     @property
     def amqp_queue(self) -> str:
-        """Its queue, inside a broker."""
+        """The name of its queue inside a broker."""
         return f"mb.queue/{self.name}"
 
     @property
     def parking_queue(self) -> str:
-        """Its parking queue, inside a broker."""
+        """The name of its parking queue inside a broker."""
         return f"{PARKING_PREFIX}{self.name}"
 
     def __str__(self) -> str:
@@ -161,17 +162,18 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Subscription:
-    """A named, durable reader of a topic; its consumers compete.
+    """Named, durable reader of a topic; its consumers compete.
 
-    name: as of a `Topic`. Its queues are of the topic's durability. single_active: of its consumers
-    one at a time is served, *on each broker*: with several brokers several consumers may be active,
+    name: as of a `Topic`. Its queues are of the topic's durability. single_active: one of its consumers
+    at a time is served, *on each broker*: with several brokers several consumers may be active,
     each for other brokers.
-    expires_s: deleted on all brokers, with what waits in it, when nobody has consumed for so long; 0:
-    never. What an expiring subscription rejects is dropped: nothing of it outlives it, so it has no
-    parking queue. goes_with_consumer: its consumer deletes it when it stops; who shares it, or comes
-    back to it, says only when it expires. delivery_limit: what came back unanswered more often than
-    that is parked: a message that kills its consumer, and whatever that consumer had been given beside
-    it as often; 0: never. Two subscriptions are equal when their names are.
+    expires_s: deleted on all brokers, with its messages, after this time without a consumer; 0:
+    never. Messages that an expiring subscription rejects are dropped: nothing of it outlives it, so it has
+    no parking queue. goes_with_consumer: its consumer deletes it when it stops; consumers that share it, or
+    come back to it, set expires_s only. delivery_limit: a message that came back
+    unanswered more often than that is parked, such as one that kills its consumer; deliveries that the
+    consumer held beside it as often are parked too. 0: never. Two subscriptions are equal when their names
+    are.
     """
 
     topic: Topic
@@ -198,9 +200,9 @@ class Subscription:
 
     @classmethod
     def ephemeral(cls, topic: Topic | str, *, expires_s: int = EPHEMERAL_EXPIRES_S) -> Subscription:
-        """A new subscription of a name that nobody else has, for one consumer.
+        """Make a new subscription for one consumer, with a name that nobody else has.
 
-        Deleted when that one stops; when it was cut off, after expires_s without use.
+        It is deleted when that consumer stops; if the consumer was cut off, after expires_s without use.
         """
         parsed = topic if isinstance(topic, Topic) else parse_destination(topic)
         if not isinstance(parsed, Topic):
@@ -210,17 +212,17 @@ class Subscription:
 
     @property
     def durability(self) -> Durability:
-        """The topic's."""
+        """The topic's durability."""
         return self.topic.durability
 
     @property
     def amqp_queue(self) -> str:
-        """Its queue, inside a broker."""
+        """The name of its queue inside a broker."""
         return f"mb.sub/{self.topic.name}/{self.name}"
 
     @property
     def parking_queue(self) -> str:
-        """Its parking queue, inside a broker."""
+        """The name of its parking queue inside a broker."""
         return f"{PARKING_PREFIX}{self.topic.name}/{self.name}"
 
     def __str__(self) -> str:
@@ -229,7 +231,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Delay:
-    """One step of the delay ladder: what is published to it comes out `ms` later.
+    """Step of the delay ladder: a message published to it comes out `ms` later.
 
     A message waits in it under its destination's `due_key` as routing key. Made by `delay_step`.
     """
@@ -257,9 +259,9 @@ class Delay:
 
 
 def delay_step(delay_ms: int) -> Delay:
-    """The step for a delay, rounded up; the first one also for less than a second.
+    """Return the step for a delay, rounded up; the first step also for less than a second.
 
-    Raises MessageInvalid when it is longer than the last step.
+    Raises MessageInvalid when the delay is longer than the last step.
     """
     place = bisect.bisect_left(DELAY_STEPS_MS, delay_ms)
     if place == len(DELAY_STEPS_MS):

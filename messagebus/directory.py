@@ -1,4 +1,4 @@
-"""Asking and telling the bus without publishing or consuming: which brokers, which destinations."""
+"""Queries and commands to the bus without publishing or consuming: brokers and destinations."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def declare(
 ) -> Registration:
     """Make topics, subscriptions and queues exist on every broker, settled.
 
-    wanted: also as text: ``orders``, ``orders/billing``, ``queue:jobs``. What exists stays as it is.
+    wanted: also as text: ``orders``, ``orders/billing``, ``queue:jobs``. Existing ones stay as they are.
     Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused, NameInvalid.
     """
     parsed = [parse_wanted(each) if isinstance(each, str) else each for each in wanted]
@@ -66,9 +66,9 @@ def declare(
 
 
 def reach(bus: BusConfig, *, publishing: bool = False, within_s: float = REACH_S) -> None:
-    """Wait until somebody listens where this bus is entered. Raises NotReady, with every address.
+    """Wait until the bus's entry address accepts connections. Raises NotReady, with every address.
 
-    publishing: at the balancer; else where the list is, if there is such an address.
+    publishing: the balancer's address; else those of the list, if there are any.
     """
     places = [(bus.address.host, bus.address.port)]
     if bus.list_urls and not publishing:
@@ -91,14 +91,14 @@ def reach(bus: BusConfig, *, publishing: bool = False, within_s: float = REACH_S
 
 
 def brokers(bus: BusConfig) -> BrokerList:
-    """The consumer list as it is now. Raises ListUnavailable or ListInvalid, of the last address."""
+    """Fetch the current consumer list. Raises ListUnavailable or ListInvalid, of the last address."""
     if not bus.list_urls:
         return BrokerList(listed=(ListedBroker(broker=bus.address),))
     return run_blocking(_fetch(bus))
 
 
 def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
-    """What waits in every subscription and queue, on every broker of the list, as the agents say.
+    """Count the messages in every subscription and queue, on every broker of the list, through the agents.
 
     Raises ConfigError without list addresses, ListError without a list, LoginRefused.
     """
@@ -107,7 +107,7 @@ def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
 
 
 def nearest(bus: BusConfig, name: str) -> str:
-    """Return the topic or queue whose name is most like this one; "" where none is, or nobody can be asked.
+    """Return the topic or queue with the most similar name; "" where none is, or nobody can be asked.
 
     name: ``orders`` or ``queue:jobs``.
     """
@@ -125,11 +125,11 @@ def nearest(bus: BusConfig, name: str) -> str:
 def delete_subscriptions(
     bus: BusConfig, names: Iterable[str | Source], *, token: Secret
 ) -> Registration:
-    """Delete subscriptions and queues on all brokers, with everything that waits in them.
+    """Delete subscriptions and queues on all brokers, with all their messages.
 
     token: the operators'. A broker in `later` deletes them when it is back, before it takes publishes;
-    for one in `missing` ask again. Raises ConfigError, NameInvalid, TopologyError when one of them
-    never was or no majority of agents answers, LoginRefused, ListError without a list.
+    for one in `missing` ask again. Raises ConfigError, NameInvalid, LoginRefused, ListError without a list,
+    and TopologyError when one of them never existed or no majority of agents answers.
     """
     _needs_agents(bus)
     return run_blocking(subscriptions.delete(bus, brokers(bus), _source_names(names), token=token))
@@ -138,10 +138,10 @@ def delete_subscriptions(
 def purge_subscriptions(
     bus: BusConfig, names: Iterable[str | Source], *, token: Secret
 ) -> PurgedMessages:
-    """Drop what waits in subscriptions and queues now, on every broker of the list that answers.
+    """Drop the waiting messages of subscriptions and queues, on every broker of the list that answers.
 
-    What is delivered and not yet answered stays. token: the operators'. Raises as count_subscriptions,
-    and NameInvalid.
+    Messages that are delivered and not yet answered stay. token: the operators'. Raises as
+    count_subscriptions, and NameInvalid.
     """
     _needs_agents(bus)
     return run_blocking(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))

@@ -75,11 +75,11 @@ class ConfigError(MessageBusError, ValueError):
 
 
 class BindingError(ConfigError):
-    """Raised when no payload can be what a handler's parameter says, or nothing tells which it is."""
+    """Raised when no payload can have the type of a handler's parameter, or it is unclear which gets it."""
 
 
 class NameInvalid(MessageBusError, ValueError):
-    """Raised when a name may not be spelled so; choose another name."""
+    """Raised when a name has a forbidden spelling; choose another name."""
 
 
 class MessageInvalid(MessageBusError, ValueError):
@@ -186,7 +186,7 @@ class ListInvalid(ListError):
 
 
 class TopologyError(MessageBusError):
-    """Raised when the wanted topics, queues and subscriptions could not be brought about."""
+    """Raised when the wanted topics, queues and subscriptions could not be made."""
 
 
 class RegistrationIncomplete(TopologyError):

@@ -2,7 +2,7 @@
 
 A run is a folder: ``manifest.json``, and per process and kind one file of JSON lines,
 ``published-<process>.ndjson``, ``delivered-<process>.ndjson`` or ``sampled-<process>.ndjson``. The
-first line of a file says which `SCHEMA` it is of and is its clock anchor,
+first line of a file names its `SCHEMA` and is its clock anchor,
 ``{"schema": 1, "anchor": {"host", "process", "wall_minus_monotonic_ns", "boot"}}``; every other line is
 one row whose keys are the names below. A crash loses at most the last line. The same columns may come
 as ``<kind>-<process>.parquet``, with that first line as the file's metadata, under ``messagebus``.
@@ -41,7 +41,7 @@ Kind = Literal["text", "id16", "long", "int"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """name: key in JSON, column in Parquet. required: a row without it is bad."""
+    """Column of a row. name: key in JSON, column in Parquet. required: a row without it is bad."""
 
     name: str
     kind: Kind
@@ -133,5 +133,5 @@ The rules are in docs/MEASURING.md. Every one of them fails the verdict.
 
 
 def body_hash(body: bytes) -> str:
-    """32 hex digits: BLAKE2b of 16 bytes."""
+    """Return 32 hex digits: BLAKE2b of 16 bytes."""
     return hashlib.blake2b(body, digest_size=16).hexdigest()

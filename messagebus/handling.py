@@ -1,7 +1,7 @@
-"""What a handler may say of a delivery, and what happens when it fails: values, no I/O.
+"""Answers of a handler to a delivery, and the policy for failures: values, no I/O.
 
-A handler that returns has its delivery acked. It returns or raises `RetryLater`, `Park` or `Reject` to
-say otherwise; whatever else it raises is a failed run, and a `RetryPolicy` says what follows.
+A delivery is acked when its handler returns. A handler returns or raises `RetryLater`, `Park` or `Reject`
+to give another answer; any other exception is a failed run, and a `RetryPolicy` says what follows.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ HIDDEN = "***"
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What happens to a delivery whose handler fails.
+    """Policy for a delivery whose handler fails.
 
     attempts_max: runs of the handler, the first included; 1 to 1,000.
     first_delay_s: before the second run; multiplied by `factor` before each further one, up to
     delay_max_s. Delays are rounded up to the steps that exist (1, 2, 5, 10, 20, 30 s, ... 7 days).
     jitter: a share of the delay, up or down at random, before rounding.
-    retry_on: what is worth another run. give_up_on: what is not; wins over retry_on.
+    retry_on: exceptions that lead to another run. give_up_on: those that do not; wins over retry_on.
     then: what happens after the last failed run: "park" keeps it in the parking queue, "drop" does not.
     """
 
@@ -136,14 +136,14 @@ class Reject(Exception):
 
 
 def checked_after(after_s: float) -> int:
-    """The delay in ms. Raises ConfigError when there is none so long."""
+    """Return the delay in ms. Raises ConfigError when it is negative or longer than the longest one."""
     if not 0 <= after_s <= DELAY_S_MAX:
         raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
     return round(after_s * 1000)
 
 
 def rule_of(policy: RetryPolicy) -> Rule:
-    """The policy as the machine takes it."""
+    """Return the policy as the rule of `core.attempts`."""
     return Rule(
         attempts_max=policy.attempts_max,
         first_ms=round(policy.first_delay_s * 1000),
@@ -156,7 +156,7 @@ def rule_of(policy: RetryPolicy) -> Rule:
 
 
 def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
-    """What a run that ended so means, and the delay in ms that its handler asked for."""
+    """Return how the run that raised this error ended, and the delay in ms that its handler asked for."""
     match error:
         case RetryLater():
             return End.LATER, _asked_ms(error)
@@ -179,7 +179,10 @@ def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
 
 
 def _asked_ms(error: RetryLater) -> int | None:
-    """None: the policy's delay; also of a subclass that never called ours, or was changed since."""
+    """Return the delay in ms that the handler asked for; None for the policy's delay.
+
+    It is also None for a subclass that never called `RetryLater.__init__`, or whose after_s is not valid.
+    """
     after_s = getattr(error, "after_s", None)
     try:
         return None if after_s is None else checked_after(after_s)
@@ -188,10 +191,10 @@ def _asked_ms(error: RetryLater) -> int | None:
 
 
 def single(error: BaseException) -> BaseException:
-    """Which exception of a group, as a TaskGroup raises it, says what follows; the same if it is none.
+    """Return the exception of a group that decides what follows; the error itself if it is no group.
 
-    What asks for the fewest further runs: Park, Reject, RetryLater; else the one that is in it, or the
-    group.
+    A TaskGroup raises such groups. The one that asks for the fewest further runs decides: Park,
+    Reject, RetryLater; else the only one in the group, or the group itself.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -211,9 +214,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 class Words:
-    """Puts exceptions and reasons into short words without these passwords.
+    """Formatter of exceptions and reasons as short texts without these passwords.
 
-    secrets: as they are now; what is found of them, as it is or as in an address, is hidden.
+    secrets: the current ones; they are hidden as they are and as they are quoted in an address.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -223,7 +226,7 @@ class Words:
         self._secrets = sorted(found, key=len, reverse=True)
 
     def short(self, text: str) -> str:
-        """The text without passwords, at most TEXT_BYTES_MAX bytes of UTF-8."""
+        """Return the text without passwords, at most TEXT_BYTES_MAX bytes of UTF-8."""
         longest = max(map(len, self._secrets), default=0)
         read = text[: READ_CHARS_MAX + longest]
         for secret in self._secrets:
@@ -239,16 +242,16 @@ class Words:
         return raw[: TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."
 
     def of(self, error: BaseException) -> str:
-        """Type and text of an exception, whatever its text is and whether it can be had or not."""
+        """Return type and text of an exception, also where its text cannot be had."""
         name, text = type(error).__name__, _text_of(error)
         return self.short(f"{name}: {text}" if text else name)
 
     def text(self, error: BaseException) -> str:
-        """Its text alone."""
+        """Return the text of an exception without its type."""
         return self.short(_text_of(error))
 
     def where(self, error: BaseException) -> str:
-        """The innermost places that it came through, outermost first: ``file.py:12 function``."""
+        """Return the last places that it came through, outermost first: ``file.py:12 function``."""
         try:
             frames = traceback.extract_tb(error.__traceback__, limit=-FRAMES_MAX)
         except Exception:  # a source file that is gone, or no file at all
@@ -269,7 +272,7 @@ def _file(path: str) -> str:
 
 
 def retry_headers(delivery: Delivery, attempt: int, reason: str) -> dict[str, Header]:
-    """What the copy for run number `attempt` is marked with. reason: short, see `Words`."""
+    """Return the headers of the copy for run number `attempt`. reason: short, see `Words`."""
     return {
         ATTEMPT_HEADER: attempt,
         FIRST_HEADER: delivery.first_ms,
@@ -278,7 +281,7 @@ def retry_headers(delivery: Delivery, attempt: int, reason: str) -> dict[str, He
 
 
 def park_headers(delivery: Delivery, reason: str, exception: str) -> dict[str, Header]:
-    """What a parked copy is marked with. reason, exception: short, see `Words`."""
+    """Return the headers of a parked copy. reason, exception: short, see `Words`."""
     return {
         "mb-park-reason": reason,
         "mb-park-exception": exception,

@@ -1,4 +1,4 @@
-"""The one seam of telemetry: what a client tells about the messages that pass through it.
+"""Hooks of telemetry: calls of a client about the messages that pass through it.
 
     class Sizes(Hooks):
         def published(self, destination, message, published):
@@ -6,7 +6,7 @@
 
     publisher = Publisher(bus, hooks=[Sizes()])
 
-Clients without hooks pay one attribute test a message for this. What is there to be used:
+Clients without hooks pay one attribute test a message for this. Ready-made hooks:
 `messagebus.telemetry`.
 """
 
@@ -25,53 +25,53 @@ _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class Hooks:
-    """Called for each message; every method does nothing until a subclass says otherwise.
+    """Methods that are called for each message; each does nothing until a subclass overrides it.
 
     Several hooks of one client are called in their order. They must be quick and never wait: some are
-    called on the loop that serves all links. One that raises is logged, and the message goes its way
-    without what it would have added; telemetry never loses a message. One object may serve any number
+    called on the loop that serves all links. When one raises, this is logged, and the message goes its way
+    without the hook's addition; telemetry never loses a message. One object may serve any number
     of clients, on several threads at once.
     """
 
     __slots__ = ()
 
     def publishing(self, destination: str, message: Message) -> Message:
-        """A message is about to be published. Returns it, or a copy with headers added.
+        """Return the message that is about to be published, or a copy with headers added.
 
-        destination: as ``orders`` or ``queue:jobs``. message: has its id already; anything but the
-        headers of what is returned is ignored. On the caller's thread, in its context.
+        destination: as ``orders`` or ``queue:jobs``. message: has its id already; only the headers of the
+        returned message count. On the caller's thread, in its context.
         """
         return message
 
     def published(self, destination: str, message: Message, published: Published) -> None:
-        """The publish has ended: once for each `publishing`, with the very object it returned.
+        """Take note of a publish's end: once for each `publishing`, with the very object it returned.
 
-        One that was never accepted (BacklogFull, Stopped) ends as refused. On the loop's thread, or
+        A publish that was never accepted (BacklogFull, Stopped) ends as refused. On the loop's thread, or
         where the call ended.
         """
 
     def publishing_many(self, destination: str) -> AbstractContextManager[None]:
-        """Entered around one call that publishes several messages, with a `publishing` for each."""
+        """Return a context around one call that publishes several messages, with a `publishing` for each."""
         return _NOTHING
 
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
-        """Entered around each run of a handler, in the context that the handler runs in.
+        """Return a context around each run of a handler; entered in the context that the handler runs in.
 
         It sees what the handler raises and must not suppress it.
         """
         return _NOTHING
 
     def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
-        """Entered around each run of a batch handler; `handling` of each, if nothing else is said."""
+        """Return a context around each run of a batch handler; by default `handling` of each delivery."""
         if type(self).handling is Hooks.handling:
             return _NOTHING
         return _all([self.handling(delivery) for delivery in deliveries])
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
-        """A run has ended, and the delivery got its answer.
+        """Take note of a run that has ended and of its delivery's answer.
 
         answer: ``ack``, ``retry``, ``park``, ``drop``, or ``stale``: its link had ended, so the broker
-        delivers it again. error: what the handler raised, if it did.
+        delivers it again. error: the exception of the handler, if it raised one.
         """
 
 

@@ -1,4 +1,4 @@
-"""What is sent, and what is received.
+"""Messages to send, and deliveries received.
 
 A `Message` is a value: the library never changes it. A `Delivery` is a message that arrived, with
 the receipt that says where its answer must go.
@@ -43,9 +43,9 @@ NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message to publish.
+    """Message to publish.
 
-    body: at most BODY_BYTES_MAX bytes. content_type: what it is; readers go by it.
+    body: at most BODY_BYTES_MAX bytes. content_type: its type; readers rely on it.
     message_id: 1 to 255 bytes; "" lets the publisher make one, once, kept through every retry.
     headers: names that do not start with ``mb-``; no floats, which AMQP clients read differently;
         at most HEADERS_BYTES_MAX in all. Never mutated.
@@ -85,12 +85,12 @@ class Message:
 
     @classmethod
     def text(cls, text: str, **fields: Any) -> Message:
-        """A text; fields are those of the class. Raises MessageInvalid for half a surrogate pair."""
+        """Make a message of a text; fields: the class's. Raises MessageInvalid for half a surrogate pair."""
         return cls(body=_encoded("text", text), content_type=TEXT, **fields)
 
     @classmethod
     def json(cls, value: Any, **fields: Any) -> Message:
-        """Anything that JSON can say. Raises MessageInvalid for what it cannot."""
+        """Make a message of a value as JSON. Raises MessageInvalid for a value that JSON cannot represent."""
         try:
             check_names(value)
             body = jsonlib.dumps(
@@ -102,23 +102,23 @@ class Message:
 
     @classmethod
     def binary(cls, body: bytes, **fields: Any) -> Message:
-        """Bytes as they are."""
+        """Make a message of bytes."""
         return cls(body=body, content_type=BINARY, **fields)
 
     def as_text(self) -> str:
-        """The text. Raises WrongPayload unless content_type is a text, and the bytes are of its charset."""
+        """Return the text. Raises WrongPayload unless content_type and the bytes are a text."""
         if not self._media_type.startswith("text/"):
             raise WrongPayload(f"not a text: content_type is {self.content_type!r}")
         return decode_text(self.body, self.content_type)
 
     def as_json(self) -> Any:
-        """The decoded value. Raises WrongPayload unless content_type is JSON and the bytes are."""
+        """Return the decoded value. Raises WrongPayload unless content_type and the bytes are JSON."""
         if self._media_type != JSON:
             raise WrongPayload(f"not JSON: content_type is {self.content_type!r}")
         return decode_json(self.body)
 
     def as_binary(self) -> bytes:
-        """The bytes. Raises WrongPayload when content_type says text or JSON."""
+        """Return the bytes. Raises WrongPayload when content_type says text or JSON."""
         if self._media_type.startswith("text/") or self._media_type == JSON:
             raise WrongPayload(f"not binary: content_type is {self.content_type!r}")
         return self.body
@@ -130,7 +130,7 @@ class Message:
 
 # ---------------------------------------------------------------------- reading bodies
 def decode_text(body: bytes, content_type: str) -> str:
-    """A text in the charset that its content type names, UTF-8 if it names none. Raises WrongPayload."""
+    """Decode a text in the charset that its content type names, else in UTF-8. Raises WrongPayload."""
     charset = _charset(content_type)
     try:
         return body.decode(charset)
@@ -153,10 +153,10 @@ def _charset(content_type: str) -> str:
 
 
 def decode_json(body: bytes, *, exact: bool = False) -> Any:
-    """What a body of JSON says, each thing once. exact: numbers with a fraction as `Decimal`.
+    """Decode a body of JSON. exact: numbers with a fraction become `Decimal`.
 
-    Raises WrongPayload, which shows no value, for what is no JSON in UTF-8, names one thing twice, or has a
-    number that is none (NaN) or is larger than a float.
+    Raises WrongPayload, which shows no value, for a body that is not JSON in UTF-8, that repeats a name in
+    an object, or that has a number that is not one (NaN) or is larger than a float.
     """
     try:
         return (_decode_exact if exact else _decode)(body.decode())
@@ -191,7 +191,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_names(value: Any) -> None:
-    """Raises ValueError for what JSON would name twice: 1 and "1" are one name there."""
+    """Raise ValueError for names that would be equal in JSON, such as 1 and "1"."""
     match value:
         case dict():
             if any(type(name) is not str for name in value) and len(value) > len(
@@ -214,7 +214,7 @@ _decode_exact = jsonlib.JSONDecoder(
 
 
 class Reading(Protocol):
-    """How what arrived becomes a message; the raw form is the transport's own."""
+    """Decoder of an arrived message; the raw form is the transport's own."""
 
     def message(self, raw: bytes, body: bytes) -> Message: ...
 
@@ -223,22 +223,21 @@ class Reading(Protocol):
     def content_type(self, raw: bytes) -> str: ...
 
     def marks(self, raw: bytes) -> Mapping[str, Header]:
-        """The headers that begin with ``mb-``, which a message does not show."""
+        """Return the headers that begin with ``mb-``, which a message does not show."""
 
     def stamp_ms(self, raw: bytes) -> int | None:
-        """When it was published, in ms since 1970; None when it does not say."""
+        """Return the time of publishing in ms since 1970; None when the message does not say."""
 
 
 class Delivery:
-    """One message as it arrived. Read-only; compared by identity.
+    """Message as it arrived. Read-only; compared by identity.
 
     receipt: where the answer goes; valid for one answer while that link lives.
     source: the subscription or queue it was consumed from.
     redelivered: the broker handed it out before (to anyone): it may be a duplicate.
     received_ns: time.monotonic_ns() when it arrived.
     body: its bytes. message: all of it; decoded when it is first asked for.
-    attempt: the run of a handler that it is for, 1 at the first. age_s: since it was first published;
-    to the second.
+    attempt: number of this run of a handler, from 1. age_s: time since its first publish, to the second.
     """
 
     __slots__ = (
@@ -264,7 +263,7 @@ class Delivery:
         received_ns: int = 0,
         attempt: int = 1,
     ) -> None:
-        """For tests of applications; what arrives is made by `arrived`."""
+        """Make a delivery for an application's tests; those that arrive are made by `arrived`."""
         self.ledger = Ledger(receipt.broker, receipt.epoch)
         self.tag, self.part = receipt.tag, receipt.part
         self.source, self.redelivered, self.received_ns = source, redelivered, received_ns
@@ -286,7 +285,7 @@ class Delivery:
         body: bytes,
         reading: Reading,
     ) -> Self:
-        """From a transport: what the application does not ask for is never decoded."""
+        """Make a delivery from a transport; parts that the application does not ask for are never decoded."""
         made = cls.__new__(cls)
         made.ledger = ledger
         made.tag = tag
@@ -302,7 +301,7 @@ class Delivery:
 
     @property
     def message(self) -> Message:
-        """All that was published; decoded when it is first asked for."""
+        """The whole message as published; decoded when it is first asked for."""
         if self._message is None:
             assert self._reading is not None
             self._message = self._reading.message(self._raw, self.body)
@@ -310,42 +309,42 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
-        """The publisher's, the same in every copy."""
+        """The publisher's id, the same in every copy."""
         if self._message is not None or self._reading is None:
             return self.message.message_id
         return self._reading.message_id(self._raw)
 
     @property
     def content_type(self) -> str:
-        """As its publisher says; "" when it does not."""
+        """The publisher's content type; "" when it gave none."""
         if self._message is not None or self._reading is None:
             return self.message.content_type
         return self._reading.content_type(self._raw)
 
     @property
     def key(self) -> str:
-        """The publisher's; "" for none."""
+        """The publisher's key; "" for none."""
         return self.message.key
 
     @property
     def headers(self) -> Mapping[str, Header]:
-        """Those of the application that published it."""
+        """The headers of the application that published it."""
         return self.message.headers
 
     @property
     def attempt(self) -> int:
-        """The run of a handler that it is for: 1 at the first."""
+        """The number of the handler's run that it is for: 1 at the first."""
         number = self.marks.get(ATTEMPT_HEADER)
         return min(number, ATTEMPT_MAX) if type(number) is int and number > 0 else 1
 
     @property
     def age_s(self) -> float:
-        """Never negative; as good as the clocks of both ends."""
+        """The seconds since its first publish; never negative; as exact as the clocks of both ends."""
         return max(0.0, time.time() - self.first_ms / 1000)
 
     @property
     def first_ms(self) -> int:
-        """When it was first published, in ms since 1970; when it arrived, if nothing says so."""
+        """The time of its first publish in ms since 1970; the time it arrived, if nothing says so."""
         first_ms = self.marks.get(FIRST_HEADER)
         if type(first_ms) is int and 0 < first_ms <= FIRST_MS_MAX:
             return first_ms
@@ -368,12 +367,12 @@ class Delivery:
 
     @property
     def properties(self) -> bytes:
-        """As they arrived, an AMQP property list; empty for one that did not."""
+        """The AMQP property list as it arrived; empty for a delivery that did not arrive over AMQP."""
         return self._raw
 
     @property
     def receipt(self) -> Receipt:
-        """Where the answer goes; valid for one answer while that link lives."""
+        """The address of the answer; valid for one answer while that link lives."""
         return Receipt(self.ledger.broker, self.ledger.epoch, self.tag, self.part)
 
     @property
@@ -420,7 +419,7 @@ def _check_headers(headers: Mapping[str, Header]) -> None:
 
 
 def _header_bytes(name: str, value: object, depth: int) -> int:
-    """How long it is on the wire. Raises MessageInvalid for what no AMQP table can hold."""
+    """Return the size on the wire in bytes. Raises MessageInvalid where no AMQP table can hold it."""
     if depth > HEADER_DEPTH_MAX:
         raise MessageInvalid(f"header {name!r}: nested more than {HEADER_DEPTH_MAX} deep")
     match value:

@@ -1,8 +1,8 @@
-"""What lies on one broker is moved to others, for a broker that leaves or whose queues nobody reads.
+"""Moves of messages from one broker to others, for a broker that leaves or whose queues nobody reads.
 
 Ids, headers, keys and times stay; each message is answered at the old broker after a new one has
-confirmed it. Needs a user who may read every queue there and write to the default exchange and the delay
-exchanges of the others: operators have one, applications do not.
+confirmed it. This needs a user who may read every queue there and write to the default exchange and the
+delay exchanges of the others: operators have one, applications do not.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ TARGETS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class MessagesMoved:
-    """moved: how many of each queue went to which broker, by (queue, broker). faults: queue -> why not."""
+    """Result of a move.
+
+    moved: number of messages by (queue, broker that they went to). faults: queue -> reason.
+    """
 
     moved: Mapping[tuple[str, str], int]
     faults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """Over all queues and brokers."""
+        """The number of messages over all queues and brokers."""
         return sum(self.moved.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovingProgress:
-    """queue: that is moved now. total: moved so far, of all queues."""
+    """Progress of a move. queue: the one that is being moved. total: messages moved so far, of all queues."""
 
     queue: str
     total: int
@@ -56,12 +59,12 @@ def move_messages(
     message_bytes: Mapping[str, int] | None = None,
     on_progress: Callable[[MovingProgress], None] = lambda progress: None,
 ) -> MessagesMoved:
-    """Move all that is ready in these queues of `source` to the queues of the same names elsewhere.
+    """Move all ready messages in these queues of `source` to the queues of the same names elsewhere.
 
     bus: how to log in; its own broker is not looked at. queues: AMQP's names, ``mb.sub/orders/billing``.
-    source, targets: brokers, ``host:port``. message_bytes: how large a message of a queue is, about: of
-    large ones fewer are taken ahead. Messages of one key stay in their order, others are spread.
-    What was delayed waits for the rest of its time, rounded up to the next step; what expires
+    source, targets: brokers, ``host:port``. message_bytes: approximate size of a queue's messages: fewer
+    large ones are taken ahead. Messages of one key stay in their order, others are spread.
+    A delayed message waits for the rest of its time, rounded up to the next step; a message that expires
     has its whole time again. A target that does not answer, or confirms nothing for 30 s, is left out from
     then on, unless it is the last. Interrupted or killed, it loses nothing: at most MOVES_AT_ONCE messages
     are there twice, under their ids, and as many for each target that was left out. Raises ConfigError
@@ -105,6 +108,6 @@ async def _move(
 
 
 def _some(targets: list[str], number: int) -> list[str]:
-    """Another TARGETS_MAX of them for each queue."""
+    """Return the next TARGETS_MAX targets, other ones for each queue."""
     begin = number * TARGETS_MAX % len(targets)
     return [*targets[begin:], *targets[:begin]][:TARGETS_MAX]

@@ -1,4 +1,4 @@
-"""What an application may publish, checked before anything is accepted."""
+"""Payloads and options of an application's publishes, checked before anything is accepted."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Payload = Message | bytes | str
 
 
 class Options(TypedDict, total=False):
-    """What one call may say beside the payload; a `Message` payload gets it in place of its own.
+    """Options of one call beside the payload; they replace those of a `Message` payload.
 
     headers, key, priority, correlation_id, reply_to, message_id, type: as in `Message`.
-    ttl_s: the broker may drop it unread after so long; a delayed message's life begins when it is due.
+    ttl_s: the broker may drop it unread after this time; a delayed message's life begins when it is due.
     deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
         s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
     """
@@ -46,14 +46,14 @@ _DELAYS = ("deliver_after_s", "deliver_at")
 
 
 def whole_timeout_ms(timeout_s: float) -> int:
-    """Return a publish's time in ms. Raises ConfigError for what is no time to wait."""
+    """Return a publish's timeout in ms. Raises ConfigError for an invalid one."""
     if not 0 <= timeout_s < math.inf:
         raise ConfigError(f"timeout_s {timeout_s!r}: seconds, 0 or more")
     return int(timeout_s * 1000)
 
 
 def as_message(payload: Payload) -> Message:
-    """A message as it is, bytes as binary, str as text."""
+    """Return the payload as a message: a message as it is, bytes as binary, str as text."""
     match payload:
         case Message():
             return payload
@@ -64,19 +64,19 @@ def as_message(payload: Payload) -> Message:
 
 
 class Outgoing:
-    """Reads calls of one publisher. Any thread may ask."""
+    """Reader of the calls of one publisher. Any thread may use it."""
 
     def __init__(self) -> None:
         self._shapes = Shapes()
 
     def name_of(self, destination: Destination | str) -> str:
-        """As hooks are told: ``orders``, ``queue:jobs``. Raises NameInvalid."""
+        """Return the name that hooks get: ``orders``, ``queue:jobs``. Raises NameInvalid."""
         return str(parse_destination(destination) if isinstance(destination, str) else destination)
 
     def read(
         self, destination: Destination | str, payload: Payload, options: Options
     ) -> tuple[Shape, bytes, Message | None]:
-        """Where it goes, its body, and the message unless it is nothing but a body.
+        """Return the target, the body, and the message unless it is nothing but a body.
 
         Raises NameInvalid or MessageInvalid.
         """
@@ -109,7 +109,7 @@ def _with(message: Message, options: Options) -> Message:
 
 
 def _delay_ms(options: Options) -> int:
-    """0 or less: at once."""
+    """Return the delay in ms; 0 means at once."""
     if all(name in options for name in _DELAYS):
         raise MessageInvalid("deliver_after_s and deliver_at: only one of them")
     if "deliver_after_s" in options:
@@ -125,7 +125,7 @@ def _delay_ms(options: Options) -> int:
 
 
 def _whole_ms(name: str, seconds: object) -> int:
-    """Rounded up. Raises MessageInvalid for what is no number of seconds."""
+    """Return whole ms, rounded up. Raises MessageInvalid unless it is a number of seconds."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise MessageInvalid(f"{name} {seconds!r}: a number of seconds")
     if not 0 <= seconds < float("inf"):

@@ -1,9 +1,9 @@
 """Parked messages of subscriptions and queues, on all brokers: counted, read, put back, dropped.
 
 A message is parked when its handler gave it up, or when its broker brought it back unanswered too often.
-It lies in the parking queue of its subscription, on the broker where it was, until somebody puts it
-back (*redrives* it) or drops it. So does what was delayed and found no queue when it was due, under the name
-``undelivered``. All this needs no more than the rights of an application.
+It lies in the parking queue of its subscription, on the broker where it was, until an operator puts it
+back (*redrives* it) or drops it. A delayed message that found no queue when it was due lies there too, under
+the name ``undelivered``. All this needs no more than the rights of an application.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedFilter:
-    """Which parked messages are meant; without any field all of them.
+    """Filter of parked messages; without any field it takes all.
 
-    older_than_s, newer_than_s: parked longer ago than that, or since then. A message that does not tell
-        when it was parked is neither.
-    reason: a part of their reason, whatever the case. key: theirs, whole.
+    older_than_s, newer_than_s: parked longer ago than that, or since then. Neither takes a message that does
+        not say when it was parked.
+    reason: a part of their reason, whatever the case. key: their whole key.
     match: a regular expression that is found in id, key, reason, exception, headers or body.
     brokers: only there, ``host:port``; empty for all.
     """
@@ -75,7 +75,7 @@ class ParkedFilter:
     brokers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid fields."""
         for name in ("older_than_s", "newer_than_s"):
             seconds = getattr(self, name)
             if seconds is not None and not seconds >= 0:
@@ -89,7 +89,7 @@ class ParkedFilter:
             raise ConfigError(f"match {self.match!r}: not a regular expression: {fault}") from fault
 
     def choice(self, now_ms: int) -> Choice:
-        """The same with points in time."""
+        """Return the same filter with points in time."""
         return Choice(
             since_ms=_before(now_ms, self.newer_than_s),
             until_ms=_before(now_ms, self.older_than_s),
@@ -104,10 +104,10 @@ EVERYTHING = ParkedFilter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCount:
-    """One parking queue on one broker. name: of its subscription or queue.
+    """Count of one parking queue on one broker. name: of its subscription or queue.
 
     count: messages that the filter takes. oldest_ms: the earliest time at which one of them was parked,
-    ms since 1970, None where none says so. reasons: why, and how many of each, most first.
+    ms since 1970, None where none says so. reasons: reason -> number of messages, most first.
     unseen: messages that were not looked at: more than 65,535, or held by somebody else just now.
     """
 
@@ -121,10 +121,10 @@ class ParkedCount:
 
 @dataclass(frozen=True, slots=True)
 class ParkedCounts:
-    """counts: by name and broker.
+    """Counts of parked messages. counts: by name and broker.
 
-    faults: what could not be looked at (a broker, or NAME on BROKER), and why. causes: the errors behind
-    them; a name that nobody knows has none. looked: brokers that were looked at.
+    faults: places that could not be looked at (a broker, or NAME on BROKER), and why. causes: the errors
+    behind them; a name that nobody knows has none. looked: brokers that were looked at.
     """
 
     counts: tuple[ParkedCount, ...]
@@ -135,7 +135,7 @@ class ParkedCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedMessage:
-    """A parked message; "" and None where it does not say.
+    """Parked message; "" and None where it does not say.
 
     name: of its subscription or queue. broker: where it lies. message_id, key, content_type: as it was
     published. reason: why it was parked. exception: what its handler raised, type and text. attempts:
@@ -163,7 +163,10 @@ class ParkedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMessages:
-    """messages: the oldest first on each broker. faults, causes, looked: as of `ParkedCounts`."""
+    """Parked messages that were read.
+
+    messages: the oldest first on each broker. faults, causes, looked: as of `ParkedCounts`.
+    """
 
     messages: tuple[ParkedMessage, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -173,7 +176,7 @@ class ParkedMessages:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMoved:
-    """moved: how many were put back or dropped, by name and broker.
+    """Result of a redrive or purge. moved: messages put back or dropped, by name and broker.
 
     faults, causes, looked: as of `ParkedCounts`.
     """
@@ -185,13 +188,13 @@ class ParkedMoved:
 
     @property
     def total(self) -> int:
-        """Over all names and brokers."""
+        """The number of messages over all names and brokers."""
         return sum(self.moved.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedProgress:
-    """What `on_progress` is told: name and broker of what was moved, how many, and the total so far."""
+    """Argument of `on_progress`: name, broker and number of the messages just moved, and the total so far."""
 
     name: str
     broker: str
@@ -205,7 +208,7 @@ OnProgress = Callable[[ParkedProgress], None]
 def count_parked(
     bus: BusConfig, names: Iterable[str | Source] = (), *, where: ParkedFilter = EVERYTHING
 ) -> ParkedCounts:
-    """How many messages are parked, since when and why; they stay where they are.
+    """Count parked messages, with the oldest time and the reasons; they stay where they are.
 
     names: TOPIC/SUBSCRIPTION, queue:NAME or ``undelivered``; empty for all that the agents know. Raises
     ConfigError, NameInvalid, ListError without a list, TopologyError when no agent knows the names.
@@ -238,10 +241,9 @@ def redrive_parked(
 ) -> ParkedMoved:
     """Put parked messages back at the end of their own queue, on the broker where they are.
 
-    What is undelivered goes where it was due; what still has no queue there is left, and told as a fault.
-
-    Id, headers, key and time of the first publish stay; attempts begin anew. What is parked meanwhile
-    is left. Nothing is lost when this is interrupted: at most one message is there twice, under one id,
+    An undelivered message goes where it was due; one that still has no queue there is left, and counts as a
+    fault. Id, headers, key and time of the first publish stay; attempts begin anew. Messages that are parked
+    meanwhile are left. An interruption loses nothing: at most one message is there twice, under one id,
     and none after KeyboardInterrupt. Raises as `count_parked`.
     """
     if not rate_per_s > 0:
@@ -273,7 +275,7 @@ def purge_parked(
 
 
 class _Work:
-    """What is asked of which brokers."""
+    """Request to several brokers, with its faults."""
 
     def __init__(self, bus: BusConfig, names: Iterable[str | Source], where: ParkedFilter) -> None:
         self.bus = bus
@@ -293,14 +295,14 @@ class _Work:
 
     @property
     def ends(self) -> tuple[Mapping[str, str], tuple[MessageBusError, ...], tuple[str, ...]]:
-        """What every answer says beside what was found: faults, causes, looked."""
+        """The fields that every result has: faults, causes, looked."""
         return self.faults, tuple(self.causes), tuple(sorted(self.looked))
 
     def parking(self, broker: str) -> Parking:
         return Parking(self.bus, broker, is_named=bool(self.bus.list_urls))
 
     async def sources(self) -> list[Parked]:
-        """Those that are named, as the agents know them; else all that can have something parked."""
+        """Return the named sources that the agents know; without names all that can have parked messages."""
         if not self.bus.list_urls:
             return self._names
         known: dict[str, Parked] = {str(e): e for e in await subscriptions.known(self.bus)}
@@ -315,7 +317,7 @@ class _Work:
         return [each for _, each in sorted(known.items()) if not _expires(each)]
 
     async def ready(self, broker: str, sources: Sequence[Parked]) -> dict[Parked, int]:
-        """What waits in parking queues there; {} with a fault when the broker does not say."""
+        """Count messages in parking queues there; {} with a fault when the broker does not say."""
         try:
             found = await self.parking(broker).ready(sources)
         except (LinkError, ConfigError) as fault:
@@ -334,7 +336,7 @@ class _Work:
         sources: Sequence[Parked],
         do: Callable[[Parking, Parked, int], Awaitable[T]],
     ) -> list[T]:
-        """Do this for each source of a broker that has something parked; faults are noted."""
+        """Do this for each source of a broker that has parked messages; faults are noted."""
         done: list[T] = []
         for source, ready in (await self.ready(broker, sources)).items():
             try:
@@ -348,7 +350,7 @@ class _Work:
         self.causes.append(fault)
 
     async def everywhere(self, do: Callable[[str, Parking, Parked, int], Awaitable[T]]) -> list[T]:
-        """On all brokers side by side."""
+        """Do this on all brokers side by side."""
         sources, at_once = await self.sources(), asyncio.Semaphore(BROKERS_AT_ONCE)
 
         async def there(broker: str) -> list[T]:
@@ -370,7 +372,7 @@ async def _count(work: _Work) -> ParkedCounts:
 
 
 class _Tally:
-    """Counts what it is shown."""
+    """Counter of parked messages by reason."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
@@ -444,7 +446,7 @@ async def _move(
     limit: int | None,
     on_progress: OnProgress | None,
 ) -> ParkedMoved:
-    """One queue after the other, so that at most one message is on its way."""
+    """Move one queue after the other, so that at most one message is on its way."""
     done: Counter[tuple[str, str]] = Counter()
     sources = await work.sources()
     for broker in work.brokers:
@@ -467,7 +469,7 @@ async def _move(
 
 
 class _Pace:
-    """At most so many a second; what was late is not made up for."""
+    """Limit of messages per second; lost time is not made up for."""
 
     def __init__(self, rate_per_s: float) -> None:
         self._step_s = 1 / rate_per_s
@@ -500,7 +502,7 @@ def _before(now_ms: int, seconds: float | None) -> int | None:
 
 
 def _reason(fault: Exception) -> str:
-    """Without the broker, which is named beside it."""
+    """Return the error's text without the broker, which is named beside it."""
     reason = getattr(fault, "reason", "") or str(fault)
     if getattr(fault, "code", 0) == 403:
         return f"{reason} (redriving needs read on mb.park/... and write on the default exchange)"

@@ -54,7 +54,7 @@ FAULTS_TOLD_MAX = 5
 
 
 def reader(annotation: Any) -> Reader:
-    """How a payload of that annotation is read. Raises TypeError: no payload can be of that type."""
+    """Return how a payload of that annotation is read. Raises TypeError: no payload can be of that type."""
     plain = bare(annotation)
     if plain is bytes:
         return _body
@@ -79,9 +79,9 @@ def reader(annotation: Any) -> Reader:
 
 
 def as_payload(value: Any) -> Payload:
-    """What a publisher takes: messages, bytes and texts as they are, anything else as JSON.
+    """Convert a payload for a publisher: messages, bytes and texts as they are, anything else as JSON.
 
-    Raises MessageInvalid for what JSON cannot say.
+    Raises MessageInvalid for a value that JSON cannot represent.
     """
     if isinstance(value, Message | bytes | str) and not isinstance(value, enum.Enum):
         return value
@@ -117,7 +117,7 @@ def _json_by(read: Callable[[bytes], Any]) -> Reader:
 
 
 def _text_or_json(read_text: Reader, read: Callable[[bytes], Any]) -> Reader:
-    """Of a union with str: as the content type says, a text where it says nothing."""
+    """Return the reader of a union with str: JSON by its content type, else a text."""
 
     def read_either(delivery: Delivery) -> Any:
         return read(delivery.body) if _is_json(delivery.content_type) else read_text(delivery)
@@ -126,13 +126,13 @@ def _text_or_json(read_text: Reader, read: Callable[[bytes], Any]) -> Reader:
 
 
 def _may_be_text(annotation: Any) -> bool:
-    """A literal of texts, which are published as texts."""
+    """Return whether it is a literal of texts, which are published as texts."""
     is_literal = typing.get_origin(annotation) is typing.Literal
     return is_literal and any(type(each) is str for each in typing.get_args(annotation))
 
 
 def _word_or_json(fit: Fit, read: Callable[[bytes], Any]) -> Reader:
-    """Of literals: a text where the content type says so, else JSON."""
+    """Return the reader of literals: a text where the content type says so, else JSON."""
     read_json, read_word = _json_by(read), _fitted(fit)
 
     def read_either(delivery: Delivery) -> Any:
@@ -145,7 +145,7 @@ def _word_or_json(fit: Fit, read: Callable[[bytes], Any]) -> Reader:
 
 
 def _inner(annotation: Any) -> Any:
-    """Without what constrains it."""
+    """Return the annotation without its constraints."""
     is_annotated = typing.get_origin(plain := bare(annotation)) is typing.Annotated
     return _inner(plain.__origin__) if is_annotated else plain
 
@@ -183,7 +183,7 @@ def _bounded(reason: str) -> str:
 
 # ---------------------------------------------------------------------- writing
 def _plain(value: Any) -> Any:
-    """What json.dumps asks for: the form that `core.fitting` reads."""
+    """Convert a value that json.dumps does not know, to the form that `core.fitting` reads."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if _is_pydantic(type(value)):
             return _dumped_plain(value)
@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _not_kept(cls: Any) -> str:
-    """A field that its constructor needs and that its objects do not have (`InitVar`); "" for none."""
+    """Return a field that the constructor needs and the objects do not keep (`InitVar`); "" for none."""
     kept = {field.name for field in dataclasses.fields(cls)}
     for name, field in cls.__dataclass_fields__.items():
         is_variable = isinstance(field.type, dataclasses.InitVar) or "InitVar" in str(field.type)
@@ -224,7 +224,7 @@ def _not_kept(cls: Any) -> str:
 
 
 def _duration(value: timedelta) -> str:
-    """As ISO 8601 says it: ``P1DT2.5S``."""
+    """Format a duration by ISO 8601: ``P1DT2.5S``."""
     sign, value = ("-", -value) if value < timedelta() else ("", value)
     seconds = f"{value.seconds}.{value.microseconds:06}".rstrip("0").rstrip(".")
     return f"{sign}P{value.days}DT{seconds}S"
@@ -248,7 +248,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _is_pydantic(annotation: Any) -> bool:
-    """Whether it is a model or dataclass of pydantic's; whoever has one has imported pydantic."""
+    """Return whether it is pydantic's model or dataclass. An application with one has imported pydantic."""
     return (
         "pydantic" in sys.modules
         and isinstance(annotation, type)
@@ -257,7 +257,7 @@ def _is_pydantic(annotation: Any) -> bool:
 
 
 def _is_theirs(annotation: Any) -> bool:
-    """A model, a union of models, or what an `Annotated` constrains in pydantic's words."""
+    """Return whether pydantic reads it: a model, a union of models, an `Annotated` with its constraints."""
     if typing.get_origin(annotation) is typing.Annotated:
         return _is_theirs(annotation.__origin__) or (
             "pydantic" in sys.modules and any(is_constraint(e) for e in annotation.__metadata__)
@@ -294,7 +294,7 @@ def _validate_json(annotation: Any) -> Callable[[bytes], Any]:
 
 
 def _checked(read: Reader, annotation: Any) -> Reader:
-    """A text or bytes that an `Annotated` constrains."""
+    """Return a reader of a text or bytes that an `Annotated` constrains."""
     validate = _validating(_new_adapter(annotation).validate_python, annotation)
     return lambda delivery: validate(read(delivery))
 
@@ -322,7 +322,7 @@ def _validating(validate: Callable[..., Any], annotation: Any) -> Callable[[Any]
 
 
 def _by_pydantic(annotation: Any) -> Fit | None:
-    """A model within other types: it reads JSON, by whose rules a strict model takes a date."""
+    """Return a reader of a model within other types. It reads JSON, where a strict model accepts a date."""
     if not _is_theirs(annotation):
         return None
     read = _validate_json(annotation)
@@ -337,7 +337,7 @@ def _by_pydantic(annotation: Any) -> Fit | None:
 
 
 def _again(value: Any) -> str:
-    """The JSON that it was read from, its numbers as they were written."""
+    """Return the JSON that the value was read from, its numbers as they were written."""
     match value:
         case dict():
             return f"{{{','.join(f'{_encode(k)}:{_again(each)}' for k, each in value.items())}}}"
@@ -362,7 +362,7 @@ def _dumped_plain(value: Any) -> Any:
 
 
 def _check_numbers(value: Any, inexact: Set[Decimal] = frozenset()) -> None:
-    """Raises WrongPayload for one that is none, or that lost digits on its way through a float."""
+    """Raise WrongPayload for a number that is not finite, or that lost digits on its way through a float."""
     for number in _numbers(value, []):
         if not math.isfinite(number):
             raise WrongPayload("a number that is not finite")
@@ -371,13 +371,13 @@ def _check_numbers(value: Any, inexact: Set[Decimal] = frozenset()) -> None:
 
 
 def _inexact(said: Any) -> Set[Decimal]:
-    """What pydantic makes of the numbers of which it does not keep all digits."""
+    """Return the numbers of which pydantic does not keep all digits, as pydantic reads them."""
     read = {each: Decimal(repr(float(each))) for each in _numbers(said, [])}
     return {as_read for each, as_read in read.items() if as_read != each}
 
 
 def _numbers(value: Any, found: list[Any]) -> list[Any]:
-    """Those with a fraction, wherever they stand; added to found."""
+    """Add all numbers with a fraction within value, at any depth, to found."""
     kind = type(value)
     if kind in _NO_NUMBERS:
         return found

@@ -1,7 +1,7 @@
-"""Proof that somebody has the operators' token, without sending it. Wire format: docs/WIRE.md.
+"""Proof that a peer has the operators' token, without sending it. Wire format: docs/WIRE.md.
 
-Who asks signs the request with a nonce of the server's, so that nobody can send it again, and gives one of
-his own, with which the server signs its answer, so that nobody can answer in its place.
+The client signs the request with a nonce of the server's, so that nobody can send it again. It gives a nonce
+of its own, with which the server signs its answer, so that nobody can answer in its place.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _FIELDS = re.compile(r'(\w+)="([^"\\]*)"')
 
 
 class NotProven(httpx.HTTPError):
-    """Raised when who answers does not prove that it has the token, or would have to be sent it."""
+    """Raised when a server does not prove that it has the token, or wants the token itself."""
 
 
 def is_nonce(text: str) -> bool:
-    """Whether it may be who asks' own: 16 to 64 hexadecimal digits."""
+    """Return whether it has the form of a client's nonce: 16 to 64 hexadecimal digits."""
     return _WORD.fullmatch(text) is not None
 
 
 def _fields(header: str) -> dict[str, str]:
-    """Of a header such as ``MB-Proof nonce="...", ask="..."``; {} for another scheme."""
+    """Return the fields of a header such as ``MB-Proof nonce="...", ask="..."``; {} for another scheme."""
     scheme, _, text = header.partition(" ")
     return dict(_FIELDS.findall(text)) if scheme.lower() == SCHEME.lower() else {}
 
 
 def _signed(token: Secret, *parts: str | bytes) -> str:
-    """Over parts that cannot be taken for others: each bears its length."""
+    """Return the HMAC over the parts, each behind its length, so that they cannot be split otherwise."""
     summed = hmac.new(token.reveal().encode(), digestmod=hashlib.sha256)
     for part in parts:
         part = part.encode() if isinstance(part, str) else part
@@ -55,7 +55,7 @@ def _signed(token: Secret, *parts: str | bytes) -> str:
 
 
 def _target(request: httpx.Request) -> str:
-    """Path and query as they are sent."""
+    """Return path and query as they are sent."""
     return request.url.raw_path.decode("ascii")
 
 
@@ -76,13 +76,13 @@ def answer_proof(
     etag: str,
     body: bytes,
 ) -> str:
-    """The header PROOF of an answer to who sent `ask`."""
+    """Return the header PROOF of an answer to the client that sent `ask`."""
     signed = _signed(token, "answer", ask, method, target, broker, str(status), etag, body)
     return f'{SCHEME} broker="{broker}", proof="{signed}"'
 
 
 class Challenges:
-    """The nonces of one server, and whether a request proves the token by one of them."""
+    """Nonces of one server, and the check of requests that prove the token by one of them."""
 
     def __init__(self, token: Callable[[], Secret]) -> None:
         self._token = token
@@ -92,7 +92,7 @@ class Challenges:
 
     @property
     def nonce(self) -> str:
-        """For who is to ask again."""
+        """The nonce for a client that is to ask again."""
         now_s = time.monotonic()
         age_s = now_s - self._since_s
         if not self._nonces or age_s > NONCE_S:
@@ -110,7 +110,7 @@ class Challenges:
         return bool(_fields(header))
 
     def proves(self, header: str, *, me: str, method: str, target: str, body: bytes) -> bool:
-        """Whether the request is of somebody who has the token, for this server, and comes once.
+        """Return whether the request proves the token, is for this server, and comes for the first time.
 
         me: broker name of this agent. Raises ConfigError when there is no token here.
         """
@@ -132,12 +132,15 @@ class Challenges:
 
 
 class TokenProof(httpx.Auth):
-    """Signs requests with the operators' token, and has answers prove it. For one agent; thread-safe.
+    """Authentication that signs requests with the operators' token and has answers prove it. Thread-safe.
 
-    to: broker name of the agent that is asked, "" for any. may_send: whether an agent of before, which knows
-    no proof, is believed and sent the token itself. So it is in any case with https, where its certificate
-    proves it, and where the environment says MESSAGEBUS_TOKEN_IN_CLEAR=1. on_proven: called at each answer
-    that proves it. signs: False for what wants no token: only the answer has to prove it.
+
+    For one agent. to: broker name of the agent that is asked, "" for any. may_send: whether an agent of an
+    earlier version, which knows no proof, is believed and sent the token itself. The token may be sent in any
+    case with https, where the certificate proves the agent, and where the environment says
+    MESSAGEBUS_TOKEN_IN_CLEAR=1.
+    on_proven: called at each answer that proves the token. signs: False for a request that needs no token:
+    only the answer has to prove it.
 
     Raises NotProven, from the request.
     """

@@ -1,4 +1,4 @@
-"""The blocking publisher: a thin face over the driver on a background loop. Thread-safe."""
+"""The blocking publisher: a thin layer over the driver on a background loop. Thread-safe."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ERRORS: dict[Outcome, type[PublishError]] = {
 
 
 def raise_unless_confirmed(published: Published, destination: Destination | str) -> Published:
-    """Raises Refused, Unroutable or Unknown, by outcome."""
+    """Return a confirmed publish; raise Refused, Unroutable or Unknown for another outcome."""
     if published.outcome is not Outcome.CONFIRMED:
         error = _ERRORS[published.outcome]
         raise error(published.message_id, published.reason, str(destination))
@@ -70,12 +70,12 @@ async def wait_connected(driver: PublishDriver, timeout_s: float) -> bool:
 
 
 def not_connected(driver: PublishDriver, bus: BusConfig, timeout_s: float) -> Exception:
-    """What start(require=...) raises then."""
+    """Return the error of start(require=...) without a link."""
     return driver.fatal or NotReady(f"no link to {bus.broker} within {timeout_s:g} s")
 
 
 def refuse_unconfirmed(shape: Shape) -> None:
-    """Raises ConfigError where a publish is not confirmed."""
+    """Raise ConfigError where a publish is not confirmed."""
     if not shape.confirms:
         raise ConfigError(
             f"{shape.address.name} has durability none: nothing is confirmed; use send"
@@ -83,7 +83,7 @@ def refuse_unconfirmed(shape: Shape) -> None:
 
 
 class _Submitted:
-    """One call of a thread, on its way to the loop."""
+    """Publish of a thread, on its way to the loop."""
 
     __slots__ = ("body", "deadline_ms", "message", "shape", "waiter")
 
@@ -106,7 +106,7 @@ class _Submitted:
 
 
 class _Waiting:
-    """A call that found no room."""
+    """Call that found no room."""
 
     def __init__(self, submitted: _Submitted) -> None:
         self.submitted = submitted
@@ -114,7 +114,7 @@ class _Waiting:
 
 
 class Publisher:
-    """Publishes to whichever broker the balancer gives.
+    """Publisher to whichever broker the balancer gives.
 
         with Publisher(BusConfig.from_env(os.environ)) as publisher:
             publisher.send_safe("orders", b"...")
@@ -149,7 +149,7 @@ class Publisher:
     # ------------------------------------------------------------------ life
     @property
     def status(self) -> Status:
-        """Where it is in its life."""
+        """The current `Status`."""
         return self._status
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -182,7 +182,7 @@ class Publisher:
         return amqp_wire(self._bus)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait for what is open, then hang up. Returns how many publishes got no known outcome.
+        """Wait until open publishes are settled, then hang up. Returns how many got no known outcome.
 
         Their futures say `unknown`, or `refused` for those that were never sent; so does the log.
         """
@@ -254,8 +254,8 @@ class Publisher:
     ) -> Published:
         """Publish and wait for the confirm: the message is then as safe as `Published.durability` says.
 
-        Raises as `submit`, and Refused, Unroutable or Unknown when it ends otherwise; where the
-        destination's durability is `none` there is nothing to wait for: ConfigError, nothing is sent.
+        Raises as `submit`, and Refused, Unroutable or Unknown when it ends otherwise. Where the
+        destination's durability is `none` there is no confirm: ConfigError, nothing is sent.
         """
         outgoing = self._outgoing.read(destination, payload, options)
         refuse_unconfirmed(outgoing[0])
@@ -271,7 +271,7 @@ class Publisher:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> list[Published]:
-        """Publish all in flight together; returns their ends, in order. Raises as `submit`.
+        """Publish all in flight together; return their ends, in order. Raises as `submit`.
 
         timeout_s: for each of them. When one is not accepted, those before it are on their way.
         """
@@ -306,7 +306,7 @@ class Publisher:
         thread.call_soon(driver.renew)
 
     def stats(self) -> PublisherStats:
-        """A snapshot; cheap."""
+        """Return a snapshot; cheap."""
         if self._driver is None:
             raise Stopped("not started")
         return publisher_stats(self._driver, extra_backlog=len(self._inbox))
@@ -357,12 +357,12 @@ class Publisher:
             self._accept((shape, body, message), timeout_s, watched)
 
     def _put_in(self, submitted: _Submitted) -> None:
-        """Holds the lock."""
+        """Add a publish to the inbox; the caller holds the lock."""
         self._inbox.append(submitted)
         self._inbox_bytes += len(submitted.body)
 
     def _wait_for_room(self, waiting: _Waiting, timeout_ms: int) -> None:
-        """The loop puts it in when it is its turn."""
+        """Wait until the loop admits the call. Raises BacklogFull."""
         waiting.admitted.wait(timeout_ms / 1000)
         with self._lock:
             if waiting not in self._queue:
@@ -378,7 +378,7 @@ class Publisher:
             raise Stopped(self._status.why_not_running("publisher", "with"))
 
     def _has_room(self, size: int) -> bool:
-        """The loop's own count may be one turn old: the bound holds within one inbox."""
+        """Return whether there is room, within one inbox: the loop's count may be one turn old."""
         assert self._driver is not None
         config, outbox = self._config, self._driver.outbox
         waiting = len(self._inbox) + outbox.waiting
@@ -388,7 +388,7 @@ class Publisher:
         )
 
     def _take_inbox(self) -> None:
-        """On the loop: take over what threads have submitted, let in those that wait for room."""
+        """Take over submitted publishes and admit waiting calls. On the loop."""
         if self._driver is not None and (self._inbox or self._queue):
             self._take_all(self._driver)
 

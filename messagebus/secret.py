@@ -8,7 +8,7 @@ __all__ = ["Secret"]
 
 
 class Secret:
-    """A password or token. ``reveal()`` is the only way to its text; repr, str and format hide it."""
+    """Password or token. ``reveal()`` is the only way to its text; repr, str and format hide it."""
 
     __slots__ = ("_text",)
 
@@ -16,7 +16,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself: for the one call that needs it."""
+        """Return the text itself: for the one call that needs it."""
         return self._text
 
     def __repr__(self) -> str:

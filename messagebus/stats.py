@@ -1,4 +1,4 @@
-"""What clients count, as frozen snapshots."""
+"""Counts of clients, as frozen snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["BrokerStats", "ConsumerStats", "PublisherStats", "Status"]
 
 
 class Status(enum.Enum):
-    """The life of a client."""
+    """State of a client's life."""
 
     INITIALIZED = "initialized"
     """Made, not started."""
@@ -20,7 +20,7 @@ class Status(enum.Enum):
     """For good: a client starts once."""
 
     def why_not_running(self, what: str, block: str) -> str:
-        """Say what is to be done about a client that is not running."""
+        """Return the error text for a client that is not running, with what to do about it."""
         if self is Status.INITIALIZED:
             return f"the {what} was not started: call start(), or use it by `{block}`"
         return f"the {what} is {self.value}"
@@ -32,7 +32,7 @@ RUNNING = Status.RUNNING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStats:
-    """One moment of a publisher; counts since its start.
+    """Snapshot of a publisher; counts since its start.
 
     confirmed, refused, unroutable, unknown: outcomes; unconfirmed: sent where no confirm is wanted.
     retried: sends after the first of a message. backlog: accepted and not sent. window: sent and not
@@ -65,7 +65,7 @@ class PublisherStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStats:
-    """One broker of a consumer.
+    """Snapshot of one broker of a consumer.
 
     state: of its link. delivered: messages that arrived from it. owed: deliveries without an answer,
     handed out or not.
@@ -78,7 +78,7 @@ class BrokerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStats:
-    """One moment of a consumer; counts since its start.
+    """Snapshot of a consumer; counts since its start.
 
     brokers: by ``host:port``. delivered: messages that arrived. acked, nacked: answers that were sent.
     buffered: arrived and not handed out. handed_out: in the application's hands, without an answer.
@@ -89,9 +89,9 @@ class ConsumerStats:
     list_faults: answers that changed nothing because they were no list, older, or none at all.
     retried, parked: answered by a copy, for another run or in the parking queue.
     given_back: deliveries that nobody had seen before the broker's consumer timeout came near.
-    handling: runs of handlers under way; oldest_run_s: how long the oldest of them has been.
+    handling: runs of handlers under way; oldest_run_s: age of the oldest run.
     overrunning: of these, runs that go on although their time was over.
-    failed: runs that did not end well. dropped: deliveries that their policy let go.
+    failed: runs that did not end well. dropped: deliveries that their policy dropped.
     """
 
     brokers: Mapping[str, BrokerStats]

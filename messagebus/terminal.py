@@ -1,7 +1,8 @@
-"""Text from elsewhere on a terminal: names, reasons and errors that others chose.
+"""Output of foreign text to a terminal: names, reasons and errors that others chose.
 
-What prints is shown as it is. All else could move the cursor, change colours, or pass for another line, and
-is shown by its escape, as ``\\x1b``. Libraries that read a markup of their own get such text as plain text.
+Printing characters are shown as they are. All others could move the cursor, change colours, or pass for
+another line; they are shown by their escapes, as ``\\x1b``. Libraries that read a markup of their own get
+such text as plain text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ __all__ = ["escaped", "plural", "printable", "say"]
 
 
 def printable(text: object) -> str:
-    """One line of characters that print. Of what this returned it changes nothing."""
+    """Return the text as one line of printing characters. A text that this returned stays unchanged."""
     shown = str(text)
     if shown.isprintable():
         return shown
@@ -18,13 +19,13 @@ def printable(text: object) -> str:
 
 
 def escaped(text: str, chars_max: int) -> str:
-    """The same of at most so many characters, and so that what was a backslash can be told."""
+    """Return at most chars_max characters of the text in the same form, with its own backslashes doubled."""
     shown = printable(text[:chars_max].replace("\\", "\\\\"))
     return f"{shown}..." if len(text) > chars_max else shown
 
 
 def plural(count: int, what: str) -> str:
-    """Return a number of what is counted: 1 broker, 2 brokers, 1,000 deliveries, 3 publishes."""
+    """Return a number with its noun: 1 broker, 2 brokers, 1,000 deliveries, 3 publishes."""
     if count == 1:
         return f"1 {what}"
     if what.endswith(("sh", "ss")):

@@ -1,10 +1,10 @@
-"""Certificates of our own and of those we trust, as files that are read again when they change.
+"""Certificates of our own and of trusted authorities, as files that are read again when they change.
 
-For clients, agents and the operators' kits. Both ends verify each other: a client looks at the
-server's name, a server at the authority of the client's certificate. At least TLS 1.2.
+For clients, agents and the operators' kits. Both ends verify each other: a client checks the
+server's name, a server the authority of the client's certificate. At least TLS 1.2.
 
-The end of a certificate is read here from its PEM file (RFC 5280, section 4.1): Python's ssl tells it of
-authorities, and of the other end of a connection that it trusts; never of our own certificate.
+The end of a certificate is read here from its PEM file (RFC 5280, section 4.1). Python's ssl tells it for
+authorities, and for the other end of a connection that it trusts; never for our own certificate.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TlsFiles:
     key_file: str = ""
 
     def client_context(self) -> ssl.SSLContext:
-        """To verify a server and its name, and to show our certificate.
+        """Return a context that verifies a server and its name, and shows our certificate.
 
         Raises ConfigError with every fault of the files. The same object as long as the files stay
         as they are, so that new ones count from the next dial.
@@ -57,11 +57,11 @@ class TlsFiles:
         return _context(self, False, self._stamps())
 
     def server_context(self) -> ssl.SSLContext:
-        """To show our certificate, and to ask for one of ca_file's authorities. Raises ConfigError."""
+        """Return a context that shows our certificate and asks for one of ca_file's. Raises ConfigError."""
         return _context(self, True, self._stamps())
 
     def refresh(self, *used: ssl.SSLContext) -> None:
-        """Have contexts that are in use show and trust what the files say now, from the next handshake.
+        """Have contexts that are in use show and trust the files' current contents, from the next handshake.
 
         Raises ConfigError, with nothing changed, when the files are not good.
         """
@@ -73,7 +73,7 @@ class TlsFiles:
                 raise ConfigError("; ".join(faults))
 
     def faults(self) -> list[str]:
-        """Tell what is wrong with the files, one sentence each; empty when all is well."""
+        """Return the faults of the files, one sentence each; empty when all is well."""
         try:
             self.client_context()
         except ConfigError as fault:
@@ -81,7 +81,7 @@ class TlsFiles:
         return []
 
     def good_until_s(self) -> float | None:
-        """Tell when our certificate ends, or the last of the authorities in ca_file if that is earlier.
+        """Return when our certificate ends, or the last of the authorities in ca_file if that is earlier.
 
         Seconds since 1970. None where neither is given, or a file cannot be read: `faults` says why.
         """
@@ -97,7 +97,7 @@ class TlsFiles:
         return min(ends, default=None)
 
     def _stamps(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when a file does. Raises ConfigError for one that cannot be read."""
+        """Return stamps that change when a file does. Raises ConfigError for a file that cannot be read."""
         named = {"ca": self.ca_file, "cert": self.cert_file, "key": self.key_file}
         stamps, faults = [], []
         for name, file in named.items():
@@ -172,12 +172,12 @@ def _show(context: ssl.SSLContext, cert_file: str, key_file: str) -> list[str]:
 
 @functools.cache
 def trusting_nobody() -> ssl.SSLContext:
-    """For clients of http alone: a list of all the world's authorities takes 1 to 3 MB."""
+    """Return a context for clients of http alone: a list of all the world's authorities takes 1 to 3 MB."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def certificate_fault(fault: BaseException) -> str:
-    """Tell why one end did not trust the other's certificate; "" when an error is about something else."""
+    """Return why one end did not trust the other's certificate; "" when an error is about something else."""
     for each in _layers(fault):
         if isinstance(each, ssl.SSLCertVerificationError):
             return f"its certificate is not good: {each.verify_message}"
@@ -188,7 +188,7 @@ def certificate_fault(fault: BaseException) -> str:
 
 
 def speaks_no_tls(fault: BaseException) -> bool:
-    """Tell whether a connection failed because what answers there speaks plain text."""
+    """Return whether a connection failed because the server there speaks plain text."""
     return any(
         isinstance(each, ssl.SSLError) and not isinstance(each, ssl.SSLCertVerificationError)
         for each in _layers(fault)
@@ -196,7 +196,7 @@ def speaks_no_tls(fault: BaseException) -> bool:
 
 
 def _layers(fault: BaseException) -> Iterator[BaseException]:
-    """An error and all that is wrapped in it; libraries use causes, arguments and attributes for that."""
+    """Yield an error and all errors in it: libraries wrap them in causes, arguments and attributes."""
     waiting, seen = [fault], 0
     while waiting and seen < LAYERS_MAX:
         each = waiting.pop()
@@ -208,7 +208,7 @@ def _layers(fault: BaseException) -> Iterator[BaseException]:
 
 
 def good_until_s(pem: str) -> float:
-    """The end of the first certificate in a PEM text, in seconds since 1970.
+    """Return the end of the first certificate in a PEM text, in seconds since 1970.
 
     Raises ValueError for a text without one, or with one that cannot be read.
     """
@@ -227,7 +227,7 @@ def good_until_s(pem: str) -> float:
 
 
 def _parts(encoded: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each element, in DER."""
+    """Yield tag and content of each element, in DER."""
     at = 0
     while at < len(encoded):
         tag, size = encoded[at], encoded[at + 1]
@@ -241,7 +241,7 @@ def _parts(encoded: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _time(kind: int, text: str) -> datetime:
-    """``YYMMDDHHMMSSZ`` is of 1950 to 2049; later years have four digits."""
+    """Parse a time of DER. ``YYMMDDHHMMSSZ`` is of 1950 to 2049; later years have four digits."""
     if kind == _UTC_TIME:
         text = ("19" if text >= "50" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

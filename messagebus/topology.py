@@ -1,7 +1,7 @@
-"""What must exist on every broker: the pure description, for whoever declares it.
+"""Objects that must exist on every broker: the pure description, for all that declare them.
 
-An agent brings it about on its own broker; without agents the library declares it itself. Both
-read it from here.
+An agent declares them on its own broker; without agents the library declares them itself. Both
+read them from here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ MS_PER_S = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """alternate: the exchange that takes what this one has no queue for, "" for none."""
+    """Exchange to declare.
+
+    alternate: the exchange that takes messages that this one has no queue for, "" for none.
+    """
 
     name: str
     type: str = "fanout"
@@ -87,20 +90,20 @@ class Exchange:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """As given to exchange.declare."""
+        """The arguments of exchange.declare."""
         return {"alternate-exchange": self.alternate} if self.alternate else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """A durable queue. arguments: as given to queue.declare, x-queue-type among them."""
+    """Durable queue to declare. arguments: as given to queue.declare, x-queue-type among them."""
 
     name: str
     arguments: Mapping[str, str | int | bool]
 
     @property
     def needs_settling(self) -> bool:
-        """RabbitMQ syncs the definition of a classic queue before it answers, of a quorum queue later."""
+        """A quorum queue does: RabbitMQ syncs its definition after the answer, a classic queue's before."""
         return self.arguments["x-queue-type"] == "quorum"
 
 
@@ -113,7 +116,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declarations:
-    """What to declare: exchanges, then queues, and the bindings only when the queues are settled.
+    """Declarations in order: exchanges, then queues, and the bindings only when the queues are settled.
 
     So a bound queue is a settled one, and no confirm can come from one that is not.
     """
@@ -128,7 +131,7 @@ class Declarations:
 
 
 def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
-    """What one entry needs on a broker that has LADDER.
+    """Return what one entry needs on a broker that has LADDER.
 
     born: number of the entry, kept in the queue (0: not kept, no agent).
     """
@@ -168,7 +171,7 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
 
 
 def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
-    """The queue, and before it the one that keeps what was rejected or reached the delivery limit."""
+    """Return the queue, preceded by the one for messages that were rejected or reached the delivery limit."""
     own = dict[str, str | int | bool]()
     if isinstance(source, Subscription):
         if source.single_active:
@@ -195,12 +198,12 @@ def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
 
 
 def _never_dropping(is_quorum: bool) -> dict[str, str | int | bool]:
-    """RabbitMQ 4 would drop a parked message that somebody has looked at twenty times."""
+    """Return the highest delivery limit: RabbitMQ 4 would drop a parked message after twenty looks."""
     return {"x-delivery-limit": DELIVERY_LIMIT_MAX} if is_quorum else {}
 
 
 def _delaying(step: Delay) -> dict[str, str | int | bool]:
-    """One TTL for the whole queue: a TTL per message would wait behind the one before it.
+    """Return arguments with one TTL for the queue: a message's own would wait behind the one before it.
 
     Without a dead-letter routing key the message's own stays, which names its destination.
     """
@@ -237,7 +240,7 @@ that wait behind them. Bound last, when all else is.
 def parse_wanted(text: str) -> Wanted:
     """Read ``orders`` (a topic), ``orders/billing`` (a subscription), ``queue:jobs``, ``delay:60000``.
 
-    str() of it back. Raises NameInvalid.
+    str() reverses it. Raises NameInvalid.
     """
     if text.startswith(DELAY_PREFIX):
         digits = text.removeprefix(DELAY_PREFIX)
@@ -255,7 +258,7 @@ def parse_wanted(text: str) -> Wanted:
 
 # ---------------------------------------------------------------------- options beside the name
 def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
-    """What is asked beside the name, without defaults; `with_options` reads it back."""
+    """Return the options beside the name that differ from their defaults; `with_options` reads them back."""
     options = dict[str, str | int | bool]()
     if wanted.durability is not Durability.FSYNC:
         options["durability"] = wanted.durability.value
@@ -270,7 +273,7 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
 
 
 def with_options(name: str, options: Options) -> Wanted:
-    """The wanted thing of this name with these options. Raises NameInvalid."""
+    """Return the topic, subscription or queue of this name with these options. Raises NameInvalid."""
     wanted = parse_wanted(name)
     for key, value in options.items():
         kind = OPTION_KINDS.get(key)
@@ -308,13 +311,13 @@ def _durability(name: str, value: object) -> Durability:
 
 
 def to_item(wanted: Wanted) -> str | dict[str, str | int | bool]:
-    """How it stands in a registration: its name, or an object when something else is asked too."""
+    """Return the form of a registration: the name, or an object when there are options too."""
     options = options_of(wanted)
     return {"name": str(wanted), **options} if options else str(wanted)
 
 
 def read_item(item: object) -> Wanted:
-    """Read what `to_item` wrote, or whoever else. Raises NameInvalid."""
+    """Read the output of `to_item`, or of another client. Raises NameInvalid."""
     if isinstance(item, str):
         return parse_wanted(item)
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
@@ -323,10 +326,10 @@ def read_item(item: object) -> Wanted:
 
 
 def differences(wanted: Wanted, options: Options) -> str:
-    """In what `wanted` differs from what exists under its name with these options; "" for nothing.
+    """Return how `wanted` differs from an existing one with these options; "" for no difference.
 
-    Both values stand in the text. Levels below fsync need the same queues, so they agree. What a
-    subscription does not ask for it takes as it is, and so is a queue's delivery limit.
+    Both values stand in the text. Levels below fsync need the same queues, so they agree. Options that a
+    subscription leaves out do not count, nor does a queue's delivery limit.
     """
     asked = options_of(wanted)
     keys = list(asked)

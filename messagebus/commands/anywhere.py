@@ -11,7 +11,7 @@ __all__ = ["option_anywhere", "said"]
 
 
 def option_anywhere(group: click.Group, option: click.Option) -> None:
-    """Give the group and every command that it has now this option. Where it is said twice, the last counts.
+    """Give the group and every command that it has now this option. Where it occurs twice, the last counts.
 
     No function gets its value: see `said`.
     """
@@ -23,7 +23,7 @@ def option_anywhere(group: click.Group, option: click.Option) -> None:
 
 
 def said(name: str) -> Any:
-    """Return the value of such an option in the command that runs; None when it was not said."""
+    """Return the value of such an option in the command that runs; None when it was not given."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(_key(name))
 

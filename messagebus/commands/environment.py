@@ -10,7 +10,7 @@ __all__ = ["bus_settings"]
 
 
 def bus_settings() -> BusConfig:
-    """Read the bus's settings, and look at those of publishers and consumers: a wrong name is an error.
+    """Read the bus's settings, and check those of publishers and consumers: a wrong name is an error.
 
     Raises ConfigError.
     """

@@ -37,7 +37,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Exit(IntEnum):
-    """How a command ended. A signal that ends a process is 128 and its number, as shells have it."""
+    """End of a command. A signal that ends a process is 128 and its number, as in shells."""
 
     DONE = 0
     FAILED = 1
@@ -102,7 +102,7 @@ def run(
     codes: Codes = CODES,
     hint: str = "",
 ) -> int:
-    """Run a command and return its exit code; what it raises is one line on standard error.
+    """Run a command and return its exit code; print an exception as one line on standard error.
 
     argv: None for those of this process. codes: errors of the kit, beside those of messagebus; others pass
     through. hint: is added to errors that no correction of the command line would mend.
@@ -141,7 +141,7 @@ def _told(fault: BaseException) -> str:
 
 
 class Program(click.Group):
-    """The commands of `messagebus` or of a kit, with help, version, completion and errors as all have them.
+    """Group of the commands of `messagebus` or of a kit, with the same help, version, completion and errors.
 
     name: what errors begin with. codes: of its errors, see `run`. A shell completes the program under its
     name with _NAME_COMPLETE=bash_source, as click has it.

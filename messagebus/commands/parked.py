@@ -1,4 +1,4 @@
-"""`messagebus parked`: what was given up, on all brokers: list, show, redrive, purge."""
+"""`messagebus parked`: list, show, redrive and purge the parked messages of all brokers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNITS_S = {None: 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class Duration(click.ParamType[float]):
-    """``90``, ``90s``, ``15m``, ``2h``, ``7d``."""
+    """Type of a duration: ``90``, ``90s``, ``15m``, ``2h``, ``7d``."""
 
     name = "duration"
 
@@ -64,7 +64,7 @@ def group() -> None:
 
 
 def _filters(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that make a ParkedFilter, which the command gets as `where`."""
+    """Add the options that make a ParkedFilter, which the command gets as `where`."""
     options = (
         click.option("--older-than", "older_than_s", type=Duration(), help="Parked longer ago."),
         click.option("--newer-than", "newer_than_s", type=Duration(), help="Parked since then."),
@@ -393,7 +393,7 @@ def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
 
 
 class _Progress:
-    """One line that changes, for whoever looks; silent otherwise."""
+    """Line of progress that changes on a terminal; silent otherwise."""
 
     def __init__(self, verb: str, expected: int | None) -> None:
         self._verb, self._expected = verb, expected
@@ -436,7 +436,7 @@ def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
 
 
 def _iso(ms: int | None) -> str | None:
-    """UTC; None for what no calendar has."""
+    """Return the time in UTC; None for a time that no calendar has."""
     try:
         when = None if ms is None else datetime.fromtimestamp(ms / MS_PER_S, UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,7 +1,6 @@
-"""What can be seen of messages from outside: traces, metrics, recorded rows, logs.
+"""Telemetry of messages: traces, metrics, recorded rows, logs.
 
-Each module is one way to look, and is imported by its own name; those that need a package say which
-extra brings it.
+Each module is imported by its own name; the list shows which extra brings the package that it needs.
 
     tracecontext  W3C trace context from delivery to publish, without any package
     otel          OpenTelemetry: spans, links, metrics             messagebus-rabbitmq[opentelemetry]

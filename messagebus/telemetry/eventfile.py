@@ -1,7 +1,7 @@
-"""Writes the events of one process: JSON lines in blocks, so that a crash keeps all but the last block.
+"""Files of the events of one process: JSON lines in blocks, so that a crash keeps all but the last block.
 
-One line costs a format and an append; the file is written in blocks of whole lines, without a buffer
-of its own, so what the operating system got survives the death of the process. Not thread-safe: one
+One line costs a format and an append. The file is written in blocks of whole lines, without a buffer
+of its own, so data that the operating system got survives the death of the process. Not thread-safe: one
 thread writes. Columns are those of `messagebus.events`; the first line is the clock anchor.
 """
 
@@ -45,7 +45,7 @@ _HEX32 = re.compile(r"[0-9a-f]{32}")
 
 
 class Anchor(NamedTuple):
-    """Where and by which clock times were taken.
+    """Place and clock of the times in a file.
 
     boot: of the kernel whose monotonic clock it is, "" where it is not known. Hosts may share a name.
     """
@@ -56,12 +56,12 @@ class Anchor(NamedTuple):
     boot: str = ""
 
     def as_json(self) -> dict[str, str | int]:
-        """Its fields, without a boot that is not known."""
+        """Return its fields, without an unknown boot."""
         return {name: value for name, value in self._asdict().items() if value != ""}
 
 
 def anchor_now(process: str) -> Anchor:
-    """The relation of this host's two clocks, read as close together as can be."""
+    """Return the relation of this host's two clocks, read as close together as can be."""
     before = time.monotonic_ns()
     wall = time.time_ns()
     after = time.monotonic_ns()
@@ -77,7 +77,7 @@ def _boot() -> str:
 
 
 class EventFile:
-    """Appends lines to a new file. Raises RecordingFailed when the file exists: a run is never mixed."""
+    """New file of lines. Raises RecordingFailed when the file exists: runs are never mixed."""
 
     def __init__(self, path: Path, anchor: Anchor, *, clock_ns: Callable[[], int]) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class EventFile:
             raise
 
     def write(self, line: str) -> None:
-        """Keep one line (without its end); writes the block when it is large."""
+        """Keep one line (without its end); write the block when it is large."""
         self._lines.append(line)
         self._size += len(line)
         self.lines += 1
@@ -112,12 +112,12 @@ class EventFile:
             self.flush()
 
     def tick(self) -> None:
-        """Call a few times a second: writes a block that is old."""
+        """Write a block that is old; to be called a few times a second."""
         if self._lines and self._clock_ns() - self._written_ns >= BLOCK_AGE_NS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held. Raises RecordingFailed when the disk does not take it."""
+        """Write all held lines. Raises RecordingFailed when the disk does not take them."""
         if not self._lines:
             return
         self._lines.append("")
@@ -147,13 +147,13 @@ class EventFile:
 
 
 class Lines(Protocol):
-    """Takes rows, one line each, without its end."""
+    """Receiver of rows, one line each, without its end."""
 
     def write(self, line: str) -> None: ...
 
 
 class Entry(NamedTuple):
-    """One message as it was handed to the publisher."""
+    """Message as it was handed to the publisher."""
 
     sequence: int
     key: str
@@ -163,7 +163,7 @@ class Entry(NamedTuple):
 
 
 class PublishedFile:
-    """The publishes of one process to one topic."""
+    """Rows of the publishes of one process to one topic."""
 
     def __init__(self, lines: Lines, *, run_id: str, topic: str, publisher: str) -> None:
         self._write = lines.write
@@ -172,7 +172,7 @@ class PublishedFile:
         )
 
     def add(self, entry: Entry, published: Published) -> None:
-        """One publish has its outcome. confirmed_ns is there for a confirmed one only."""
+        """Add a publish that has its outcome. Only a confirmed one has confirmed_ns."""
         sequence, key, size, digest, intended_ns = entry
         confirmed = published.outcome is Outcome.CONFIRMED
         confirmed_ns = f',"confirmed_ns":{published.settled_ns}' if confirmed else ""
@@ -185,10 +185,10 @@ class PublishedFile:
 
 
 class DeliveredFile:
-    """The deliveries of one process from one subscription.
+    """Rows of the deliveries of one process from one subscription.
 
-    origin_headers: every publisher of the run says who it is, and as which of its messages it sends
-    one, in the headers ``publisher`` and ``sequence``. Of any other run they are the application's.
+    origin_headers: every publisher of the run puts its name and the message's number into the headers
+    ``publisher`` and ``sequence``. In any other run these headers are the application's.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class DeliveredFile:
         )
 
     def add(self, delivery: Delivery, digest: str, ack: str, acknowledged_ns: int | None) -> None:
-        """One delivery was answered (acked, stale) or let go (none; acknowledged_ns is None then)."""
+        """Add a delivery that was answered (acked, stale) or let go (none; acknowledged_ns is None then)."""
         message = delivery.message
         answered = "" if acknowledged_ns is None else f',"acknowledged_ns":{acknowledged_ns}'
         self._write(
@@ -234,7 +234,7 @@ def _no_origin(_message: Message) -> str:
 
 
 def message_id_hex(message_id: str) -> str:
-    """The id as 32 hex digits; one of another form (a foreign publisher's) becomes its digest."""
+    """Return the id as 32 hex digits; one of another form (a foreign publisher's) becomes its digest."""
     if _HEX32.fullmatch(message_id):
         return message_id
     return body_hash(message_id.encode())

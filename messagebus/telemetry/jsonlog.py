@@ -3,8 +3,8 @@
     configure_logging("json", "INFO")               # in an application's main; the library never calls it
 
 The library's own lines are a constant text and ``key=value`` pairs; as JSON the pairs are fields of
-their own. Exceptions and texts are cut, line ends escaped, and passwords hidden as far as they can be
-told (`messagebus.telemetry.redaction`).
+their own. Exceptions and texts are cut and line ends escaped. Passwords are hidden as far as they can be
+recognised (`messagebus.telemetry.redaction`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object a line: time, level, logger, event, then the pairs of the line and of ``extra``.
+    """Formatter of JSON objects: time, level, logger, event, then the pairs of the line and of ``extra``.
 
     time: UTC, to the microsecond. exception: its type, text and trace, where there is one.
     """
@@ -64,9 +64,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line a record for people: time, level, logger, text; an exception as ``exception="type: text"``.
+    """Formatter of one line a record for people: time, level, logger, text.
 
-    trace: whether its traceback stands below, which are then several lines.
+    An exception is ``exception="type: text"``. trace: its traceback stands below, over several lines.
     """
 
     def __init__(self, *, trace: bool = False) -> None:
@@ -93,7 +93,7 @@ def configure_logging(
     """Send all logs of this process to a stream, in one form. For an application's main.
 
     form: "text" or "json". level: a name or number of `logging`; at DEBUG, texts have tracebacks below
-    them. stream: None is standard error. Replaces what was configured before. Raises ConfigError.
+    them. stream: None is standard error. Replaces the earlier configuration. Raises ConfigError.
     """
     if form not in FORMS:
         raise ConfigError(f"log form {form!r}: {' or '.join(FORMS)}")
@@ -121,7 +121,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _told(record: logging.LogRecord) -> dict[str, Any]:
-    """The text; of our own lines, what comes before the first pair, and the pairs."""
+    """Return the text as ``event``; for our own lines, the part before the first pair, and the pairs."""
     if not record.name.startswith(_OURS) or not isinstance(record.msg, str):
         return {"event": plain_text(_message(record), MESSAGE_CHARS_MAX)}
     pairs = list(_PAIR.finditer(record.msg))
@@ -137,7 +137,7 @@ def _told(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _value(name: str, value: object) -> Any:
-    """A pair is read by its name too: what is called a password is none of ours, but hidden all the same."""
+    """Redact a pair's value by its name too: an application's pair called password is hidden as well."""
     shown = _plain(value)
     if isinstance(shown, str):
         hidden = plain_text(f"{name}={shown}")
@@ -146,7 +146,7 @@ def _value(name: str, value: object) -> Any:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """One whose arguments do not fit is told all the same."""
+    """Return the message; one whose arguments do not fit is returned all the same."""
     try:
         return record.getMessage()
     except Exception as fault:  # also an argument's own __str__
@@ -182,5 +182,5 @@ def _one_line(text: str) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Half a surrogate pair is no text that a stream takes; as an escape it is, in JSON too."""
+    """Escape half surrogate pairs, which a stream does not take, in JSON too."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -3,7 +3,7 @@
     hooks = [OpenTelemetry()]                       # of the providers that the application has set up
     publisher = Publisher(bus, hooks=hooks)
 
-What is made, by the conventions for messaging (`messagebus.telemetry.semconv`):
+The spans follow the conventions for messaging (`messagebus.telemetry.semconv`):
 
     publish   ``publish orders``, PRODUCER, from the call to the broker's answer; its context travels with
               the message. A message that already carries a context keeps it: then the span is a CLIENT
@@ -11,7 +11,7 @@ What is made, by the conventions for messaging (`messagebus.telemetry.semconv`):
     send_many ``create orders``, PRODUCER, for each message, and one ``publish orders``, CLIENT, with their
               number and links to them (an SDK keeps the last 128, if not told otherwise).
     handling  ``process orders/billing``, CONSUMER, for each run of a handler. It links to the context that
-              the message was published with and is its child, unless something else is going on around
+              the message was published with and is its child, unless another span is current around
               it (then it is a child of that). Retries of a message are siblings. What the handler
               publishes is a child of it.
     batches   one ``process orders/billing`` for a run of a batch handler, with the number of its messages
@@ -20,7 +20,7 @@ What is made, by the conventions for messaging (`messagebus.telemetry.semconv`):
 
 Metrics: messaging.client.operation.duration, messaging.client.sent.messages, messaging.process.duration,
 messaging.client.consumed.messages. Message ids are on spans only; bodies, keys and headers nowhere.
-Texts of exceptions are cut, and passwords in them hidden as far as they can be told.
+Texts of exceptions are cut, and passwords in them hidden as far as they can be recognised.
 
 Consumers that call `receive` themselves get the same by ``with telemetry.handling(delivery):``.
 """
@@ -87,7 +87,7 @@ _Attributes = dict[str, Any]
 
 
 class _Place:
-    """What all spans of one destination or source have in common, made once."""
+    """Names and attributes that all spans of one destination or source share, made once."""
 
     __slots__ = ("_of_brokers", "attributes", "metric", "names")
 
@@ -127,7 +127,7 @@ def _consuming(source: Source) -> _Place:
 
 @functools.lru_cache(PLACES_MAX)
 def _server(broker: str) -> _Attributes:
-    """broker: ``host:port``, "" where it is not known."""
+    """Return the attributes of a broker: ``host:port``, "" where it is not known."""
     host, _, port = broker.rpartition(":")
     if not host or not port.isdecimal():
         return {semconv.SERVER_ADDRESS: broker} if broker else {}
@@ -135,13 +135,13 @@ def _server(broker: str) -> _Attributes:
 
 
 class OpenTelemetry(Hooks):
-    """Traces and counts. One for all clients of a process; any thread may call.
+    """Hooks that trace and count. One for all clients of a process; any thread may call.
 
     tracer_provider, meter_provider: None takes the application's global ones; without an SDK they do
     nothing, at little cost.
     propagator: how contexts are written into headers; None takes the global one, which is W3C trace
     context and baggage unless the application says otherwise.
-    link_only: a handler's span never is a child of the message's context, it only links to it: a
+    link_only: a handler's span is never a child of the message's context, it only links to it: a
     trace for each handling instead of one from end to end. The message's baggage is there all the same.
     create_spans: a span for each message of `send_many`; False lets them share the one of the call.
     ack_spans: a span for each ack too.
@@ -242,7 +242,7 @@ class OpenTelemetry(Hooks):
 
 
 class _Batch:
-    """The span of one call that publishes several messages."""
+    """Span of one call that publishes several messages."""
 
     __slots__ = ("_broker", "_count", "_error", "_hooks", "_place", "_reason", "_span", "_start_ns",
                  "_token")  # fmt: skip
@@ -265,7 +265,7 @@ class _Batch:
     def add(
         self, place: _Place, message: Message, own: _Carried | None, start_ns: int
     ) -> Mapping[str, Header]:
-        """One message of it. Returns the headers that it gets."""
+        """Add a message to the call. Returns the headers that it gets."""
         self._count += 1
         hooks = self._hooks
         if own is not None:
@@ -284,7 +284,7 @@ class _Batch:
         return hooks._contexts.headers(created)
 
     def ended(self, published: Published, error: str) -> None:
-        """One of them; its first fault is told of all."""
+        """Take note of the end of one message; the call's span shows the first fault."""
         self._broker = published.broker or self._broker
         if error and not self._error:
             self._error, self._reason = error, published.reason
@@ -305,7 +305,7 @@ class _Batch:
 
 
 class _Run:
-    """The span of one run of a handler, current while it runs."""
+    """Span of one run of a handler, current while it runs."""
 
     __slots__ = ("_delivery", "_hooks", "_place", "_span", "_start_ns", "_token")
 
@@ -385,7 +385,7 @@ class _Run:
 
 
 class _BatchRun(_Run):
-    """The span of one run of a batch handler. It belongs to no one message: it links to all of them."""
+    """Span of one run of a batch handler. It belongs to no one message: it links to all of them."""
 
     __slots__ = ("_deliveries",)
 
@@ -422,9 +422,10 @@ class _BatchRun(_Run):
 
 
 def _follows_publishers(tracer: Tracer) -> bool:
-    """Whether the SDK is sure to sample what a publisher sampled, and nothing else of what has a publisher.
+    """Return whether the SDK samples exactly what the publisher sampled, wherever there is a publisher.
 
-    So it is by default. Then what is not sampled needs no span, which costs 5 us only to be dropped.
+    It does so by default. A message that is not sampled then needs no span, which costs 5 us only to be
+    dropped.
     """
     sampler = getattr(tracer, "sampler", None)
     if not type(sampler).__module__.startswith("opentelemetry.sdk."):
@@ -461,7 +462,7 @@ def _of_delivery(delivery: Delivery, conversation: str) -> _Attributes:
 
 
 def _error_of(published: Published) -> str:
-    """The error's type, "" for none."""
+    """Return the error's type, "" for none."""
     outcome = published.outcome
     if outcome is Outcome.CONFIRMED:
         return ""
@@ -485,7 +486,7 @@ def _fail(span: Span, error: str, text: str) -> None:
 
 
 class _Carried:
-    """A context that came with a message."""
+    """Context that came with a message."""
 
     __slots__ = ("_context", "span")
 
@@ -498,7 +499,7 @@ class _Carried:
         return self._context
 
     def baggage_in(self, there: Context) -> Context:
-        """That context with the message's baggage: it belongs to the message, whoever is its parent."""
+        """Return that context with the message's baggage, which stays with it under any parent span."""
         if self._context is not None:
             for name, value in baggage.get_all(self._context).items():
                 there = baggage.set_baggage(name, value, there)
@@ -506,7 +507,7 @@ class _Carried:
 
 
 class _Contexts:
-    """Reads and writes contexts; W3C's without the detour over the propagators, in a third of the time."""
+    """Reader and writer of contexts. W3C's are read without the propagators, in a third of the time."""
 
     __slots__ = ("_is_w3c", "_propagator")
 
@@ -515,7 +516,7 @@ class _Contexts:
         self._is_w3c = propagator.fields == W3C or propagator.fields == W3C - {BAGGAGE}
 
     def headers(self, span: Span) -> dict[str, Header]:
-        """Those that carry the span's context, and the baggage of here."""
+        """Return the headers that carry the span's context and the current baggage."""
         if self._is_w3c and not baggage.get_all():
             found = span.get_span_context()
             if not found.is_valid:
@@ -531,7 +532,7 @@ class _Contexts:
         return {**carrier}
 
     def of(self, delivery: Delivery) -> tuple[_Carried | None, str]:
-        """What came with a delivery, and its correlation id."""
+        """Return the context that came with a delivery, and its correlation id."""
         found = glance(delivery.properties) if self._is_w3c else None
         if found is not None:
             if found is NOTHING or not is_traceparent(found):
@@ -541,7 +542,7 @@ class _Contexts:
         return self.read(message.headers) if message.headers else None, message.correlation_id
 
     def read(self, headers: Mapping[str, Header]) -> _Carried | None:
-        """None where there is none, or one that makes no sense."""
+        """Return the context in the headers; None without one or for an invalid one."""
         if self._is_w3c and BAGGAGE not in headers:
             found = trace_headers(headers)
             return _of_w3c(found[TRACEPARENT], found.get(TRACESTATE)) if found else None
@@ -564,7 +565,7 @@ def _of_w3c(parent: Any, state: Any) -> _Carried:
 
 
 class _Series:
-    """The attributes of one metric's series, a bounded number of them. Any thread may ask."""
+    """Attributes of one metric's series, a bounded number of them. Any thread may ask."""
 
     __slots__ = ("_known", "_overflow")
 
@@ -586,7 +587,7 @@ class _Series:
 
 
 class _Counted:
-    """A counter that is read when it is collected: an SDK's own costs 8 us a message, this one 0.4."""
+    """Counter that is read when it is collected: an SDK's own costs 8 us a message, this one 0.4."""
 
     __slots__ = ("_counts", "_lock", "_series")
 
@@ -648,7 +649,7 @@ class _Meters:
     def process(
         self, place: _Place, broker: str, error: str, took_ns: int, *, counts: bool = True
     ) -> None:
-        """counts: the run is of one message."""
+        """Record a run. counts: the run is of one message, which is counted too."""
         attributes = self._series.of(place, broker, "")
         if counts:
             self.consumed.count(attributes)

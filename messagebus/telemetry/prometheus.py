@@ -7,7 +7,7 @@
 
 Names and units are Prometheus' own: ``messagebus_publisher_messages_total``, ``..._seconds``, ``..._bytes``.
 Labels are names of clients, destinations, subscriptions, brokers, and words from short lists; never
-ids or keys. Each has a largest number of values; what comes later is counted as ``other``.
+ids or keys. Each has a largest number of values; later ones are counted as ``other``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Kind = Literal["counter", "gauge", "oldest"]
 
 
 class Watched(Protocol):
-    """Publishers, consumers, apps."""
+    """Client with statistics: a publisher, consumer or app."""
 
     @property
     def status(self) -> Status: ...
@@ -60,7 +60,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """One number of a client's statistics. kind: oldest: a gauge of which the largest counts."""
+    """Number in a client's statistics. kind: "oldest" is a gauge of which the largest value counts."""
 
     stat: str
     name: str
@@ -132,7 +132,7 @@ _EPHEMERAL = re.compile(r"(?<=/)ephemeral-[0-9a-f]{32}\Z")
 
 
 class _Bounded:
-    """The values of one label: the first so-many, and "other". Any thread may ask.
+    """Values of one label: the first ones up to a limit, and "other". Any thread may ask.
 
     All ephemeral subscriptions of a topic are one: their names never come again, and would leave no room
     for those that last.
@@ -176,7 +176,7 @@ class _Sums:
             samples[key] = samples.get(key, 0) + value
 
     def add_all(self, other: _Sums, *kinds: _Kind) -> None:
-        """All of the others' figures of these kinds."""
+        """Add all figures of these kinds from another."""
         for kind, name, text, key, value in other.figures():
             if kind in kinds:
                 self._add(kind, name, text, key, value)
@@ -197,7 +197,7 @@ class _Sums:
 
 
 class _Counters:
-    """Counters that never fall: what one client had counted each time before it began anew at 0.
+    """Counters of one client that never fall: they keep its counts from before each time it began anew at 0.
 
     An app does so when it is started again.
     """
@@ -223,7 +223,7 @@ class _Counters:
 
 
 class _Watch:
-    """One client that is shown, and what it counted."""
+    """Client that is shown, and its counts."""
 
     __slots__ = ("client", "counters", "name")
 
@@ -238,7 +238,7 @@ _collecting = ContextVar("messagebus_collecting", default=None)
 
 @contextmanager
 def collected() -> Iterator[list[ClientMetrics]]:
-    """Notes which of them are asked meanwhile, in this thread."""
+    """Note which objects are collected meanwhile, in this thread."""
     found: list[ClientMetrics] = []
     token = _collecting.set(found)
     try:
@@ -248,7 +248,7 @@ def collected() -> Iterator[list[ClientMetrics]]:
 
 
 class ClientMetrics(Collector):
-    """Reads `stats()` of clients at each scrape. One per registry; any thread may call.
+    """Collector that reads `stats()` of clients at each scrape. One per registry; any thread may call.
 
     registry: where it registers itself; None: nowhere. clients_max, brokers_max: values of those labels.
     """
@@ -275,19 +275,19 @@ class ClientMetrics(Collector):
     def watch(self, client: Watched, name: str) -> None:
         """Show this client from now on, for as long as it lives. name: the label ``client``.
 
-        Clients of one name are added up; what one that is gone had counted stays. An app's subscriptions
+        Clients of one name are added up; the counts of a client that is gone stay. An app's subscriptions
         are called by their own names, its publisher by this one.
         """
         with self._lock:
             self._watched.append(_Watch(weakref.ref(client), name))
 
     def watches(self, client: Watched) -> bool:
-        """Whether it is shown already."""
+        """Return whether it is shown already."""
         with self._lock:
             return any(each.client() is client for each in self._watched)
 
     def describe(self) -> list[Metric]:
-        """Nothing in advance: otherwise the registry would collect once while there is no client."""
+        """Return nothing in advance: otherwise the registry would collect once while there is no client."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -349,7 +349,7 @@ class ClientMetrics(Collector):
 
 
 def _read(stats: Callable[[], Any]) -> Any:
-    """None: the client has not started, or its loop is in the way."""
+    """Return the statistics; None where the client has not started or its loop is in the way."""
     for _ in range(READ_TRIES):
         try:
             return stats()
@@ -375,7 +375,7 @@ def _add_figures(sums: _Sums, figures: tuple[_Figure, ...], stats: object, clien
 
 
 class PrometheusHooks(Hooks):
-    """Counts and times messages as they pass. One per registry, for all clients; any thread may call.
+    """Hooks that count and time messages. One per registry, for all clients; any thread may call.
 
     destinations_max: values of the labels ``destination`` and ``subscription``, each.
     """

@@ -1,10 +1,10 @@
-"""Records how much waits in the brokers, as their agents count it, beside the rows of a `Recorder`.
+"""Recorder of how much waits in the brokers, as their agents count it, beside the rows of a `Recorder`.
 
     with QueueSampler("runs/november", bus, ["orders/billing"], run_id="november"):
         ...
 
-One of a run is enough. Rows are those of ``sampled`` in `messagebus.events`. A broker that does not
-answer has no row, never a zero.
+One sampler for a run is enough. Rows are those of ``sampled`` in `messagebus.events`. A broker that does
+not answer has no row, never a zero.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerStats:
-    """written: rows. missed: times that a broker, or all of them, did not answer."""
+    """Counts of a sampler. written: rows. missed: times that a broker, or all of them, did not answer."""
 
     written: int
     missed: int
 
 
 class QueueSampler:
-    """Writes ``sampled-NAME.ndjson`` on a thread of its own.
+    """Writer of ``sampled-NAME.ndjson`` on a thread of its own.
 
     folder, run_id: of the run. names: of the subscriptions and queues that its recorders read, such as
     ``orders/billing`` and ``queue:jobs``; others are not looked at. bus: with list addresses, since the
@@ -88,7 +88,7 @@ class QueueSampler:
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> SamplerStats:
-        """End the thread, complete the manifest."""
+        """End the thread and complete the manifest."""
         if self._thread is not None and not self._stopping.is_set():
             self._stopping.set()
             self._thread.join(timeout_s)
@@ -109,11 +109,11 @@ class QueueSampler:
         self.stop()
 
     def stats(self) -> SamplerStats:
-        """A snapshot; cheap."""
+        """Return a snapshot; cheap."""
         return SamplerStats(written=self._written, missed=self._missed)
 
     def look(self, file: EventFile) -> None:
-        """Write what the agents say now. Raises RecordingFailed."""
+        """Write the agents' current counts. Raises RecordingFailed."""
         try:
             found = self._count(self._bus)
         except MessageBusError as fault:
@@ -156,7 +156,7 @@ class QueueSampler:
 
 
 def _pair(name: str) -> tuple[str, str]:
-    """Topic and subscription, as recorders write them."""
+    """Return topic and subscription, as recorders write them."""
     wanted = parse_wanted(name)
     if isinstance(wanted, Subscription):
         return str(wanted.topic), wanted.name

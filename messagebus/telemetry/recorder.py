@@ -1,18 +1,18 @@
-"""Records publishes and handled deliveries as rows of `messagebus.events`, for the reports of ``spark/``.
+"""Recorder of publishes and handled deliveries as rows of `messagebus.events`, for the reports of ``spark/``.
 
     with Recorder("runs/november", run_id="november", share=0.01) as recorder:
         with Publisher(bus, hooks=[recorder]) as publisher:
             ...
 
 A row is made where the message passes and handed to a thread of the recorder's own, which alone
-touches the disk. Nothing ever waits for it: what finds its queue full, or its disk broken, is dropped
-and counted. Stop the clients first: what is still open has no row.
+touches the disk. Nothing ever waits for it: a row that finds the queue full, or the disk broken, is dropped
+and counted. Stop the clients first: a publish or delivery that is still open has no row.
 
-Deliveries do not say who sent them, and as which of his messages: two headers more cost 3 us of CPU where
-a message is published and 6 where it is read, and the reports learn it from the publish by the id.
+Deliveries do not name their publisher and the message's number in it: two headers more cost 3 us of CPU
+at a publish and 6 at a delivery. The reports learn both from the row of the publish, by the id.
 
-A message's id decides whether it is sampled, so all recorders of one share record the same messages,
-and one of a smaller share a part of them.
+A message's id decides whether it is sampled. So all recorders with one share record the same messages,
+and one with a smaller share a part of them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _ACKS = {"ack": "acked", "park": "acked", "drop": "acked", "stale": "stale", "re
 
 
 def is_sampled(message_id: str, share: float) -> bool:
-    """Whether a message belongs to the sample of this share, 0 to 1; the same on every side.
+    """Return whether a message belongs to the sample of this share, 0 to 1; the same on every side.
 
     By CRC-32 of the id's UTF-8, times 2654435761, modulo 2**32, below share * 2**32.
     """
@@ -75,10 +75,10 @@ def is_sampled(message_id: str, share: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderStats:
-    """written: rows that reached the operating system. dropped: rows that found no room or no disk.
+    """Counts of a recorder. written: rows that reached the operating system.
 
-    waiting: rows that are still to be written. Each row is one of the three. files_deleted: the oldest,
-    to make room for new ones, with rows that were written.
+    dropped: rows that found no room or no disk. waiting: rows that are still to be written. Each row is one
+    of the three. files_deleted: the oldest files, with written rows, to make room for new ones.
     """
 
     written: int
@@ -88,16 +88,16 @@ class RecorderStats:
 
 
 class Recorder(Hooks):
-    """Writes the rows of one process. Any number of clients, any threads.
+    """Writer of the rows of one process. Any number of clients, any threads.
 
     folder: of the run; made if it is missing. Recorders of one run may share it.
     run_id: its name, in every row and in the manifest.
     share: of messages that are recorded, above 0 to 1.
-    topics: topic -> its subscriptions, as far as they are known beforehand. Others are learned from what
-    they receive, so that one that receives nothing at all is missed only if it stands here.
+    topics: topic -> its subscriptions, as far as they are known beforehand. Others are learned from their
+    deliveries, so that a subscription that receives nothing at all is missed only if it stands here.
     name: of this process in the run, of letters, digits, ``.``, ``_`` and ``-``; None makes one.
-    rows_max: that wait for the disk. file_bytes_max, files_max: how large a file may become, and how
-    many of a kind are kept; then the oldest is deleted, and its rows with it.
+    rows_max: rows that wait for the disk at most. file_bytes_max, files_max: how large a file may become, and
+    how many of a kind are kept; then the oldest is deleted, and its rows with it.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Recorder(Hooks):
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> RecorderStats:
-        """Write what waits, close the files, complete the manifest."""
+        """Write the waiting rows, close the files, complete the manifest."""
         if self._thread is not None and not self._stopping.is_set():
             self._stopping.set()
             self._thread.join(timeout_s)
@@ -178,7 +178,7 @@ class Recorder(Hooks):
         self.stop()
 
     def stats(self) -> RecorderStats:
-        """A snapshot; cheap."""
+        """Return a snapshot; cheap."""
         rows = (self._published_rows, self._delivered_rows)
         return RecorderStats(
             written=sum(files.written for files in self._files),
@@ -288,7 +288,7 @@ class _Waiting:
 
 
 class _Files:
-    """The files of one kind; on the thread alone. written, lost: rows. deleted: files."""
+    """Files of one kind; on the thread alone. written, lost: rows. deleted: files."""
 
     def __init__(
         self, folder: Path, kind: str, name: str, rows: _Waiting, bytes_max: int, files_max: int
@@ -304,21 +304,21 @@ class _Files:
 
     @property
     def written(self) -> int:
-        """What the operating system got, by the files' own count; the anchors are not rows."""
+        """The rows that the operating system got, by the files' own count; the anchors are not rows."""
         return self._in_closed + (0 if self._file is None else max(0, self._file.written - 1))
 
     @property
     def held(self) -> int:
-        """Taken, and not written yet."""
+        """The rows taken and not written yet."""
         return 0 if self._is_broken else self._taken - self.written
 
     @property
     def lost(self) -> int:
-        """Taken, and never to be written."""
+        """The rows taken that will never be written."""
         return self._taken - self.written if self._is_broken else 0
 
     def write(self) -> None:
-        """What waits now. A disk that fails once is not tried again: its rows are counted."""
+        """Write the waiting rows. A disk that fails once is not tried again: its rows are counted."""
         lines = self._rows.lines
         for _ in range(len(lines)):
             line = lines.popleft()
@@ -359,7 +359,7 @@ class _Files:
         return made
 
     def close(self) -> None:
-        """What it holds is written by then, or lost."""
+        """Close the file; its rows are written by then, or lost."""
         try:
             self._close()
         except RecordingFailed as fault:

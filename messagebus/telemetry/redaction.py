@@ -1,7 +1,7 @@
 """Redaction of texts that others wrote: short, on one line, without what looks like a password.
 
-An exception's text may be 10 MB long and may quote an address with its password. What is a password
-cannot be known for certain: hidden is what stands behind a name like ``password=`` or ``token:``, or
+An exception's text may be 10 MB long and may quote an address with its password. Passwords cannot be
+recognised for certain: hidden are texts behind a name like ``password=`` or ``token:``, or
 in an address before its ``@``.
 """
 
@@ -29,7 +29,7 @@ _BEHIND_NAME = re.compile(
 
 
 def plain_text(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """At most chars_max characters of it, passwords hidden. Cost: none for what is cut away."""
+    """Return at most chars_max characters of it, passwords hidden. Cost: none for the rest."""
     read = text[: READ_FACTOR * chars_max]
     read = _BEHIND_NAME.sub(rf"\1{HIDDEN}", _IN_ADDRESS.sub(rf"\1:{HIDDEN}@", read))
     if len(read) > chars_max or len(text) > READ_FACTOR * chars_max:
@@ -38,7 +38,7 @@ def plain_text(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 
 def plain_error(error: BaseException) -> str:
-    """Return what an exception says; "" when it says nothing."""
+    """Return an exception's text; "" when it has none."""
     try:
         return plain_text(str(error))
     except Exception as fault:  # an application's own __str__
@@ -46,7 +46,7 @@ def plain_error(error: BaseException) -> str:
 
 
 def plain_trace(error: BaseException) -> str:
-    """The traceback, outermost call first: its last FRAMES_MAX frames and the first exception's text."""
+    """Return the traceback, outermost first: its last FRAMES_MAX frames and the first exception's text."""
     try:
         frames = traceback.format_tb(error.__traceback__, limit=-FRAMES_MAX)
     except Exception:  # its source file is gone or no text

@@ -1,7 +1,7 @@
-"""What a recorded run was: the ``manifest.json`` that reports need, put together by its recorders.
+"""Description of a recorded run: the ``manifest.json`` that reports need, put together by its recorders.
 
 Every recorder of a run writes into the same folder, and each adds what it knows: topics and their
-subscriptions, brokers, publishers, consumers, when it began and ended, by which clock, and what it left
+subscriptions, brokers, publishers, consumers, begin and end, its clock, and what it left
 out: a share of the messages, rows it had no room for, files it deleted. Deciding is pure (`merged`);
 `note` does it under a lock, so that any number of processes of one machine may.
 """
@@ -28,7 +28,7 @@ LOCK = ".manifest.lock"
 
 @dataclass(slots=True, kw_only=True)
 class RunPart:
-    """What one recorder knows. topics: topic -> its subscriptions. consumers: (name, subscription).
+    """Knowledge of one recorder. topics: topic -> its subscriptions. consumers: (name, subscription).
 
     Times are ns of the host's monotonic clock; end_ns: None while it records. share: of the messages, 0
     to 1; None for one that records no messages. dropped: rows that have no place in its files.
@@ -53,7 +53,7 @@ class RunPart:
 
 
 def process_name(prefix: str = "") -> str:
-    """Of this process in a run: no other has it, on no other host either."""
+    """Return a name for this process that no other process of the run has, on no other host either."""
     return f"{prefix}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
@@ -84,7 +84,7 @@ def note(folder: Path, part: RunPart) -> None:
 
 
 def merged(known: dict[str, Any] | None, part: RunPart) -> dict[str, Any]:
-    """The manifest with this part in it. Raises ValueError for one of another run."""
+    """Return the manifest with this part in it. Raises ValueError for a part of another run."""
     if known is None:
         known = {
             "run_id": part.run_id,
@@ -123,12 +123,12 @@ def merged(known: dict[str, Any] | None, part: RunPart) -> dict[str, Any]:
 
 
 def _loop(known: str, loop: str) -> str:
-    """Closed, where one of them is."""
+    """Return ``closed`` where one of them is."""
     return min(filter(None, (known, loop)), default="")
 
 
 def _clocks(known: dict[str, Any], anchor: Anchor) -> list[dict[str, Any]]:
-    """The first anchor of each clock: rows of all its processes are read by it."""
+    """Return the first anchor of each clock; it applies to the rows of all processes with that clock."""
     clocks = list(known.get("clocks", [known["anchor"]]))
     if not any(_is_one_clock(anchor, clock) for clock in clocks):
         clocks.append(anchor.as_json())
@@ -150,14 +150,14 @@ def _topics(known: dict[str, list[str]], seen: dict[str, set[str]]) -> dict[str,
 
 
 def _shift(anchor: Anchor, base: dict[str, Any]) -> int:
-    """From the part's clock to the manifest's: hosts have a clock each."""
+    """Return the ns from the part's clock to the manifest's: hosts have a clock each."""
     if _is_one_clock(anchor, base):
         return 0
     return anchor.wall_minus_monotonic_ns - int(base["wall_minus_monotonic_ns"])
 
 
 def _is_one_clock(anchor: Anchor, other: dict[str, Any]) -> bool:
-    """Of one boot; where one of them does not say of which, of one host."""
+    """Return whether both have the same boot; where one of them does not know its boot, the same host."""
     if anchor.boot and other.get("boot"):
         return bool(anchor.boot == other["boot"])
     return bool(anchor.host == other["host"])

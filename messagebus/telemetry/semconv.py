@@ -60,10 +60,10 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where messages go or come from.
+    """Place that messages go to or come from.
 
-    name: as RabbitMQ has it, ``exchange:routing key:queue`` without what is empty. template: as people
-    of this bus say it, in few words for all expiring subscriptions of a topic; spans are named by it.
+    name: RabbitMQ's, ``exchange:routing key:queue`` without empty parts. template: this bus's own name,
+    the same for all expiring subscriptions of a topic; spans are named by it.
     """
 
     name: str
@@ -81,19 +81,19 @@ class Place:
         return found
 
     def metric_attributes(self) -> dict[str, str]:
-        """Of few values: a temporary place has no name of its own."""
+        """The attributes with few values: a temporary place has no name of its own."""
         if self.is_temporary:
             return {SYSTEM: "rabbitmq", TEMPLATE: self.template}
         return {SYSTEM: "rabbitmq", DESTINATION: self.name}
 
 
 def publishing_place(destination: Destination) -> Place:
-    """The exchange; its routing key is empty."""
+    """Return the place of an exchange; its routing key is empty."""
     return Place(destination.exchange, str(destination))
 
 
 def consuming_place(source: Source) -> Place:
-    """The exchange that messages come through, and the queue."""
+    """Return the place of a queue and of the exchange that its messages come through."""
     if not isinstance(source, Subscription):
         return Place(f"{source.exchange}:{source.amqp_queue}", str(source))
     name = f"{source.topic.exchange}:{source.amqp_queue}"
@@ -103,7 +103,7 @@ def consuming_place(source: Source) -> Place:
 
 
 def error_type(error: BaseException) -> str:
-    """The class of an exception, with its module where that is not Python's own."""
+    """Return the class of an exception, with its module where that is not Python's own."""
     kind = type(error)
     return (
         kind.__qualname__

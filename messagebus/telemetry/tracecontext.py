@@ -1,8 +1,8 @@
 """W3C trace context in headers, as it is: no spans are made, no package is needed.
 
 A message keeps its ``traceparent`` and ``tracestate`` in every copy for a retry and in the parking queue,
-because they are headers like any. `TraceContext` adds what is left: what a handler publishes belongs
-to the trace of what it handles. Who makes spans uses `messagebus.telemetry.otel` instead.
+because they are ordinary headers. `TraceContext` adds the rest: a message that a handler publishes belongs
+to the trace of the delivery it handles. Applications with spans use `messagebus.telemetry.otel` instead.
 
 Source: https://www.w3.org/TR/trace-context/
 """
@@ -30,12 +30,12 @@ _handled: ContextVar[Mapping[str, Header]] = ContextVar("messagebus_trace", defa
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether it makes sense."""
+    """Return whether it is a valid ``traceparent``."""
     return _TRACEPARENT.fullmatch(text) is not None
 
 
 def trace_headers(headers: Mapping[str, Header]) -> Mapping[str, Header]:
-    """Those of them that are trace context; empty where there is none, or one that makes no sense."""
+    """Return the headers of the trace context; empty without one or for an invalid one."""
     parent = headers.get(TRACEPARENT)
     if not isinstance(parent, str) or not is_traceparent(parent):
         return _NONE
@@ -46,7 +46,7 @@ def trace_headers(headers: Mapping[str, Header]) -> Mapping[str, Header]:
 
 
 class TraceContext(Hooks):
-    """What a handler publishes carries the trace context of its delivery, unless it has one."""
+    """Hooks that give a handler's messages the trace context of its delivery, unless they have one."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class TraceContext(Hooks):
         return _Carrying(delivery)
 
     def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
-        """What a batch handler publishes belongs to none of its messages more than to another."""
+        """Leave the context of a batch handler empty: what it publishes belongs to no single message."""
         return nullcontext()
 
 

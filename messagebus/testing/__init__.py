@@ -1,13 +1,13 @@
-"""The bus without the bus: the same clients on brokers that live in memory, for applications' tests.
+"""Bus in memory: the same clients on brokers that need no server, for applications' tests.
 
     bus = MemoryBus(brokers=2)
     with bus.consumer("orders", subscription="billing") as consumer, bus.publisher() as publisher:
         publisher.send_safe("orders", b"...")
         delivery = consumer.receive(timeout_s=1)
 
-The clients are `Publisher`, `Consumer` and their asyncio twins themselves, and so are the drivers
-behind them; only the wire is another: nothing is written to disk, nothing gets lost, no network and
-no waiting. Delays, retries and deadlines pass when `advance` says so, and faults come when asked for.
+The clients are `Publisher`, `Consumer` and their asyncio twins themselves, with their drivers; only
+the wire is different: nothing is written to disk, nothing gets lost, no network and
+no waiting. `advance` makes delays, retries and deadlines pass, and faults come when asked for.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
 """Brokers in memory: exchanges, queues and bindings as RabbitMQ has them, and a clock that is moved.
 
-What exists is declared from the same description as on real brokers (`messagebus.topology`), so
+They are declared from the same description as real brokers (`messagebus.topology`), so
 routing, delays, parking and limits follow from it. Thread-safe: one lock for all brokers of a bus.
 `MemoryLink`s call in, and are called under the lock, where they only post to their loops.
 """
@@ -37,7 +37,7 @@ __all__ = ["MemoryBroker", "MemoryBrokers", "Route", "Site"]
 
 
 class Site(Protocol):
-    """A link as its broker sees it. Called under the lock, on any thread."""
+    """Link as its broker sees it. Called under the lock, on any thread."""
 
     taker: Taker | None
     published: int
@@ -49,11 +49,11 @@ class Site(Protocol):
     def end(self, code: int, reason: str) -> None: ...
 
     def lose(self, reason: str) -> Callable[[], None]:
-        """The connection is cut. Returns what makes its client notice, for later, without the lock."""
+        """Cut the connection. Returns a function that makes its client notice, called without the lock."""
 
 
 class Route:
-    """An exchange and a routing key of one broker, and the queues that they lead to."""
+    """Exchange and routing key of one broker, and the queues that they lead to."""
 
     __slots__ = ("exchange", "is_copy", "key", "queues", "version")
 
@@ -65,7 +65,7 @@ class Route:
 
 
 class _Exchange:
-    """alternate: the name of the exchange that takes what finds no queue here."""
+    """Exchange. alternate: the name of the exchange for messages that find no queue here."""
 
     def __init__(self, kind: str, alternate: str) -> None:
         self.is_fanout, self.alternate = kind == "fanout", alternate
@@ -81,7 +81,7 @@ class _Exchange:
 
 
 class MemoryBroker:
-    """One broker. Its bus holds the lock."""
+    """Broker in memory. Its bus holds the lock."""
 
     def __init__(self, name: str, bus: MemoryBrokers) -> None:
         self.name, self._bus = name, bus
@@ -136,7 +136,7 @@ class MemoryBroker:
 
     # ------------------------------------------------------------------ traffic
     def carry_out(self, site: Site, orders: list[tuple[Any, ...]]) -> None:
-        """What a link has written, in order: publishes, or answers to deliveries."""
+        """Carry out the orders of a link: publishes, or answers to deliveries."""
         if orders[0][0].__class__ is not Route:
             self._answer(site, orders)
             return
@@ -161,7 +161,7 @@ class MemoryBroker:
         self._confirm(site, len(orders), bad)
 
     def _odd(self, site: Site, route: Route, raw: bytes, bad: dict[int, str], place: int) -> int:
-        """Of one that nobody takes, or that a fault is asked for, or a copy: how often it is stored."""
+        """Return how often to store a publish that finds no queue, meets a fault, or is a copy."""
         if not route.queues:
             bad[place] = "unroutable"
             if not self.has_exchange(route.exchange):
@@ -223,7 +223,7 @@ class MemoryBroker:
         self.queues[queue].attach(site.taker)
 
     def detach(self, site: Site) -> None:
-        """It consumes no more; what it has not answered is given back."""
+        """End its consuming; unanswered deliveries are given back."""
         taker, site.taker = site.taker, None
         if taker is not None:
             taker.queue.detach(taker)
@@ -242,7 +242,7 @@ class MemoryBroker:
 
 
 class MemoryBrokers:
-    """All brokers of a bus. names: how they call themselves, in order.
+    """All brokers of a bus. names: of the brokers, in order.
 
     delivery_limit: how often a delivery may come back before it is parked, as an operator's policy
     would say; None: as declared.
@@ -269,12 +269,12 @@ class MemoryBrokers:
         self._watchers: list[Callable[[], None]] = []
 
     def balance(self) -> MemoryBroker:
-        """The broker that the next link leads to."""
+        """Return the broker that the next link leads to."""
         with self.lock:
             return self.all[next(self._turns)]
 
     def declare(self, wanted: Wanted) -> Options:
-        """Make it exist on every broker; how it exists. Raises TopologyMismatch when it does otherwise."""
+        """Declare it on every broker and return its options. Raises TopologyMismatch when they differ."""
         with self.lock:
             known = self._wanted.get(str(wanted))
             if known is not None and (told := differences(wanted, options_of(known))):
@@ -289,7 +289,7 @@ class MemoryBrokers:
             return str(source) in self._wanted
 
     def delete(self, source: Source) -> None:
-        """Forget it on every broker, with all that waits there."""
+        """Delete it on every broker, with its messages."""
         with self.lock:
             self._wanted.pop(str(source), None)
             for broker in self.all.values():
@@ -306,13 +306,13 @@ class MemoryBrokers:
             self.tell()
 
     def tell(self) -> None:
-        """Something has changed. Holds the lock."""
+        """Tell all waiting threads and watchers of a change. The caller holds the lock."""
         self.changed.notify_all()
         for look in self._watchers:
             look()
 
     def when_it_reads(self, action: Callable[[], None]) -> None:
-        """Behind all that was written before: at once, unless the brokers are frozen."""
+        """Do this after everything written before: at once, unless the brokers are frozen."""
         with self.lock:
             if self._frozen:
                 self._unread.append(action)
@@ -320,7 +320,7 @@ class MemoryBrokers:
                 action()
 
     def bring(self, action: Callable[[], None]) -> None:
-        """Something comes from a broker, now or as late as it is slow. Holds the lock."""
+        """Do this for a broker, now or after its delay. The caller holds the lock."""
         if self.slow_ms:
             due_ms = self._now_ms + self.slow_ms
             heapq.heappush(self._later, (due_ms, next(self._order), action))
@@ -349,7 +349,7 @@ class MemoryBrokers:
         return self._now_ms
 
     def advance(self, ms: int) -> None:
-        """Let time pass: whatever is due on the way happens in its order."""
+        """Let time pass; events that become due happen in order."""
         with self.lock:
             until_ms = self._now_ms + ms
             while (due_ms := self._due_ms()) <= until_ms:
@@ -367,12 +367,12 @@ class MemoryBrokers:
 
     # ------------------------------------------------------------------ faults
     def store_next(self, exchange: str, copies: int, count: int) -> None:
-        """Of each of the next publishes there so many copies are stored; 0: it is refused."""
+        """Store this number of copies of each of the next publishes there; 0: refuse them."""
         with self.lock:
             self.copies_wanted.setdefault(exchange, []).extend([copies] * count)
 
     def lose(self, name: str | None) -> int:
-        """Cut the links to a broker, or to all; returns when their clients know."""
+        """Cut the links to a broker, or to all; return when their clients know."""
         with self.lock:
             brokers = self.all.values() if name is None else [self.all[name]]
             sites = [site for broker in brokers for site in broker.sites]
@@ -383,7 +383,7 @@ class MemoryBrokers:
         return len(notices)
 
     def copies_of(self, exchange: str, key: str) -> int:
-        """Holds the lock."""
+        """Return how many copies of a publish to store. The caller holds the lock."""
         target = key if not exchange or exchange.startswith("mb.delay/") else due_key_of(exchange)
         waiting = self.copies_wanted.get(target)
         if not waiting:
@@ -403,7 +403,7 @@ class MemoryBrokers:
             return sum(queue.unacked for queue in self._queues(source.amqp_queue))
 
     def parked(self, source: Source) -> list[tuple[str, Stored]]:
-        """With the broker that has it."""
+        """Return the parked messages, each with its broker."""
         with self.lock:
             return [
                 (broker.name, stored)
@@ -413,7 +413,7 @@ class MemoryBrokers:
             ]
 
     def undelivered(self) -> list[Message]:
-        """What was due and found no queue."""
+        """Return the delayed messages that found no queue when they were due."""
         with self.lock:
             return [
                 message
@@ -426,7 +426,7 @@ class MemoryBrokers:
         return [b.queues[name] for b in self.all.values() if name in b.queues]
 
     def open_work(self) -> dict[str, tuple[int, int]]:
-        """By queue that is consumed from: messages that wait, and that have no answer yet."""
+        """Return the numbers of waiting and unanswered messages by queue that is consumed from."""
         found: dict[str, tuple[int, int]] = {}
         with self.lock:
             for broker in self.all.values():
@@ -438,7 +438,7 @@ class MemoryBrokers:
         return found
 
     def delayed(self) -> int:
-        """How many messages wait for their time."""
+        """Return how many delayed messages still wait."""
         with self.lock:
             return sum(
                 len(queue.ready)
@@ -448,7 +448,7 @@ class MemoryBrokers:
             )
 
     def next_delayed_ms(self) -> int | None:
-        """How long the first of them still waits."""
+        """Return how long the first delayed message still waits; None without one."""
         with self.lock:
             due_ms = [
                 queue.due_ms() - self._now_ms
@@ -459,7 +459,7 @@ class MemoryBrokers:
         return min(due_ms, default=None)
 
     def is_idle(self) -> bool:
-        """Whether nothing that somebody consumes waits for an answer."""
+        """Return whether every message that somebody consumes has its answer."""
         return not self.open_work()
 
     @contextlib.contextmanager

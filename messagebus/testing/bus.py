@@ -1,4 +1,4 @@
-"""`MemoryBus`: brokers in memory, the clients on them, and what a test does to them and asks of them."""
+"""`MemoryBus`: brokers in memory, their clients, faults and assertions for tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTICE_TIMEOUT_S = 5.0
 
 
 class MemoryBus:
-    """As many brokers as wanted. Any thread may call any method; clients as their own classes say.
+    """Bus of brokers in memory. Any thread may call any method; clients as their own classes say.
 
     The brokers have a clock of their own, which stands still: `advance` moves it, and delays, retries,
     times to live and unused subscriptions end by it. delivery_limit: how often a delivery may come back
@@ -51,14 +51,14 @@ class MemoryBus:
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """Their names, as deliveries and `Published` have them."""
+        """The brokers' names, as deliveries and `Published` have them."""
         return self._brokers.names
 
     # ------------------------------------------------------------------ clients
     def publisher(
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
     ) -> Publisher:
-        """A `Publisher`, not started."""
+        """Make a `Publisher`, not started."""
         made = _MemoryPublisher(self._wire, config, hooks)
         self._publishers.add(made)
         self._blocking.add(made)
@@ -67,7 +67,7 @@ class MemoryBus:
     def async_publisher(
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
     ) -> AsyncPublisher:
-        """An `AsyncPublisher`, not started."""
+        """Make an `AsyncPublisher`, not started."""
         made = _AsyncMemoryPublisher(self._wire, config, hooks)
         self._publishers.add(made)
         return made
@@ -80,7 +80,7 @@ class MemoryBus:
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
     ) -> Consumer:
-        """A `Consumer`, not started."""
+        """Make a `Consumer`, not started."""
         made = _MemoryConsumer(self._wire, destination, subscription, config, hooks)
         self._blocking.add(made)
         return made
@@ -93,7 +93,7 @@ class MemoryBus:
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
     ) -> AsyncConsumer:
-        """An `AsyncConsumer`, not started."""
+        """Make an `AsyncConsumer`, not started."""
         return _AsyncMemoryConsumer(self._wire, destination, subscription, config, hooks)
 
     def declare(self, *wanted: Wanted | str) -> None:
@@ -118,69 +118,69 @@ class MemoryBus:
             publisher.put_forward(ms)
 
     def freeze(self) -> None:
-        """From now on no broker reads or answers anything: backlogs fill, deadlines pass."""
+        """Let no broker read or answer anything from now on: backlogs fill, deadlines pass."""
         self._brokers.freeze()
 
     def thaw(self) -> None:
-        """The brokers go on where they were."""
+        """Let the brokers go on where they were."""
         self._brokers.thaw()
 
     def slow(self, delay_s: float) -> None:
-        """From now on confirms and deliveries come so late, by the clock of `advance`; 0 for at once."""
+        """Delay confirms and deliveries by this time from now on, by the clock of `advance`; 0 ends it."""
         self._brokers.slow_ms = round(delay_s * 1000)
 
     # ------------------------------------------------------------------ faults
     def refuse_next(self, destination: Destination | Source | str, count: int = 1) -> None:
-        """The next publishes there are refused (nack). A subscription: the next copies for retries.
+        """Have the next publishes there refused (nack). A subscription: the next copies for retries.
 
         A batch counts once.
         """
         self._brokers.store_next(_address(destination), 0, count)
 
     def duplicate_next(self, destination: Destination | Source | str, count: int = 1) -> None:
-        """The next publishes there are stored twice, as after a confirm that got lost."""
+        """Have the next publishes there stored twice, as after a confirm that got lost."""
         self._brokers.store_next(_address(destination), 2, count)
 
     def lose_connection(self, broker: str | None = None) -> int:
         """Cut the links to this broker, or to all. Returns how many there were; clients know by then.
 
-        What had no confirm is published again or unknown, as configured; what had no answer comes
-        again; answers to what came before are stale. The clients dial again at once.
+        A publish without a confirm is sent again or unknown, as configured; a delivery without an answer
+        comes again; answers to earlier deliveries are stale. The clients dial again at once.
         """
         return self._brokers.lose(broker)
 
     # ------------------------------------------------------------------ questions
     def published(self, destination: Destination | str) -> list[Message]:
-        """What was published there and confirmed, in order; copies for retries are not."""
+        """Return the messages published there and confirmed, in order, without copies for retries."""
         return self._brokers.published(_destination(destination), "confirmed")
 
     def answers(
         self, destination: Destination | Source | str, subscription: str = ""
     ) -> list[tuple[str, str]]:
-        """Message id and answer (ack, requeue, reject, retry, park), in the order of their arrival."""
+        """Return message id and answer (ack, requeue, reject, retry, park), in the order of their arrival."""
         return self._brokers.answers(_source(destination, subscription))
 
     def waiting(self, destination: Destination | Source | str, subscription: str = "") -> int:
-        """How many messages nobody has taken, over all brokers."""
+        """Return how many messages wait to be delivered, over all brokers."""
         return self._brokers.waiting(_source(destination, subscription))
 
     def delayed(self) -> int:
-        """How many messages wait for their time: `advance` brings them."""
+        """Return how many delayed messages wait: `advance` brings them."""
         return self._brokers.delayed()
 
     def due_in_s(self) -> float | None:
-        """After how much more time the next delayed message comes; None when there is none."""
+        """Return after how much more time the next delayed message comes; None when there is none."""
         due_ms = self._brokers.next_delayed_ms()
         return None if due_ms is None else due_ms / 1000
 
     def parked(
         self, destination: Destination | Source | str, subscription: str = ""
     ) -> list[Message]:
-        """What lies in the parking queue, over all brokers."""
+        """Return the messages in the parking queue, over all brokers."""
         return self._brokers.parked_messages(_source(destination, subscription))
 
     def undelivered(self) -> list[Message]:
-        """What was delayed and found no queue when it was due, over all brokers."""
+        """Return the delayed messages that found no queue when they were due, over all brokers."""
         return self._brokers.undelivered()
 
     # ------------------------------------------------------------------ waiting
@@ -192,11 +192,11 @@ class MemoryBus:
             raise AssertionError(checks.unhandled(self._brokers, within_s))
 
     async def handled(self, within_s: float = WITHIN_S) -> None:
-        """`wait_handled` for asyncio."""
+        """Wait as `wait_handled` does, for asyncio."""
         loop, idle = asyncio.get_running_loop(), asyncio.Event()
 
         def look() -> None:
-            """Under the lock."""
+            """Check under the lock."""
             if self._brokers.is_idle():
                 loop.call_soon_threadsafe(idle.set)
 
@@ -217,8 +217,8 @@ class MemoryBus:
     ) -> list[Message]:
         """Check that messages were published there, and return them.
 
-        count: how many exactly; None for one or more. where, fields: only those that it holds for, or
-        that are equal in these: ``body``, ``text``, ``json``, ``key``, ``headers`` and the others of
+        count: how many exactly; None for one or more. where: only messages that it holds for. fields: only
+        messages that are equal in these: ``body``, ``text``, ``json``, ``key``, ``headers`` and the others of
         `Message`. Raises AssertionError, which says what was published.
         """
         return checks.published(self._brokers, _destination(destination), count, where, fields)
@@ -251,7 +251,7 @@ def _destination(destination: Destination | str) -> Destination:
 
 
 def _source(destination: Destination | Source | str, subscription: str) -> Source:
-    """Also of ``orders/billing`` in one."""
+    """Return the source, also of ``orders/billing`` in one text."""
     if isinstance(destination, str) and "/" in destination and not subscription:
         found = parse_wanted(destination)
         assert isinstance(found, Subscription)
@@ -260,7 +260,7 @@ def _source(destination: Destination | Source | str, subscription: str) -> Sourc
 
 
 def _address(destination: Destination | Source | str) -> str:
-    """The exchange of a topic, or the queue."""
+    """Return the exchange of a topic, or the queue."""
     if isinstance(destination, str):
         wanted = parse_wanted(destination)
         return wanted.exchange if isinstance(wanted, Topic) else wanted.amqp_queue
@@ -301,7 +301,7 @@ class _AsyncMemoryPublisher(AsyncPublisher):
         return self._memory
 
     def put_forward(self, ms: int) -> None:
-        """Who calls it from another thread than the loop's finds it done a turn later."""
+        """Advance the publisher's clock; from a thread other than the loop's one turn later."""
         if self._status is not RUNNING or self._loop.is_closed():
             return
         try:

@@ -1,4 +1,4 @@
-"""Assertions about a bus in memory, whose failures say what did happen."""
+"""Assertions about a bus in memory; their failures say what did happen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def published(
     where: Callable[[Message], bool] | None,
     fields: Mapping[str, object],
 ) -> list[Message]:
-    """Those that match. Raises AssertionError unless there are as many as wanted, TypeError."""
+    """Return the matching messages. Raises AssertionError unless there are as many as wanted, TypeError."""
     there = brokers.published(destination, "confirmed")
     found = [each for each in there if _matches(each, fields) and (where is None or where(each))]
     if _enough(found, count):
@@ -45,7 +45,7 @@ def published(
 
 
 def answered(brokers: MemoryBrokers, source: Source, answer: str, count: int | None) -> list[str]:
-    """The ids of deliveries with this answer. Raises AssertionError unless as many as wanted."""
+    """Return the ids of deliveries with this answer. Raises AssertionError unless as many as wanted."""
     if answer not in ANSWERS:
         raise ValueError(f"answer {answer!r}: one of {', '.join(ANSWERS)}")
     there = brokers.answers(source)
@@ -62,7 +62,7 @@ ANSWERS = ("ack", "requeue", "reject", "retry", "park")
 
 
 def parked(brokers: MemoryBrokers, source: Source, count: int | None) -> list[Message]:
-    """What is parked. Raises AssertionError unless there is as much as wanted."""
+    """Return the parked messages. Raises AssertionError unless there are as many as wanted."""
     found = brokers.parked_messages(source)
     if _enough(found, count):
         return found
@@ -75,7 +75,7 @@ def parked(brokers: MemoryBrokers, source: Source, count: int | None) -> list[Me
 
 
 def unhandled(brokers: MemoryBrokers, within_s: float) -> str:
-    """What to say when not everything was answered in time."""
+    """Return the error's text when not everything was answered in time."""
     told = [f"not everything was answered within {within_s:g} s"]
     for queue, (ready, unacked) in sorted(brokers.open_work().items()):
         told.append(f"  {queue}: {ready} waiting, {unacked} delivered without an answer")

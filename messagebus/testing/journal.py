@@ -1,6 +1,6 @@
-"""What happened on a bus in memory: every publish and how it ended, every answer to a delivery.
+"""Journal of a bus in memory: every publish and how it ended, every answer to a delivery.
 
-Not thread-safe: the brokers hold the lock. It forgets what is older than the last MESSAGES_MAX of each.
+Not thread-safe: the brokers hold the lock. It forgets all but about the last MESSAGES_MAX of each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Order = tuple[Address, bytes, bytes]
 
 
 def messages_of(raw: bytes, body: bytes) -> list[Message]:
-    """The message, or those of a batch; a damaged batch is one message."""
+    """Return the message, or those of a batch; a damaged batch is one message."""
     if is_batch(raw):
         try:
             return [IN_BATCH.message(*entry) for entry in decode_batch(body)]
@@ -45,7 +45,7 @@ def ids_of(raw: bytes, body: bytes) -> list[str]:
 
 
 class Journal:
-    """All of one bus. What came together is kept together: one entry for each write of a link."""
+    """Journal of one bus, with one entry for each write of a link."""
 
     def __init__(self) -> None:
         self._publishes: deque[tuple[list[Order], Mapping[int, str]]] = deque()
@@ -57,18 +57,18 @@ class Journal:
 
     # ------------------------------------------------------------------ told by the brokers
     def published(self, orders: list[Order], bad: Mapping[int, str]) -> None:
-        """A link published these. bad: outcomes that are not confirmed, by place in the list."""
+        """Note publishes of a link. bad: outcomes that are not confirmed, by place in the list."""
         self._publishes.append((orders, bad))
         self._published += len(orders)
         while self._published > MESSAGES_MAX:
             self._published -= len(self._publishes.popleft()[0])
 
     def copied(self, queue: str, kind: str, raw: bytes) -> None:
-        """A copy of something that this queue delivered is stored elsewhere; kind: as an answer."""
+        """Note a copy of a message that this queue delivered, stored elsewhere; kind: as an answer."""
         self._copied.setdefault(queue, {})[read_message_id(raw)] = kind
 
     def answered(self, queue: str, answer: str, stored: list[Stored]) -> None:
-        """answer: ack, requeue or reject; the ack of what was copied before means retry or park."""
+        """Note an answer: ack, requeue or reject. The ack of a message copied before means retry or park."""
         noted = self._copied.get(queue)
         if noted and answer == "ack":
             for each in stored:
@@ -86,7 +86,7 @@ class Journal:
 
     # ------------------------------------------------------------------ questions
     def messages(self, destination: Destination, outcome: str) -> list[Message]:
-        """Published there and confirmed, refused or unroutable; copies are not."""
+        """Return messages published there and confirmed, refused or unroutable, without copies."""
         key = destination.due_key
         return [
             message
@@ -96,7 +96,7 @@ class Journal:
         ]
 
     def destinations(self) -> dict[tuple[str, str], int]:
-        """How many messages were published, by `due_key` of the destination and outcome."""
+        """Return how many messages were published, by `due_key` of the destination and outcome."""
         counts: dict[tuple[str, str], int] = {}
         for (address, raw, body), end in self._ends():
             if key := first_publish_to(address, raw):
@@ -109,7 +109,7 @@ class Journal:
                 yield order, bad.get(place, "confirmed")
 
     def answers(self, source: Source) -> list[tuple[str, str]]:
-        """Id and answer, in the order in which the brokers got them."""
+        """Return id and answer, in the order in which the brokers got them."""
         return [
             (message_id, answer)
             for queue, answer, contents in self._answers
@@ -130,7 +130,7 @@ def _entries(raw: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def first_publish_to(address: Address, raw: bytes) -> str:
-    """`due_key` of the destination that an application published to; "" for a copy."""
+    """Return `due_key` of the destination that an application published to; "" for a copy."""
     exchange, key = address.exchange, address.key
     if exchange.startswith("mb.delay/"):
         return "" if copy_of(exchange, key, raw) else key
@@ -138,13 +138,13 @@ def first_publish_to(address: Address, raw: bytes) -> str:
 
 
 def due_key_of(exchange: str) -> str:
-    """Of a destination's exchange."""
+    """Return `due_key` of the destination with this exchange."""
     is_queue = exchange.startswith("mb.to/")
     return f"mb.queue/{exchange.removeprefix('mb.to/')}" if is_queue else exchange
 
 
 def copy_of(exchange: str, key: str, raw: bytes) -> tuple[str, str] | None:
-    """Of what queue it is a copy, and what that means for its original; None for no copy."""
+    """Return the queue of which it is a copy, and the answer to its original; None for no copy."""
     if exchange.startswith("mb.delay/"):
         if key.startswith("mb.sub/") or b"mb-attempt" in raw:
             return key, "retry"
@@ -159,6 +159,6 @@ def copy_of(exchange: str, key: str, raw: bytes) -> tuple[str, str] | None:
 
 
 def _says_rejected(raw: bytes) -> bool:
-    """A part of a batch cannot be rejected but by a copy."""
+    """Return whether the copy rejects its original: a part of a batch can be rejected by a copy only."""
     name = PARK_REASON.encode()
     return bytes((len(name),)) + name + b"S\x00\x00\x00\x08" + REJECTED.encode() in raw

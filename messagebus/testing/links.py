@@ -1,4 +1,4 @@
-"""The wire to brokers in memory: what the drivers need of a link, without sockets.
+"""Wire to brokers in memory: the links that the drivers need, without sockets.
 
 A link belongs to one asyncio loop; brokers may call it from any thread, and then it only posts.
 """
@@ -31,7 +31,7 @@ NOT_FOUND = 404
 
 
 class MemoryWire:
-    """The way to the brokers of one bus."""
+    """Way to the brokers of one bus."""
 
     redial_first_ms = 0
 
@@ -62,7 +62,7 @@ async def _thawed(brokers: MemoryBrokers) -> None:
 
 
 def _post(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> bool:
-    """From any thread. False: the loop has ended."""
+    """Post to the loop from any thread. False: the loop has ended."""
     try:
         loop.call_soon_threadsafe(action)
     except RuntimeError:
@@ -93,7 +93,7 @@ class _MemoryTopology:
 
 
 class _MemoryFollower:
-    """All brokers, once."""
+    """Consumer list of all brokers, given once."""
 
     def __init__(self, names: Sequence[str], on_list: Callable[[BrokerList], None]) -> None:
         self.keeper = ListKeeper()
@@ -110,7 +110,7 @@ class _MemoryFollower:
 
 
 class MemoryLink:
-    """What the drivers use of `_io.amqp.link.Link`."""
+    """Link with the methods of `_io.amqp.link.Link` that the drivers use."""
 
     has_heartbeats = True
 
@@ -135,11 +135,11 @@ class MemoryLink:
 
     # ------------------------------------------------------------------ what comes from the broker
     def bring(self, arrived: list[Arrived]) -> None:
-        """Under the lock."""
+        """Bring deliveries. Under the lock."""
         self._brokers.bring(lambda: self._read_soon(self._deliveries.extend, arrived))
 
     def confirm(self, answers: list[tuple[int, bool, bool]]) -> None:
-        """Under the lock."""
+        """Bring confirms. Under the lock."""
 
         def told() -> None:
             for tag, multiple, ok in answers:
@@ -148,7 +148,7 @@ class MemoryLink:
         self._brokers.bring(lambda: self._read_soon(self._told.append, told))
 
     def send_back(self, exchange: str, key: str, message_id: str) -> None:
-        """Under the lock."""
+        """Bring a returned publish. Under the lock."""
         method = SimpleNamespace(exchange=exchange, routing_key=key)
         properties = SimpleNamespace(message_id=message_id)
 
@@ -159,12 +159,12 @@ class MemoryLink:
         self._brokers.bring(lambda: self._read_soon(self._told.append, told))
 
     def end(self, code: int, reason: str) -> None:
-        """The broker closes the channel. Under the lock."""
+        """Close the channel, as the broker does. Under the lock."""
         fault = ChannelRefused(self.broker, code, reason)
         self._read_soon(self._told.append, lambda: self._finish(fault))
 
     def _read_soon(self, put: Callable[[Any], None], what: Any) -> None:
-        """Under the lock."""
+        """Keep what came from the broker and wake the loop. Under the lock."""
         put(what)
         if not self._woken:
             self._woken = True
@@ -174,7 +174,7 @@ class MemoryLink:
                 self._leave()  # its loop has ended without a word
 
     def _read(self) -> None:
-        """On the loop: all that has come, and what follows from it once."""
+        """Read all that has come, and run the callbacks once. On the loop."""
         self._woken = False
         deliveries, told, on_contents = self._deliveries, self._told, self.pipe.on_contents
         if deliveries and self.is_open:
@@ -187,7 +187,7 @@ class MemoryLink:
 
     # ------------------------------------------------------------------ calls
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Those of pika's channel methods that the drivers call, each behind all that was written."""
+        """Call one of pika's channel methods that the drivers use, behind all that was written."""
         if self._end is not None:
             raise self._end
         self.pipe.flush()
@@ -199,7 +199,7 @@ class MemoryLink:
                 answered.set_result(None)
 
         def carry_out() -> None:
-            """Under the lock."""
+            """Carry out the call under the lock."""
             if not self.is_open:
                 return
             attached = self.taker is not None  # attaching itself is never slow
@@ -219,7 +219,7 @@ class MemoryLink:
         return await self.call(method, **arguments)
 
     async def confirm_select(self) -> None:
-        """Every link confirms."""
+        """Do nothing: every link confirms."""
 
     def _basic_qos(self, *, prefetch_count: int) -> None:
         self._prefetch = prefetch_count
@@ -231,7 +231,7 @@ class MemoryLink:
         self.site.attach(self, queue, self._prefetch, self.bring)
 
     def cancel(self, callback: Callable[[Any], None] | None) -> None:
-        """No more deliveries; those that came before may still be answered."""
+        """Stop deliveries; those that came before may still be answered."""
 
         def carry_out() -> None:
             if self.taker is not None:
@@ -250,10 +250,10 @@ class MemoryLink:
             self._on_lost = callback
 
     def on_blocked(self, callback: Callable[[bool], None]) -> None:
-        """Brokers in memory have no alarms."""
+        """Ignore the callback: brokers in memory have no alarms."""
 
     def lose(self, reason: str) -> Callable[[], None]:
-        """The connection is cut. Under the lock. Returns what makes the client notice."""
+        """Cut the connection. Under the lock. Returns a function that makes the client notice."""
         self._leave()
         why = LinkLost(self.broker, reason)
         if threading.get_ident() == self._thread:
@@ -301,7 +301,7 @@ class MemoryLink:
 
 
 class _MemoryChannel:
-    """What the drivers use of pika's."""
+    """Channel with the methods of pika's that the drivers use."""
 
     def __init__(self, link: MemoryLink) -> None:
         self._link = link
@@ -315,7 +315,7 @@ class _MemoryChannel:
         self.on_return.append(callback)
 
     def add_on_cancel_callback(self, callback: Callable[[Any], None]) -> None:
-        """Brokers in memory cancel nobody."""
+        """Ignore the callback: brokers in memory cancel nobody."""
 
     def basic_cancel(
         self, consumer_tag: str, callback: Callable[[Any], None] | None = None

@@ -1,4 +1,4 @@
-"""pytest's plug-in: a bus in memory, clients on it, and a real cluster for those who have one.
+"""Plug-in for pytest: a bus in memory, clients on it, and a real cluster where it is installed.
 
     def test_an_order_is_billed(messagebus_bus, messagebus_publisher):
         messagebus_publisher.send_safe("orders", b"...")
@@ -34,12 +34,12 @@ BROKERS_INI = "messagebus_brokers"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """pytest's hook: our setting."""
+    """Add our setting; pytest's hook."""
     parser.addini(BROKERS_INI, "how many brokers messagebus_cluster has", default="3")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """pytest's hook: our mark, and the fixtures for asyncio where something runs coroutines."""
+    """Add our mark, and the fixtures for asyncio where a plug-in runs coroutines; pytest's hook."""
     config.addinivalue_line(
         "markers", "messagebus(brokers=1, delivery_limit=None): how messagebus_bus is made"
     )
@@ -73,7 +73,7 @@ def messagebus_publisher(messagebus_bus: MemoryBus) -> Publisher:
 
 @pytest.fixture
 def messagebus_consumer(messagebus_bus: MemoryBus) -> Callable[..., Consumer]:
-    """Makes running `Consumer`s: ``messagebus_consumer("orders", subscription="billing")``.
+    """Function that makes running `Consumer`s: ``messagebus_consumer("orders", subscription="billing")``.
 
     Arguments are those of `MemoryBus.consumer`.
     """

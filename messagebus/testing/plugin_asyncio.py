@@ -1,4 +1,4 @@
-"""The plug-in's fixtures for asyncio: registered where pytest-asyncio or anyio runs tests."""
+"""Fixtures of the plug-in for asyncio, registered where pytest-asyncio or anyio runs tests."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ async def messagebus_async_publisher(messagebus_bus: MemoryBus) -> AsyncIterator
 async def messagebus_async_consumer(
     messagebus_bus: MemoryBus,
 ) -> AsyncIterator[Callable[..., Awaitable[AsyncConsumer]]]:
-    """Makes running `AsyncConsumer`s: ``await messagebus_async_consumer("orders", subscription="b")``.
+    """Function for `AsyncConsumer`s: ``await messagebus_async_consumer("orders", subscription="b")``.
 
-    Arguments are those of `MemoryBus.async_consumer`.
+    They are running. Arguments are those of `MemoryBus.async_consumer`.
     """
     async with AsyncExitStack() as stack:
 

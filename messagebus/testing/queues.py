@@ -1,4 +1,4 @@
-"""One queue in memory, as RabbitMQ's: who takes from it, what comes again, what expires.
+"""Queue in memory that behaves like RabbitMQ's: its takers, redeliveries and expiry.
 
 Not thread-safe: its broker holds the lock. Times are milliseconds of the bus's own clock.
 """
@@ -23,14 +23,14 @@ Arrived = tuple[int, bool, bytes, bytes]
 
 
 class Address(Protocol):
-    """How a message got into a queue."""
+    """Exchange and routing key by which a message got into a queue."""
 
     exchange: str
     key: str
 
 
 class Stored:
-    """A message in a queue. place: kept by a classic queue when it is given back.
+    """Message in a queue. place: kept by a classic queue when it is given back.
 
     is_brief: its time to live is 0, so it waits for nobody once it is at the head.
     """
@@ -48,7 +48,7 @@ class Stored:
 
 
 class Taker:
-    """The consumers of one link, one after the other, of one queue. Its tags never begin anew.
+    """Consumers of one link, one after the other, of one queue. Its tags never begin anew.
 
     bring: gives deliveries to its link; called under the lock. prefetch: 0 for no limit.
     """
@@ -64,7 +64,7 @@ class Taker:
         self._before = 0
 
     def again(self) -> None:
-        """It consumes again: what its cancelled consumer left unanswered takes none of its room."""
+        """Consume again: deliveries that the cancelled consumer left unanswered take none of its room."""
         self._before = self.last_tag
 
     @property
@@ -76,7 +76,7 @@ class Taker:
 
 
 class MemoryQueue:
-    """arguments: as given to queue.declare. dead_letter(queue, stored, reason): where such go."""
+    """Queue. arguments: as given to queue.declare. dead_letter(queue, stored, reason): takes dead letters."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class MemoryQueue:
 
     # ------------------------------------------------------------------ in
     def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
-        """At the end. ttl_ms: how long it lives, where its properties do not say. `hand_out` follows."""
+        """Add a message at the end. ttl_ms: its time to live, instead of its own. `hand_out` follows."""
         if stored.raw[0] & EXPIRATION or self.ttl_ms is not None or ttl_ms is not None:
             own_ms = expires_after_ms(stored.raw) if ttl_ms is None else ttl_ms
             lives_ms = [each for each in (own_ms, self.ttl_ms) if each is not None]
@@ -119,10 +119,10 @@ class MemoryQueue:
         self.ready.append(stored)
 
     def _put_back(self, returned: list[Stored]) -> None:
-        """Each where its kind of queue keeps it, or away when it came back too often. returned: in order.
+        """Put messages back, or dead-letter those that came back too often. returned: in order.
 
-        A quorum queue hands out what was given back before anything else, and in that order; a classic one
-        puts it into its place.
+        A quorum queue hands out returned messages before anything else, in that order; a classic one
+        puts each into its old place.
         """
         kept = []
         for stored in returned:
@@ -151,7 +151,7 @@ class MemoryQueue:
         self.hand_out()
 
     def cancel(self, taker: Taker) -> None:
-        """It gets no more; what it has it may still answer."""
+        """Stop deliveries to the taker; it may still answer those that it has."""
         if taker in self.takers:
             self.takers.remove(taker)
             self._leaving.add(taker)
@@ -159,7 +159,7 @@ class MemoryQueue:
             self.hand_out()
 
     def detach(self, taker: Taker) -> None:
-        """It is gone: what it has not answered is given back, a quorum queue's in the order of its tags."""
+        """Remove the taker and take its open deliveries back; a quorum queue in the order of its tags."""
         if taker in self.takers:
             self.takers.remove(taker)
             self.unused_since_ms = self._clock()
@@ -172,7 +172,7 @@ class MemoryQueue:
         self.hand_out()
 
     def hand_out(self) -> None:
-        """Takers with room take turns; where only one may be active it is the first."""
+        """Hand out to takers with room in turns; with a single active consumer to the first one."""
         if self._timed:
             self.expire()
         if self.ready and self.takers:
@@ -221,13 +221,13 @@ class MemoryQueue:
         return self.ready.popleft()
 
     def _is_fresh(self) -> bool:
-        """Whether there is a first message, and its time is not over."""
+        """Return whether there is a first message, and its time is not over."""
         self.expire()
         return bool(self.ready)
 
     # ------------------------------------------------------------------ answers
     def ack(self, taker: Taker, tag: int, multiple: bool) -> list[Stored]:
-        """What is answered by it, in order. `hand_out` follows."""
+        """Return the messages that this ack answers, in order. `hand_out` follows."""
         unacked = taker.unacked
         if not multiple:
             stored = unacked.pop(tag, None)
@@ -240,7 +240,7 @@ class MemoryQueue:
         return [unacked.pop(each) for each in tags]
 
     def nack(self, taker: Taker, tag: int, requeue: bool) -> Stored | None:
-        """Back, to be handed out at once if somebody has room, or away. `hand_out` follows."""
+        """Give a message back, for any taker with room, or dead-letter it. `hand_out` follows."""
         stored = taker.unacked.pop(tag, None)
         if stored is None:
             return None
@@ -253,11 +253,11 @@ class MemoryQueue:
 
     # ------------------------------------------------------------------ time
     def due_ms(self) -> int:
-        """When `expire` has something to do: a message waits at the head for its own end only."""
+        """Return when the message at the head expires; others behind it do not count."""
         return self.ready[0].expires_ms if self._timed and self.ready else NEVER_MS
 
     def expire(self) -> None:
-        """Let go what has waited long enough at the head."""
+        """Dead-letter messages at the head that have expired."""
         now_ms = self._clock()
         while self.ready and self.ready[0].expires_ms <= now_ms:
             if self.ready[0] in self._brief:
@@ -265,7 +265,7 @@ class MemoryQueue:
             self._dead_letter(self, self._pop(), "expired")
 
     def gone_ms(self) -> int:
-        """When an unused queue that expires is deleted."""
+        """Return when an unused queue that expires is deleted."""
         if self.expires_ms is None or self.takers:
             return NEVER_MS
         return self.unused_since_ms + self.expires_ms

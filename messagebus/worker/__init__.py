@@ -1,4 +1,4 @@
-"""The work of `messagebus worker module:app`: load an app, run it, look after several processes of it."""
+"""Implementation of `messagebus worker module:app`: it loads, runs and supervises an app."""
 
 from messagebus.worker.process import load, work
 from messagebus.worker.supervisor import Supervisor

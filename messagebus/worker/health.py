@@ -1,4 +1,4 @@
-"""A small HTTP server, in a thread of its own, that answers while the app's loop cannot.
+"""HTTP server for health checks, on a thread of its own, so that it answers while the app's loop cannot.
 
 | path | 200 | 503 |
 |---|---|---|
@@ -34,7 +34,7 @@ JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 
 
 class Answer(NamedTuple):
-    """code: of HTTP."""
+    """Response to one request. code: of HTTP."""
 
     code: int
     content_type: str
@@ -46,7 +46,7 @@ Ask = Callable[[str], Answer]
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT``, ``:PORT`` for all addresses, ``[::1]:PORT``. Raises ConfigError."""
+    """Parse ``HOST:PORT``, ``:PORT`` for all addresses, or ``[::1]:PORT``. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not 0 <= int(port) <= 65_535:
         raise ConfigError(f"health {text!r}: HOST:PORT wanted")
@@ -54,7 +54,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
-    """What one worker answers."""
+    """Return the answers of one worker."""
 
     def ask(path: str) -> Answer:
         if path == "/metrics" and metrics is not None:
@@ -68,7 +68,7 @@ def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
 
 
 def respond(path: str, look: Look, stuck: str | None) -> Answer:
-    """stuck: why it is not live; None: it is."""
+    """Answer a request for this path. stuck: why the app is not live; None: it is live."""
     match path:
         case "/ready":
             ready = bool(look["ready"]) and stuck is None
@@ -84,10 +84,10 @@ def _as_json(code: int, value: Any) -> Answer:
 
 
 class HealthServer(ThreadingHTTPServer):
-    """Listens from the start of its life to `close`. Raises ConfigError when it cannot.
+    """HTTP server that listens until `close`. Raises ConfigError when it cannot.
 
-    Who is slow is hung up on, the oldest first when there are many, so that a probe always gets in.
-    ask: may be exchanged at any time.
+    Slow clients are disconnected, the oldest first when there are many, so that a probe always gets in.
+    ask: may be replaced at any time.
     """
 
     daemon_threads = True
@@ -120,7 +120,7 @@ class HealthServer(ThreadingHTTPServer):
         self.server_close()
 
     def service_actions(self) -> None:
-        """Hang up on who took too long, from the first byte to the last."""
+        """Disconnect clients whose requests take too long, from the first byte to the last."""
         before_s = time.monotonic() - self._timeout_s
         with self._lock:
             late = [each for each, since_s in self._open.items() if since_s < before_s]
@@ -152,11 +152,11 @@ class HealthServer(ThreadingHTTPServer):
             self._open.pop(request, None)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
-        """A probe that hangs up is no event."""
+        """Ignore a probe that hangs up."""
 
 
 def _hang_up(connection: socket) -> None:
-    """Its thread, which waits for it, closes it."""
+    """Shut the connection down; its thread, which waits for it, closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(SHUT_RDWR)
 
@@ -174,4 +174,4 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a probe a second would fill any log."""
+        """Log nothing: a probe a second would fill any log."""

@@ -1,4 +1,4 @@
-"""What a worker shows at /metrics, alone or for several processes, where prometheus-client is installed."""
+"""Metrics of a worker at /metrics, for one or several processes, where prometheus-client is installed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCRAPES_AT_ONCE = 32
 
 
 def metrics_of(app: App) -> Metrics | None:
-    """All that the application registers, and its subscriptions unless it shows them itself.
+    """Return all metrics that the application registers, and its subscriptions' unless it shows them itself.
 
     None: prometheus-client is not installed.
     """
@@ -58,10 +58,10 @@ def metrics_of(app: App) -> Metrics | None:
 
 
 def scraped(ports: Mapping[str, int | None]) -> tuple[str, bytes]:
-    """What the health servers at these ports of this machine show, merged.
+    """Return the merged metrics of the health servers at these ports of this machine.
 
-    ports: by name of the process; None: it has none yet. Who does not answer in time, or nonsense, is
-    left out, and its `messagebus_worker_up` is 0; it costs the others nothing.
+    ports: process name -> port; None: it has none yet. A server that does not answer in time, or with
+    something else, is left out, and its `messagebus_worker_up` is 0; it costs the others nothing.
     """
     shown: dict[str, list[Metric]] = {}
     # Without certificates: reading them takes longer than all the rest.
@@ -92,10 +92,10 @@ def _scrape(http: httpx.Client, port: int) -> list[Metric]:
 
 
 def merged(scrapes: Mapping[str, str]) -> tuple[str, bytes]:
-    """Scrapes of several processes as one, each sample with a label that names its process.
+    """Merge scrapes of several processes; a label of each sample names its process.
 
-    scrapes: what each process shows, by its name. A label of that name of the application's own
-    becomes ``exported_process``, as Prometheus itself does it. Raises ValueError for what is no scrape.
+    scrapes: process name -> its scrape. A label of that name of the application's own becomes
+    ``exported_process``, as in Prometheus itself. Raises ValueError for an invalid scrape.
     """
     return _together({name: _read(text) for name, text in scrapes.items()})
 
@@ -124,7 +124,7 @@ def _together(shown: Mapping[str, list[Metric]]) -> tuple[str, bytes]:
 
 
 def _exported(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Without a label `PROCESS`: it is called otherwise, by a name that is free."""
+    """Rename a label `PROCESS` of the application's own to a name that is free."""
     if PROCESS not in labels:
         return labels
     name = f"exported_{PROCESS}"

@@ -1,6 +1,6 @@
-"""One worker: an app, imported by name, on the main thread's loop until a signal, and its end in one line.
+"""Worker process: an app, imported by name, that runs on the main thread's loop until a signal.
 
-What goes wrong at its import is one clear line, too.
+The end, and a failure of the import, is one clear line.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ DEFAULT_NAME = "app"
 
 
 def say(text: str) -> None:
-    """One line for people."""
+    """Print one line for people."""
     print(f"messagebus: {text}", file=sys.stderr, flush=True)
 
 
 class Parent:
-    """A worker's line to the process that supervises it, from the first moment to the last.
+    """Connection of a worker to the process that supervises it, from the first moment to the last.
 
-    Told the pulse as lines of JSON. When the parent says so, or ends, however it does, the app is asked to
-    stop: nobody would look after it any more. Before there is an app to ask, and when it does not end
-    in time, the process is left at once; so no child outlives its parent for long, whatever it is at.
+    It sends the pulse as lines of JSON. When the parent asks for it, or ends in any way, the app is asked to
+    stop, because nobody would supervise it any more. While there is no app yet, and when the app does not end
+    in time, the process exits at once; so no child outlives its parent for long, whatever it does.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Parent:
         grace_s: float = GRACE_S,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
-        """line: this end of it. leave: ends the process with this code, at once."""
+        """line: this end of the connection. leave: ends the process with this code, at once."""
         self._line, self._grace_s, self._leave = line, grace_s, leave
         self._lock = threading.Lock()
         self._app: App | None = None
@@ -71,7 +71,7 @@ class Parent:
         threading.Thread(target=self._wait, name="messagebus-parent", daemon=True).start()
 
     def tell(self, look: Look, port: int | None) -> None:
-        """port: of our own health server. Never waits: a parent that does not read misses a beat.
+        """Send the state; never wait: a parent that does not read misses a beat. port: our health server's.
 
         A line is sent whole, over several beats if the socket takes no more of it: half a line would be the
         last that the parent understands.
@@ -85,12 +85,12 @@ class Parent:
                 self._unsent = self._unsent[sent:]
 
     def watch(self, app: App) -> None:
-        """From now on there is an app to ask; until now it was being imported, and held nothing."""
+        """Ask this app to stop from now on; until now it was being imported, and held nothing."""
         with self._lock:
             self._app = app
 
     def stop(self) -> None:
-        """As if the parent had said so; any number of times, also in a signal's handler."""
+        """Stop as if the parent had asked; any number of times, also in a signal's handler."""
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_RD)
 
@@ -117,9 +117,9 @@ def work(
 ) -> int:
     """Run the app until SIGTERM or SIGINT. Returns the exit code.
 
-    app: or what imports it, which is done when health is answered already. 0: everything that ran was
-    finished and answered; 1: not all, and a line says what. Raises what `App.run` raises. Threads that the
-    application began keep the process for LEAVE_AFTER_S afterwards, not longer.
+    app: or a function that imports it; it is called when health checks are answered already. 0: everything
+    that ran was finished and answered; 1: not all, and a line says what. Raises what `App.run` raises.
+    Threads that the application began keep the process for LEAVE_AFTER_S afterwards, not longer.
     """
     pulse = Pulse()
     server = None if health is None else HealthServer(health, answer_of(pulse))
@@ -166,7 +166,7 @@ async def _work(
 
 
 def unfinished(unanswered: Mapping[str, int], grace_s: float) -> str:
-    """What could not be finished, in one line."""
+    """Return one line with the deliveries that could not be finished."""
     counts = ", ".join(f"{name} {count}" for name, count in unanswered.items() if count)
     return (
         f"stopped; not finished within {grace_s:g} s, to be delivered again: {counts or 'unknown'}"
@@ -174,10 +174,10 @@ def unfinished(unanswered: Mapping[str, int], grace_s: float) -> str:
 
 
 def _leave_late(code: int) -> None:
-    """Leave in LEAVE_AFTER_S, if the process is still there by then.
+    """Exit after LEAVE_AFTER_S, if the process is still there by then.
 
-    Python waits for ever for threads of the application, those of `asyncio.to_thread` too, whose run may
-    have been cancelled long ago.
+    Python waits for ever for threads of the application. Those of `asyncio.to_thread` count too, even after
+    their run was cancelled.
     """
 
     def leave() -> None:
@@ -191,9 +191,9 @@ def _leave_late(code: int) -> None:
 
 
 def _leave(code: int) -> None:
-    """Without waiting for threads: a handler that never returns would keep the process for ever.
+    """Exit without waiting for threads: a handler that never returns would keep the process for ever.
 
-    What is to be done at an exit is done: spans and rows that are still to be written.
+    Exit functions run: they write the remaining spans and rows.
     """
     ending = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     ending.start()
@@ -205,9 +205,9 @@ def _leave(code: int) -> None:
 
 
 def load(target: str) -> App:
-    """The app of ``package.module:name``; ``:app`` may be left out.
+    """Load the app of ``package.module:name``; ``:app`` may be left out.
 
-    The working directory is looked in first. Raises ConfigError: it does not import, there is no such
+    The working directory is searched first. Raises ConfigError: it does not import, there is no such
     name, or it is no `App`.
     """
     module_name, _, path = target.partition(":")
@@ -243,7 +243,7 @@ def _told(name: str, fault: BaseException) -> str:
 
 
 def where(fault: BaseException) -> str:
-    """``file:line`` of the application's innermost line on the way to it."""
+    """Return ``file:line`` of the application's innermost line on the way to the fault."""
     if isinstance(fault, SyntaxError) and fault.filename:
         return f"{fault.filename}:{fault.lineno}"
     frames = of_application(traceback.extract_tb(fault.__traceback__))
@@ -251,6 +251,6 @@ def where(fault: BaseException) -> str:
 
 
 def _apps(module: object) -> str:
-    """What is there instead."""
+    """Return the names of the module's apps, for the error."""
     names = [name for name, value in vars(module).items() if isinstance(value, App)]
     return f"its apps are {', '.join(sorted(names))}" if names else "there is no App in it"

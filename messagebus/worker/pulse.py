@@ -1,6 +1,6 @@
-"""Signs of life of an app's loop, for other threads: is it ready, does it turn, where is it stuck?
+"""Signs of life of an app's loop, for other threads: whether it is ready, turns, or is stuck, and where.
 
-The loop tells a `Pulse`; a health server reads it; a watchdog thread says where the loop is stuck, which
+The loop writes a `Pulse`; a health server reads it. A watchdog thread logs where the loop is stuck, which
 the loop itself cannot.
 """
 
@@ -39,7 +39,7 @@ _INSTALLED = f"{_STANDARD}site-packages/"
 
 
 class Pulse:
-    """The last that the loop said. Any thread may read it."""
+    """Last state that the loop reported. Any thread may read it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class Pulse:
 
 
 def look(app: App) -> Look:
-    """Ready: runs, is not stopping, each subscription is attached to a broker and has its handler."""
+    """Return the app's state. Ready: it runs, is not stopping, each subscription is attached and handled."""
     stats = app.stats()
     attached = all(
         any(broker.state == "open" for broker in each.brokers.values()) for each in stats.values()
@@ -86,14 +86,14 @@ def _of(stats: ConsumerStats) -> Look:
 
 
 async def beat(app: App, tell: Callable[[Look], None]) -> None:
-    """Tell how the app is, until cancelled."""
+    """Report the app's state regularly, until cancelled."""
     while True:
         tell(look(app))
         await asyncio.sleep(BEAT_S)
 
 
 class Watchdog:
-    """Says in the log where a loop is stuck, once each time."""
+    """Thread that logs where a loop is stuck, once each time."""
 
     def __init__(self, pulse: Pulse, thread_id: int) -> None:
         self._pulse, self._thread_id = pulse, thread_id
@@ -124,7 +124,7 @@ class Watchdog:
 
 
 def standing_at(thread_id: int) -> str:
-    """The application's innermost lines in that thread, outermost first."""
+    """Return the application's innermost lines in that thread, outermost first."""
     frame = sys._current_frames().get(thread_id)
     lines = of_application(traceback.extract_stack(frame))
     return " > ".join(
@@ -133,7 +133,7 @@ def standing_at(thread_id: int) -> str:
 
 
 def of_application(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Keep the lines that are the application's own: neither ours nor the standard library's; in order."""
+    """Return the application's own frames, in order: neither ours nor the standard library's."""
     return [frame for frame in stack if _is_of_application(frame.filename)]
 
 

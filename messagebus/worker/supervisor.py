@@ -1,9 +1,9 @@
-"""Several processes of one worker: started, started again when they crash, stopped together.
+"""Supervisor of several processes of one worker: it starts them, restarts crashed ones, stops all together.
 
 The parent imports nothing of the application, so nothing of it can harm the parent. A first child that
-cannot import it, or cannot reach the bus, ends all, and says why. Once any child has worked, whatever ends
-one is its own business: it is followed by a new one, and the others go on. Children are told to stop over
-their lines, not by signals: whoever starts us may have sent them one already.
+cannot import it, or cannot reach the bus, ends all with a reason. Once any child has worked, a child that
+ends is replaced, whatever ended it, and the others go on. Children are told to stop over their sockets, not
+by signals: the process that started us may have sent them one already.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LINE_BYTES_MAX = 1024 * 1024
 
 @dataclass(slots=True)
 class _Child:
-    """One place of a supervisor, and whoever is in it."""
+    """Place of a supervisor, and the process in it."""
 
     number: int
     process: asyncio.subprocess.Process | None = None
@@ -59,7 +59,10 @@ class _Child:
 
 
 class Supervisor:
-    """command: what a child runs; it gets its end of a socket as `PARENT_OPTION`. say: a line for people."""
+    """Supervisor of worker processes.
+
+    command: of a child; it gets its end of a socket as `PARENT_OPTION`. say: prints a line for people.
+    """
 
     def __init__(
         self, command: Sequence[str], processes: int, *, grace_s: float, say: Callable[[str], None]
@@ -72,9 +75,9 @@ class Supervisor:
         self._code = EXIT_STOPPED
 
     async def run(self) -> int:
-        """Until SIGTERM, SIGINT, or a child that cannot be. Returns the exit code.
+        """Run until SIGTERM, SIGINT, or a first child that fails. Returns the exit code.
 
-        0: all stopped politely; 1: not all; 2: the application does not import, and never did; 6: it never
+        0: all stopped in order; 1: not all; 2: the application does not import, and never did; 6: it never
         reached the bus.
         """
         loop = asyncio.get_running_loop()
@@ -90,7 +93,7 @@ class Supervisor:
         return self._code
 
     def _stop(self) -> None:
-        """Pass it on. Said twice, the children end at once."""
+        """Ask all children to stop; the second time kill them."""
         again = self._stopping.is_set()
         self._stopping.set()
         self._loaded.set()
@@ -117,7 +120,7 @@ class Supervisor:
             await self._pause(child, ended)
 
     async def _live(self, child: _Child) -> int:
-        """One life of a child. Returns its exit code, negative for a signal."""
+        """Run a child once. Returns its exit code, negative for a signal."""
         ours, theirs = socket.socketpair()
         try:
             with contextlib.closing(theirs):
@@ -142,7 +145,7 @@ class Supervisor:
             ours.close()
 
     async def _ended(self, child: _Child, process: asyncio.subprocess.Process) -> int:
-        """Wait for its end; once all are stopping, so long at most."""
+        """Wait for its end; once all are stopping, at most the grace and LEAVE_AFTER_S, then kill it."""
         ended = asyncio.create_task(process.wait())
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([ended, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +182,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------ health
     def ask(self) -> Ask:
-        """Answers for all children; on any thread."""
+        """Return the answers for all children; callable on any thread."""
 
         def ask(path: str) -> Answer:
             if path == "/metrics":
@@ -199,7 +202,7 @@ class Supervisor:
 
 
 def together(looks: dict[str, Look], stopping: bool) -> Look:
-    """Ready when all are."""
+    """Combine the states of all children: ready when all are."""
     return {
         "ready": not stopping and all(each["ready"] for each in looks.values()),
         "status": "stopping" if stopping else "running",
@@ -214,7 +217,7 @@ def _metrics(ports: Mapping[str, int | None]) -> Answer:
 
 
 def is_polite(code: int, *, heard: bool) -> bool:
-    """Whether a child that was told to end did so well. heard: it had begun its work."""
+    """Return whether a child that was told to end did so in order. heard: it had begun its work."""
     return code == EXIT_STOPPED or (code in ENDED_EARLY and not heard)
 
 
@@ -228,7 +231,7 @@ def how_it_ended(code: int) -> str:
 
 
 def _ask_to_stop(child: _Child) -> None:
-    """Read by `Parent` in the child, at the latest when it has begun to run."""
+    """Ask a child to stop; its `Parent` reads this at the latest when the child has begun to run."""
     if child.line is not None:
         with contextlib.suppress(OSError):
             child.line.send(STOP, socket.MSG_DONTWAIT)
@@ -248,7 +251,7 @@ def child_command(
     form: str = "text",
     shows_metrics: bool = False,
 ) -> list[str]:
-    """How this command runs itself again, for one process."""
+    """Return the command that runs this worker again, as one process."""
     command = [sys.executable, "-m", "messagebus", "worker", target, "--grace-s", f"{grace_s:g}"]
     health = ["--health", "127.0.0.1:0"] if shows_metrics else []
     return [*command, "--log", form, *health, *(["--verbose"] if verbose else [])]
