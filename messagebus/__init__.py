@@ -167,8 +167,8 @@ __all__ = [
     "redrive_parked",
 ]
 
-# What is imported when its names are first asked for: `import messagebus` and pytest's plug-in, which
-# every test run loads, cost next to nothing.
+# Modules that are imported when their names are first asked for: `import messagebus` and pytest's plug-in,
+# which every test run loads, cost next to nothing.
 _HOMES = {
     "messagebus.aio": ("AsyncConsumer", "AsyncPublisher"),
     "messagebus.app": ("App",),

@@ -46,7 +46,7 @@ from messagebus.topology import Wanted, with_options
 __all__ = ["main"]
 
 PUBLISH_STOP_S = 30.0
-# How often a consumer that waits looks whether it is to stop.
+# Period at which a waiting consumer looks whether it is to stop.
 RECEIVE_STEP_S = 0.2
 TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
 BROKER_SETTING = "MESSAGEBUS_BROKER"

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 __all__ = ["namesake"]
 
 OURS = "messagebus-rabbitmq"
-# Of an editable installation that was made before the distribution had its name.
+# The summary of an editable installation that was made before the distribution had its name.
 SUMMARY = "Publish to any RabbitMQ broker, consume from all of them."
 
 

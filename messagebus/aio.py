@@ -140,7 +140,7 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish and return the future of its end. See `Publisher.submit`."""
-        # As `_accept`, written out: a coroutine less for each message, 0.2 of 1.6 us.
+        # `_accept` inlined: it saves a coroutine for each message, 0.2 of 1.6 us.
         shape, body, message = self._outgoing.read(destination, payload, options)
         driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
@@ -209,7 +209,7 @@ class AsyncPublisher:
                     left_ms = await self._wait_for_room(size, timeout_ms, count)
                 many.add(driver.submit_bundle(bare, payload, size, left_ms, many))
                 continue
-            # As `_accept`, written out: a coroutine for each message costs 0.2 of 1.3 us.
+            # `_accept` inlined: a coroutine for each message costs 0.2 of 1.3 us.
             shape, body, message = read(destination, payload, options)
             if self._waiting or not driver.outbox.has_room(len(body)):
                 left_ms = await self._wait_for_room(len(body), timeout_ms)
@@ -347,7 +347,7 @@ class AsyncConsumer:
         self._copying = Tasks()
         self._handlings: list[Handling] = []
         self._bridges: list[Bridge] = []
-        # Of a stop that one of its own handlers asked for.
+        # Runs a stop that one of its own handlers asked for.
         self._ending: asyncio.Task[int] | None = None
         self._grace_s = DRAIN_S
 

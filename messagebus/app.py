@@ -47,12 +47,12 @@ log = logging.getLogger("messagebus.app")
 START_TIMEOUT_S = 10.0
 # For handlers that run when the app is told to stop. Kubernetes kills after 30 s, if not told otherwise.
 GRACE_S = 25.0
-# What handlers published has its confirm already; for the rest, and for runners that end.
+# For publishes without a confirm and for runners that end; a handler's own publishes have confirms by then.
 PUBLISHER_STOP_S = RUNNERS_STOP_S = 5.0
 # Beyond a publish's own deadline: for a loop that is late.
 LATE_S = 5.0
 CONCURRENCY_MAX = 10_000
-# Of `ConsumerConfig`.
+# The upper bound of `ConsumerConfig`.
 HANDED_OUT_MAX = 1_000_000
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class _Life:
     consumers: dict[str, AsyncConsumer]
     runs: dict[str, asyncio.Task[int]] = field(default_factory=dict)
     ended: dict[str, BaseException] = field(default_factory=dict)
-    """What ended a runner that nobody stopped, by subscription or queue."""
+    """Subscription or queue -> the error of its runner that ended although nobody stopped it."""
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Future[int] | None = None
 
@@ -577,8 +577,8 @@ class _Signals:
         self._heard = False
         for each in (signal.SIGTERM, signal.SIGINT):
             before = signal.getsignal(each)
-            # Who started us may want us deaf for one of them, as a shell does for background jobs; and
-            # what is not Python's (None) cannot be put back.
+            # The process that started us may have one of them ignored, as a shell does for background
+            # jobs; and a handler that is not Python's (None) cannot be put back.
             if before not in (signal.SIG_IGN, None):
                 self._before[each] = before
                 signal.signal(each, self._hear)

@@ -47,7 +47,7 @@ class _Settings:
 
     __slots__ = ()
     _table: ClassVar[str]
-    """Its table in a file; with an underscore, what its variables begin with."""
+    """Its table in a file; with an underscore, the prefix of its variables."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -192,7 +192,7 @@ class BusConfig(_Settings):
         faults = self.tls_files.faults()
         if self.tls_server_name and not _HOST_NAME.fullmatch(self.tls_server_name):
             faults.append(f"tls_server_name {self.tls_server_name!r}: a host name wanted")
-        # Whoever can forge a list collects passwords.
+        # A forged list would collect passwords.
         plain = [url for url in self.list_urls if url.lower().startswith("http:")]
         return faults + [f"list_urls {_without_login(url)!r}: https:// with tls" for url in plain]
 

@@ -42,7 +42,7 @@ START_TIMEOUT_S = 10.0
 DRAIN_S = 10.0
 
 Copy = tuple[Literal["retry", "park"], int, Mapping[str, Header]]
-"""How a delivery is answered by a copy: after how many ms, with which headers."""
+"""Answer to a delivery by a copy: kind, delay in ms, headers."""
 
 
 def as_source(destination: Destination | Source | str, subscription: str) -> Source:
@@ -120,7 +120,7 @@ class Consumer:
         self._paused = False
         self._copying: Tasks | None = None
         self._handlings: list[Handling] = []
-        # Of a stop that one of its own handlers asked for.
+        # Runs a stop that one of its own handlers asked for.
         self._ending: threading.Thread | None = None
         self._grace_s = DRAIN_S
 

@@ -39,10 +39,10 @@ NAME_BYTES_MAX = 120
 # RabbitMQ's, ours, and spellings of `parse_destination` that a name could be mistaken for.
 RESERVED_PREFIXES = ("amq.", "mb.", "jms.topic.", "jms.queue.")
 PARKING_PREFIX = "mb.park/"
-# Where what came out of the delay ladder lies when it found no queue. No name of ours begins with "mb.".
+# Keeps messages that came out of the delay ladder and found no queue. No name of ours begins with "mb.".
 UNDELIVERED_QUEUE = f"{PARKING_PREFIX}mb.due"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-# How long an ephemeral subscription outlives a consumer that was cut off: short cuts are survived.
+# Time that an ephemeral subscription outlives a consumer that was cut off: short cuts are survived.
 EPHEMERAL_EXPIRES_S = 300
 # RabbitMQ's timers end at 2**32 - 1 ms.
 EXPIRES_S_MAX = 4_294_967
@@ -272,9 +272,9 @@ def delay_step(delay_ms: int) -> Delay:
 
 
 Destination = Topic | Queue
-"""What can be published to."""
+"""Target of a publish."""
 Source = Subscription | Queue
-"""What can be consumed from."""
+"""Source of deliveries."""
 
 _PREFIXES: dict[str, type[Topic] | type[Queue]] = {
     "topic:": Topic,

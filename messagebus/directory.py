@@ -48,7 +48,7 @@ __all__ = [
 PORTS = {"http": 80, "https": 443}
 
 DECLARE_TIMEOUT_S = 30.0
-# A command that nobody answers says so within that time.
+# Time after which a command says that nobody answers.
 REACH_S = 3.0
 REACH_AGAIN_S = 0.2
 

@@ -32,8 +32,8 @@ __all__ = [
     "body_hash",
 ]
 
-# Of the columns below. A new optional column keeps it; anything that older readers would get wrong
-# raises it, and they leave such files out and say so. A file that names none is of schema 1.
+# Version of the columns below. A new optional column keeps it; a change that older readers would get wrong
+# raises it, and they leave such files out and say so. A file without a version is of schema 1.
 SCHEMA = 1
 
 Kind = Literal["text", "id16", "long", "int"]
@@ -87,7 +87,7 @@ DELIVERED = (
     Column("acknowledged_ns", "long", required=False),
 )
 
-# How many messages a broker holds for a subscription, as it says itself.
+# Messages that a broker holds for a subscription, by its own count.
 SAMPLED = (
     Column("run_id", "text"),
     Column("broker", "text"),
@@ -126,7 +126,7 @@ FAULTS: Mapping[str, str] = {
     "incomplete": "the run did not end in order",
     "nothing": "nothing was published, or nothing confirmed",
 }
-"""What an audit or report of a run may find, by the name under which it may be allowed -> in words.
+"""Faults that an audit or report of a run may find: the name by which each may be allowed -> in words.
 
 The rules are in docs/MEASURING.md. Every one of them fails the verdict.
 """

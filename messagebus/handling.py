@@ -33,7 +33,7 @@ __all__ = [
     "rule_of",
 ]
 
-# Of a reason or an exception, in a header or a log line; a header must fit a frame with all others.
+# Bound of a reason or exception in a header or log line; a header must fit a frame with all others.
 TEXT_BYTES_MAX = 1024
 # So much of a text is looked at for passwords: an exception may hold 10 MB.
 READ_CHARS_MAX = 4 * TEXT_BYTES_MAX
@@ -169,7 +169,7 @@ def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
         case BaseExceptionGroup() if not isinstance(error, policy.give_up_on):
             ends = {judge(policy, each)[0] for each in _leaves(error)}
             return End.FAILED if ends == {End.FAILED} else End.FAILED_FOR_GOOD, None
-        # Cancelled by whoever else holds its task, or what it waited for was: not the message's fault.
+        # The task, or the one it waited for, was cancelled by other code: not the message's fault.
         case asyncio.CancelledError():
             return End.FAILED, None
         case _ if isinstance(error, policy.retry_on):

@@ -25,16 +25,16 @@ __all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Reading"]
 BODY_BYTES_MAX = 16 * 1024 * 1024
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
 SHORT_BYTES_MAX = 255
-# Of what is said about a body that does not fit.
+# Bound of the reason why a body does not fit.
 REASON_CHARS_MAX = 500
 # Properties must fit into one frame, of 128 KiB by default: a longer one ends the connection.
 HEADERS_BYTES_MAX = 64 * 1024
 HEADER_DEPTH_MAX = 16
 EXPIRES_MAX_MS = (1 << 32) - 1
 RESERVED_PREFIX = "mb-"
-# Of copies for another run: which run it is, and when the first of them all was published.
+# Headers of copies for another run: number of the run, and time of the first publish.
 ATTEMPT_HEADER, FIRST_HEADER = "mb-attempt", "mb-first-ms"
-# Whoever may publish may write any number there: beyond these they say nothing.
+# Any publisher may write any number there: beyond these bounds the headers are ignored.
 ATTEMPT_MAX, FIRST_MS_MAX = 1_000_000, 1 << 50
 
 Header = None | bool | int | str | bytes | list[Any] | dict[str, Any]

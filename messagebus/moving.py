@@ -19,10 +19,10 @@ from messagebus.errors import ConfigError, LinkError, TopologyError
 __all__ = ["MOVES_AT_ONCE", "MessagesMoved", "MovingProgress", "move_messages"]
 
 MOVES_AT_ONCE = WINDOW
-"""So many messages at most are on both brokers after a move that was killed."""
+"""Upper bound of the messages that are on both brokers after a move that was killed."""
 # Taken ahead and in memory, of one queue.
 AHEAD_BYTES_MAX = 64 * 1024 * 1024
-# Of many brokers each queue goes to some, the next queue to others: fewer links.
+# Each queue goes to this many brokers, the next queue to others: fewer links.
 TARGETS_MAX = 8
 
 

@@ -18,7 +18,7 @@ from messagebus.message import BINARY, BODY_BYTES_MAX, Header, Message
 __all__ = ["Options", "Outgoing", "Payload", "as_message", "whole_timeout_ms"]
 
 Payload = Message | bytes | str
-"""What may be published: a message, its bytes, or a text."""
+"""Payload of a publish: a message, its bytes, or a text."""
 
 
 class Options(TypedDict, total=False):

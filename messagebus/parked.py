@@ -45,7 +45,7 @@ __all__ = [
 BROKERS_AT_ONCE = 16
 READ_LIMIT = 20
 REDRIVE_RATE_PER_S = 100.0
-# Of a body, kept of each message that is read.
+# Bytes of a body that are kept of each message that is read.
 BODY_BYTES_KEPT = 4_096
 # Different reasons that are counted one by one; what comes then is counted together.
 REASONS_MAX = 100

@@ -47,9 +47,9 @@ from messagebus.outgoing import Payload
 __all__ = ["Reader", "as_payload", "reader"]
 
 Reader = Callable[[Delivery], Any]
-"""From a delivery to its payload. Raises WrongPayload with the reason, which shows no value."""
+"""Function from a delivery to its payload. Raises WrongPayload with a reason that shows no value."""
 
-# Of what a validator says; the whole may be as long as the payload.
+# Faults of a validator that are shown; all of them may be as long as the payload.
 FAULTS_TOLD_MAX = 5
 
 
@@ -236,10 +236,10 @@ _encode = json.JSONEncoder(
 
 
 # ---------------------------------------------------------------------- pydantic
-# What pydantic may read as a number that is none, and numbers of more digits than a float has.
+# Texts that pydantic may read as numbers and that are not finite, and numbers with more digits than a float.
 _DOUBTFUL = re.compile(rb'"[\s+-]*[nNiI][aAnN][nNfF]|[0-9][0-9.]{16}')
 
-# What it writes null for, or a word.
+# Numbers that are not finite are written as null or as a word.
 _MAYBE_NOT_FINITE = re.compile(rb"null|NaN|Infinity")
 
 
@@ -302,7 +302,7 @@ def _checked(read: Reader, annotation: Any) -> Reader:
 def _validating(validate: Callable[..., Any], annotation: Any) -> Callable[[Any], Any]:
     from pydantic import ValidationError
 
-    # What is constrained within a dataclass is read as strictly as the dataclass; a model says it itself.
+    # A constrained type within a dataclass is read as strictly as the dataclass; a model has its own rule.
     is_ours = typing.get_origin(annotation) is typing.Annotated and not _is_theirs(
         annotation.__origin__
     )

@@ -21,7 +21,8 @@ from messagebus.secret import Secret
 __all__ = ["ASK", "PROOF", "Challenges", "NotProven", "TokenProof", "answer_proof", "is_nonce"]
 
 SCHEME, ASK, PROOF = "MB-Proof", "MB-Ask", "MB-Proof"
-# A nonce is good for as long again. Who asks twice within it needs no second one.
+# Age at which a nonce gets a successor; it stays good for as long again. A client that asks twice within
+# this time needs no second one.
 NONCE_S = 60.0
 IN_CLEAR = "MESSAGEBUS_TOKEN_IN_CLEAR"
 

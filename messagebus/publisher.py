@@ -329,7 +329,7 @@ class Publisher:
         shape, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
         submitted = _Submitted(shape, body, message, now_ms() + timeout_ms, waiter)
-        if os.getpid() != self._pid:  # before the lock, which nobody may be left to open
+        if os.getpid() != self._pid:  # before the lock, which no thread may be left to open
             raise Stopped("started in another process: start a publisher after fork, not before")
         with self._lock:
             self._check_running()
@@ -399,7 +399,7 @@ class Publisher:
                 waiting = self._queue.popleft()
                 self._put_in(waiting.submitted)
                 waiting.admitted.set()
-            # Handed over under the lock, so that whoever asks for room finds each of them counted once.
+            # Handed over under the lock, so that a call that asks for room finds each of them counted once.
             now = now_ms()
             while self._inbox:
                 self._inbox.popleft().hand_over(driver, now)
@@ -430,7 +430,7 @@ def publisher_stats(driver: PublishDriver, extra_backlog: int = 0) -> PublisherS
     )
 
 
-# What an interpreter that exits leaves open is waited for, as in `stop`.
+# At the interpreter's exit open publishes are waited for, as in `stop`.
 _running: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 

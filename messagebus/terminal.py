@@ -35,6 +35,6 @@ def plural(count: int, what: str) -> str:
 
 def say(text: object, *, err: bool = False) -> None:
     """Print one line. err: to standard error."""
-    import click  # whoever logs needs no command line
+    import click  # an application that only logs needs no command line
 
     click.echo(printable(text), err=err)

@@ -23,12 +23,12 @@ from messagebus.errors import ConfigError
 
 __all__ = ["TlsFiles", "certificate_fault", "speaks_no_tls", "trusting_nobody", "good_until_s"]
 
-# Contexts of so many different sets of files are kept; making one from the system's authorities takes
-# some 20 ms, which is too long for a dial.
+# Sets of files whose contexts are kept; making one from the system's authorities takes some 20 ms, which
+# is too long for a dial.
 CONTEXTS_KEPT = 16
 # An error that is its own cause, some layers deep, ends here.
 LAYERS_MAX = 50
-# What a server that asks for a certificate says when there is none, or none that it trusts.
+# The alerts of a server that asks for a certificate and gets none, or none that it trusts.
 _REFUSED = re.compile(
     r"\[SSL: \w*ALERT_(\w*(?:CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED)\w*)\]"
 )

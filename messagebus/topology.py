@@ -49,8 +49,8 @@ __all__ = [
 # message is not, so the broker drops the message whenever it starts, on all versions; it keeps exchanges that
 # are not durable where Khepri holds its definitions (RabbitMQ 4.3), and refuses such queues there.
 GATE = "mb.ready"
-# Where delayed messages come out of their steps. Nothing is bound to it: all goes on to OUT, its alternate
-# exchange, so that one declaration leads them there at once, wherever they went before.
+# The exchange where delayed messages leave their steps. Nothing is bound to it: all goes on to OUT, its
+# alternate exchange, so that one declaration leads them there at once, wherever they went before.
 DUE = "mb.due"
 # Leads them to their queues, each of which is bound under its own name and its destination's exchange's.
 OUT = "mb.out"
@@ -62,9 +62,9 @@ UNDELIVERED = "mb.undelivered"
 BORN = "mb-born"
 
 Wanted = Topic | Source | Delay
-"""What an entry of the topology asks for."""
+"""Entry of the topology."""
 Options = Mapping[str, str | int | bool]
-"""What is asked of it beside its name, as far as it is not the default. Keys: OPTION_KINDS."""
+"""Options of an entry beside its name, without defaults. Keys: OPTION_KINDS."""
 
 OPTION_KINDS: Mapping[str, type] = {
     "durability": str,
@@ -230,10 +230,10 @@ LADDER = Declarations(
     ),
     bindings=(Binding(exchange=UNDELIVERED, queue=UNDELIVERED_QUEUE),),
 )
-"""What every broker has beside its entries, so that whatever is due leaves its step.
+"""Declarations of every broker beside its entries, so that due messages leave their steps.
 
-RabbitMQ holds at most 32 messages of a step that it could not hand on: without UNDELIVERED those stop all
-that wait behind them. Bound last, when all else is.
+RabbitMQ holds at most 32 messages of a step that it could not hand on: without UNDELIVERED they would stop
+all behind them. Bound last, when all else is.
 """
 
 

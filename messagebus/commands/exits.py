@@ -65,7 +65,7 @@ MEANINGS: Mapping[Exit, str] = {
 }
 
 Codes = Mapping[type[BaseException], Exit]
-# Of errors that are not here, the nearest class above them counts.
+# An error that is not here has the code of the nearest class above it.
 CODES: Codes = {
     OSError: Exit.FAILED,
     MessageBusError: Exit.FAILED,
@@ -125,7 +125,7 @@ def run(
     except (KeyboardInterrupt, click.Abort):
         return failed("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has gone, as in `messagebus consume ... | head`.
+        # The reader of our output has gone, as in `messagebus consume ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
     except (*CODES, *codes) as fault:

@@ -89,11 +89,11 @@ class EventFile:
         self._lines: list[str] = []
         self._size = 0
         self.lines = 0
-        """How many it was given, the anchor too."""
+        """Lines that it was given, the anchor too."""
         self.bytes = 0
-        """How large the file is, once all of them are written."""
+        """Size of the file in bytes, once all of them are written."""
         self.written = 0
-        """How many the operating system got whole, the anchor too."""
+        """Lines that the operating system got whole, the anchor too."""
         self._written_ns = clock_ns()
         self.write(json.dumps({"schema": SCHEMA, "anchor": anchor.as_json()}))
         try:

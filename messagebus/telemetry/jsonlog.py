@@ -34,7 +34,7 @@ RESERVED = frozenset({"event", "time", "level", "logger", "exception"})
 # INFO for each request for the list.
 _QUIET = {"pika": logging.CRITICAL, "httpx": logging.WARNING, "httpcore": logging.WARNING}
 _PAIR = re.compile(r"\s(\w+)=(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
-# What every record has; anything else was given by `extra`.
+# Attributes that every record has; all others were given by `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 

@@ -79,7 +79,7 @@ SERIES_MAX = 1000
 PLACES_MAX = 10_000
 # Runs whose answer is still to come. A runner that dies between the two leaves one behind.
 RUNS_MAX = 100_000
-# The outcome where nobody asked for a confirm is unknown, and no error: `core.outbox.unconfirmed`.
+# Without a wanted confirm the outcome is unknown and no error: `core.outbox.unconfirmed`.
 NO_CONFIRM = "no confirm is waited for"
 _NOWHERE = Context()
 
@@ -310,7 +310,7 @@ class _Run:
     __slots__ = ("_delivery", "_hooks", "_place", "_span", "_start_ns", "_token")
 
     _span: Span | None
-    """None: its publisher did not sample the message, and so nobody does."""
+    """None: the publisher did not sample the message, so this run is not sampled."""
 
     def __init__(self, hooks: OpenTelemetry, delivery: Delivery) -> None:
         self._hooks, self._delivery = hooks, delivery
@@ -429,7 +429,7 @@ def _follows_publishers(tracer: Tracer) -> bool:
     """
     sampler = getattr(tracer, "sampler", None)
     if not type(sampler).__module__.startswith("opentelemetry.sdk."):
-        return False  # somebody's own: only it knows
+        return False  # an application's own: only it knows
     told = str(getattr(sampler, "get_description", str)())
     return told.startswith("ParentBased{") and told.endswith(_FOLLOWING)
 

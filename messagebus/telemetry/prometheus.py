@@ -127,7 +127,7 @@ _CONSUMER = (
 )
 
 
-# As `Subscription.ephemeral` names them.
+# Names made by `Subscription.ephemeral`.
 _EPHEMERAL = re.compile(r"(?<=/)ephemeral-[0-9a-f]{32}\Z")
 
 
@@ -265,9 +265,9 @@ class ClientMetrics(Collector):
         self._lock = threading.Lock()
         self._watched: list[_Watch] = []
         self._gone: dict[str, _Counters] = {}
-        """What clients that are gone had counted when they were last seen, by the label of their name.
+        """Label of the name -> last counts of clients that are gone.
 
-        Shown while another one of that name lives, so that their sum never falls.
+        Shown while another client of that name lives, so that their sum never falls.
         """
         if registry is not None:
             registry.register(self)

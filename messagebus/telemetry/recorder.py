@@ -54,10 +54,10 @@ log = logging.getLogger("messagebus.recorder")
 ROWS_MAX = 50_000
 FILE_BYTES_MAX = 64 * 1024 * 1024
 FILES_MAX = 16
-# How often the thread looks: what a killed process loses at most, with `eventfile.BLOCK_AGE_NS`.
+# Period of the thread's looks: a killed process loses at most that and `eventfile.BLOCK_AGE_NS`.
 LOOK_S = 0.1
 STOP_TIMEOUT_S = 10.0
-# What was confirmed that shortly before the end may still have been under way.
+# A message confirmed this shortly before the end may still have been under way.
 GRACE_S = 10.0
 # A multiplier that spreads neighbours evenly over 32 bits (Knuth): ids are counted up.
 _SPREAD = 2_654_435_761
@@ -125,7 +125,7 @@ class Recorder(Hooks):
             topics={topic: set(names) for topic, names in (topics or {}).items()},
             share=share,
             # A message is intended when the application hands it over: a stall holds up what is not
-            # handed over yet, and nobody measures that.
+            # handed over yet, and that is not measured.
             loop="closed",
         )
         self._published_rows = _Waiting(rows_max)
@@ -249,7 +249,7 @@ class Recorder(Hooks):
         while not self._stopping.wait(LOOK_S):
             for files in self._files:
                 files.write()
-            # So that what is written makes sense also when nobody stops us.
+            # So that the written rows make sense also when the recorder is never stopped.
             known = len(part.brokers) + len(part.consumers) + sum(map(len, part.topics.values()))
             known += len(part.topics) + len(part.publishers)
             stats = self.stats()

@@ -15,8 +15,8 @@ __all__ = ["plain_error", "plain_text", "plain_trace"]
 TEXT_CHARS_MAX = 1024
 TRACE_CHARS_MAX = 8 * 1024
 FRAMES_MAX = 30
-# What is looked at for one text that is shown: more than is shown, so that nothing is cut before it
-# can be recognised.
+# Times the shown length that is read of a text, so that no password is cut before it can be
+# recognised.
 READ_FACTOR = 4
 HIDDEN = "***"
 

@@ -95,7 +95,7 @@ def merged(known: dict[str, Any] | None, part: RunPart) -> dict[str, Any]:
     elif known["run_id"] != part.run_id:
         raise ValueError(f"it is of run {known['run_id']!r}")
     shift = _shift(part.anchor, known["anchor"])
-    # Who has begun and not ended; one that was killed stays, and the run is never complete.
+    # Recorders that have begun and not ended; a killed one stays, and the run is never complete.
     recording = set(known.get("recording", ())) | {part.name}
     end_ns = known.get("end_ns")
     if part.end_ns is not None:

@@ -205,7 +205,7 @@ class MemoryBroker:
         raw = dead_lettered(
             stored.raw, reason=reason, queue=queue.name, exchange=came.exchange, key=came.key
         )
-        # On RabbitMQ consumers see to that, by the clock of their host, which nobody moves here.
+        # On RabbitMQ consumers do this by the clock of their host, which stands still here.
         ttl_ms = read_ttl_ms(read_headers(raw)) if exchange == DUE else None
         for target in self._find(route):
             kept = None if target.name == UNDELIVERED_QUEUE else ttl_ms
@@ -263,7 +263,7 @@ class MemoryBrokers:
         self._order = itertools.count()
         self.slow_ms = 0
         self.copies_wanted: dict[str, list[int]] = {}
-        """By exchange or queue: how many copies of each of the next publishes are stored."""
+        """Exchange or queue -> how many copies of each of the next publishes are stored."""
         self._frozen = False
         self._unread: list[Callable[[], None]] = []
         self._watchers: list[Callable[[], None]] = []

@@ -11,7 +11,7 @@ from messagebus.testing.brokers import MemoryBrokers
 
 __all__ = ["answered", "parked", "published", "unhandled"]
 
-# Of what is shown in a failure: enough to see what is wrong.
+# Entries shown in a failure: enough to see what is wrong.
 SHOWN_MAX = 10
 BODY_SHOWN_MAX = 120
 

@@ -14,7 +14,7 @@ from messagebus._io.amqp.dead_letters import counted, expires_after_ms
 __all__ = ["Address", "Arrived", "MemoryQueue", "Stored", "Taker"]
 
 NEVER_MS = 1 << 62
-# Of the first byte of a property list: the publisher has asked for a time to live.
+# Flag in the first byte of a property list: the message has a time to live.
 EXPIRATION = 1
 
 
@@ -97,7 +97,7 @@ class MemoryQueue:
         self.expires_ms = int(arguments["x-expires"]) if "x-expires" in arguments else None
         self._single_active = bool(arguments.get("x-single-active-consumer"))
         self.ready: deque[Stored] = deque()
-        self._returned = 0  # so many at the head were given back, in that order
+        self._returned = 0  # number of messages at the head that were given back, in that order
         self._brief: list[Stored] = []  # just put: who has room now may have them
         self.takers: deque[Taker] = deque()
         self._leaving: set[Taker] = set()  # take no more, and owe answers

@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 Ask = Callable[[str], Answer]
-"""From a path to its answer; called on the server's threads."""
+"""Function from a path to its answer; called on the server's threads."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -60,7 +60,7 @@ def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
         if path == "/metrics" and metrics is not None:
             return Answer(200, *metrics())
         age_s, look = pulse.age_s, pulse.look
-        # An application may be imported for as long as it likes: whoever starts it waits for /ready.
+        # The import of an application may take any time: its start is watched by /ready.
         turns = age_s < LIVE_S or not pulse.begun
         return respond(path, look, None if turns else f"no turn for {age_s:.1f} s")
 

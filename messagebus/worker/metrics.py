@@ -24,7 +24,7 @@ Metrics = Callable[[], tuple[str, bytes]]
 
 CLIENT = "worker"
 PROCESS, UP = "process", "messagebus_worker_up"
-# Of Prometheus' own 10 s for a scrape; who has not answered by then is left out.
+# Part of Prometheus' own 10 s for a scrape; a process that has not answered by then is left out.
 SCRAPE_TIMEOUT_S = 4.0
 SCRAPES_AT_ONCE = 32
 

@@ -31,7 +31,7 @@ LIVE_S = 10.0
 FRAMES_TOLD = 3
 
 Look = Mapping[str, Any]
-"""What is told of an app: JSON."""
+"""State of an app: JSON."""
 
 _LIBRARY = f"{Path(__file__).resolve().parents[1]}/"
 _STANDARD = f"{Path(asyncio.__file__).resolve().parents[1]}/"
