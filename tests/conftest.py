@@ -30,7 +30,10 @@ settings.load_profile("patient")
 def make_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeCluster]:
-    """``make_cluster(brokers=3, up=True, tls=False)``: a cluster of the module's own, to break at will."""
+    """Function that makes a cluster of the module's own, to break at will.
+
+    ``make_cluster(brokers=3, up=True, tls=False)``.
+    """
     folder = tmp_path_factory.mktemp("clusters")
     with cluster_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
         yield make
@@ -40,7 +43,7 @@ def make_cluster(
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
-    """A running cluster of three brokers, shared: leave it as you found it, use names of your own."""
+    """A running cluster of three brokers, shared: a test leaves it as it was and uses names of its own."""
     folder = tmp_path_factory.mktemp("cluster")
     with cluster_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
         yield make()
@@ -48,14 +51,14 @@ def cluster(
 
 @pytest.fixture
 def rabbit() -> Iterator[FakeRabbit]:
-    """A fake broker with a topic and a subscription of it."""
+    """A fake broker with one topic and one subscription."""
     with orders_rabbit() as rabbit:
         yield rabbit
 
 
 @pytest.fixture(params=["hot", "plain"])
 def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which of the two codecs clients use that start from now on: our own, or pika's."""
+    """Our own codec or pika's, for all clients that start from now on."""
     monkeypatch.setenv("MESSAGEBUS_HOT_PATH", "0" if request.param == "plain" else "1")
     return str(request.param)
 
@@ -63,7 +66,7 @@ def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 # ---------------------------------------------------------------------- secrets
 @pytest.fixture(scope="session", autouse=True)
 def _logs_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Clusters that tests made by the command's own means."""
+    """Look for passwords in clusters that tests made by the command's own means."""
     yield
     for file in tmp_path_factory.getbasetemp().glob("**/secrets/bus.password"):
         LEAKS.look_into(file.parents[1])
@@ -80,7 +83,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run for a password in a log. Clusters are stopped by now, and were looked into."""
+    """Fail the run for a password in a log. All clusters have been stopped and searched by now."""
     if LEAKS.told:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -1,8 +1,8 @@
-"""Runs the whole suite, in parts beside each other: most of its time is waiting for brokers.
+"""Runner of the whole suite, in parts beside each other: most of its time is waiting for brokers.
 
-Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, goes what
-`tests.versions` says of other versions. What fails is run once more, by itself, when all are done: brokers
-that are killed on a shared machine are not always in time. All runs are told, with the names of those that
+Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, go the runs on
+other versions (`tests.versions`). A failed test is run once more, by itself, when all are done: brokers
+that are killed on a shared machine are not always in time. The end names all runs, the tests that
 passed at their second try only, and where the time went.
 
     python -m tests.run
@@ -52,7 +52,7 @@ def _here(pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """command: makes the argv and the environment of a pytest; may take a minute."""
+    """Part of the suite. command: makes the argv and the environment of a pytest; may take a minute."""
 
     name: str
     paths: tuple[str, ...]
@@ -60,7 +60,7 @@ class Part:
     command: Command = _here
 
     def start(self, *options: str, to_file: bool) -> subprocess.Popen[bytes]:
-        """In a session of its own, so that Ctrl-C reaches it once, through us."""
+        """Start it in a session of its own, so that Ctrl-C reaches it once, through us."""
         cache = f"cache_dir={CHECKOUT}/.pytest_cache/{self.name}"
         pytest = ["-m", "pytest", *options, *self.paths, "-o", cache]
         argv, environ = self.command([*pytest, f"--junitxml={self._report}"])
@@ -79,7 +79,7 @@ class Part:
         return self.scratch / f"{self.name}.xml"
 
     def counts(self) -> tuple[int, int]:
-        """Passed and failed, of its last run; none where it was ended."""
+        """Return how many passed and failed in its last run; none where it was ended."""
         if (suite := self._suite()) is None:
             return 0, 0
         run, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
@@ -87,7 +87,7 @@ class Part:
         return run - skipped - failed, failed
 
     def failed(self) -> set[str]:
-        """Names of the tests that failed in its last run."""
+        """Return the names of the tests that failed in its last run."""
         return {
             _name_of(case)
             for case in self._cases()
@@ -95,14 +95,14 @@ class Part:
         }
 
     def durations(self) -> list[tuple[float, str, str]]:
-        """Of each test of its last run, with its fixtures: seconds, file, name."""
+        """Return seconds, file and name of each test of its last run, with its fixtures."""
         return [
             (float(case.attrib["time"]), _file_of(case), f"{self.name}: {_name_of(case)}")
             for case in self._cases()
         ]
 
     def _cases(self) -> Iterable[ElementTree.Element]:
-        """Return those that ended; one that was cut off has no name."""
+        """Return the test cases that ended; one that was cut off has no name."""
         suite = self._suite()
         return [] if suite is None else suite.iterfind("testcase[@name]")
 
@@ -114,13 +114,13 @@ class Part:
 
 @dataclass(slots=True)
 class Running:
-    """Processes of parts. Told to end, they stop what they started first, and no other is started."""
+    """Processes of parts. When told to end, they stop what they started first, and none is started."""
 
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ending: bool = False
 
     def wait(self, *started: subprocess.Popen[bytes]) -> list[int]:
-        """Exit codes."""
+        """Wait for the exit codes."""
         self.processes += started
         if self.ending:
             self.end()
@@ -133,7 +133,7 @@ class Running:
                 process.send_signal(signal.SIGINT)
 
     def one_by_one(self, parts: list[Part], codes: dict[str, int]) -> None:
-        """A release that cannot be had is a failure in CI, and told elsewhere."""
+        """Run parts in turn. A release that cannot be had is a failure in CI, and reported elsewhere."""
         for part in parts:
             if self.ending:
                 return
@@ -188,7 +188,7 @@ def main() -> int:
 
 
 def _file_of(case: ElementTree.Element) -> str:
-    """Of a class or of a module, as JUnit's format has it: tests.unit.test_docs."""
+    """Return the file of a class or module in JUnit's format: tests.unit.test_docs."""
     *folders, name = case.attrib["classname"].split(".")
     return "/".join([*folders, f"{name}.py"])
 
@@ -198,7 +198,7 @@ def _name_of(case: ElementTree.Element) -> str:
 
 
 def _slowest(durations: Sequence[tuple[float, str, str]]) -> list[str]:
-    """Lines of the files and the tests that took longest."""
+    """Return lines with the files and the tests that took longest."""
     files: dict[str, float] = defaultdict(float)
     for seconds, file, _ in durations:
         files[file] += seconds
@@ -213,7 +213,7 @@ def _slowest(durations: Sequence[tuple[float, str, str]]) -> list[str]:
 
 
 def _paths() -> dict[str, tuple[str, ...]]:
-    """What pytest is given, by part: a file goes to the part that names it, or else its folder."""
+    """Return pytest's paths by part: a file goes to the part that names it, or else with its folder."""
     there = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     named = {name for names in PARTS.values() for name in names}
     files = {name for name in named if name.endswith(".py")}

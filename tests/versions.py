@@ -1,9 +1,9 @@
-"""What of the suite runs on other versions of the servers and of Python than this system's, and how.
+"""Shares of the suite that run on other versions of the servers and of Python than this system's.
 
 All come from root folders of other Debian releases (`ops.local.roots`): RabbitMQ and HAProxy for tests with
-brokers, Python for the unit tests of what runs inside applications. The newest brokers are tested every time,
-one of the others in turn; and of the tests that a version changes least, one share in turn: after some days
-all of contract and fault tests have run on each version.
+brokers, Python for the unit tests of modules that run inside applications. The newest brokers are tested
+every time, one of the others in turn. Of the tests that a version changes least, one share runs in turn:
+after some days all of contract and fault tests have run on each version.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ S_PER_DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A Debian release, whose root folder is made at the first use."""
+    """Debian release, whose root folder is made at the first use."""
 
     name: str
 
@@ -90,20 +90,20 @@ class Release:
         return roots.make(self.name, say=lambda line: print(line, flush=True))
 
     def on_its_brokers(self, pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """Command and environment of a pytest with this release's RabbitMQ and HAProxy."""
+        """Return command and environment of a pytest with this release's RabbitMQ and HAProxy."""
         root = self.root
         print(f"RabbitMQ of Debian's {self.name} is {roots.version(root)}", flush=True)
         return [sys.executable, *pytest], {**os.environ, roots.ENV_ROOT: str(root)}
 
     def on_its_python(self, pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """... with this release's Python, and packages from .venv where they are not compiled."""
+        """Return those with this release's Python, and packages from .venv where they are not compiled."""
         packages = self._packages()
         path = ":".join(map(str, (packages, CHECKOUT, SITE_PACKAGES)))
         environ = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         return roots.entered(self.root, CHECKOUT, ["/usr/bin/python3", *pytest]), environ
 
     def _packages(self) -> Path:
-        """Folder of the compiled packages of requirements.lock for its Python."""
+        """Return the folder of the compiled packages of requirements.lock for its Python."""
         (python,) = (self.root / "usr/lib").glob("python3.*")
         entries = re.split(r"\n(?=\S)", (CHECKOUT / "requirements.lock").read_text())
         pinned = "\n".join(each for each in entries if re.match(rf"({COMPILED})==", each))
@@ -128,7 +128,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What runs on a release, on its Python or else on its brokers."""
+    """Part of the suite that runs on a release, on its Python or else on its brokers."""
 
     release: Release
     paths: tuple[str, ...]
@@ -139,14 +139,14 @@ class Share:
         return f"{self.release.name}-{'python' if self.python else 'brokers'}"
 
     def command(self, pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """Raises OpsError, OSError or SubprocessError where the release cannot be had."""
+        """Return argv and environment. Raises OpsError, OSError or SubprocessError without the release."""
         if self.python:
             return self.release.on_its_python(pytest)
         return self.release.on_its_brokers([*pytest, *ON_BROKERS])
 
 
 def shares(day: int = 0) -> list[Share]:
-    """Of one day, counted from 1970; 0 for today.
+    """Return the shares of one day, counted from 1970; 0 for today.
 
     The newest release has ALWAYS each day, and a share of the rest by turns with the others.
     """

@@ -45,7 +45,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 class Client:
-    """A client of either face; `call` awaits whatever a method is."""
+    """A client, blocking or asyncio; `call` awaits the result where there is something to await."""
 
     def __init__(self, inner: Publisher | AsyncPublisher | Consumer | AsyncConsumer) -> None:
         self.inner = inner
@@ -64,14 +64,14 @@ class Client:
 
 
 async def end_of(future: Any) -> Any:
-    """The result of what `submit` returned."""
+    """Wait for the end of a publish that `submit` returned."""
     if isinstance(future, Future):
         return await asyncio.wrap_future(future)
     return await cast(Awaitable[Any], future)
 
 
 class Bus:
-    """Makes clients of one kind and one face; all are stopped at the end of the test."""
+    """Factory of clients of one kind, blocking or asyncio; all are stopped at the end of the test."""
 
     def __init__(self, face: str, config: BusConfig | None, stack: AsyncExitStack) -> None:
         self.face, self._config, self._stack = face, config, stack
@@ -93,7 +93,7 @@ class Bus:
         return await self._made(self._publisher(config, self._config, hooks), start)
 
     async def deaf_publisher(self, *, hooks: Sequence[Hooks] = (), **settings: Any) -> Client:
-        """One whose publishes nobody answers."""
+        """Return a publisher whose publishes nobody answers."""
         config = PublisherConfig(**settings)
         if self._config is None:
             self._memory = MemoryBus()
@@ -123,7 +123,7 @@ class Bus:
         hooks: Sequence[Hooks] = (),
         **settings: Any,
     ) -> Client:
-        """Attached to every broker, registered."""
+        """Return a consumer that is attached to every broker and registered."""
         config, to = ConsumerConfig(**settings), destination or self.topic
         inner: Consumer | AsyncConsumer
         if self._config is None:
@@ -147,7 +147,7 @@ class Bus:
         return client
 
     async def cut(self, client: Client) -> None:
-        """All its connections end at once, without a word."""
+        """End all its connections at once, without a word."""
         inner: Any = client.inner
         driver = inner._driver
         if self._config is None:
@@ -166,12 +166,12 @@ class Bus:
             await done.wait()
 
     def pass_time(self, seconds: float) -> None:
-        """In memory it passes now; on RabbitMQ it passes while the test waits for what comes of it."""
+        """Let time pass: in memory at once; on RabbitMQ the test waits for the effect."""
         if self._config is None:
             self._memory.advance(seconds)
 
     async def parked(self, broker: str, subscription: str) -> int:
-        """How many messages lie in the parking queue of the broker."""
+        """Count messages in the parking queue of the broker."""
         if self._config is None:
             return len(self._memory.parked(self.topic, subscription))
         source = Subscription(topic=Topic(self.topic), name=subscription)
@@ -181,7 +181,7 @@ class Bus:
         return int(answer.message_count)
 
     async def undelivered(self) -> int:
-        """How many messages of this topic were due and found no queue, over all brokers."""
+        """Count messages of this topic that were due and found no queue, over all brokers."""
         if self._config is None:
             return len(self._memory.undelivered())
         where = ParkedFilter(reason=f"mb.topic/{self.topic}")
@@ -189,7 +189,7 @@ class Bus:
         return sum(each.count for each in found.counts)
 
     async def take_parked(self, subscription: str) -> list[dict[str, Any]]:
-        """Empty the parking queues of all brokers: the library's own headers of what lay there."""
+        """Empty the parking queues of all brokers; return the library's own headers of the messages there."""
         source = Subscription(topic=Topic(self.topic), name=subscription)
         if self._config is None:
             brokers = self._memory._brokers
@@ -203,7 +203,7 @@ class Bus:
 
 
 async def _take(link: Link, queue: str) -> list[bytes]:
-    """The properties of all that lies in the queue."""
+    """Take all messages of the queue; return their properties."""
     answer = await link.call("queue_declare", queue=queue, passive=True)
     loop, found = asyncio.get_running_loop(), []
     for _ in range(answer.message_count):

@@ -1,4 +1,4 @@
-"""What an app promises, on every kind of bus."""
+"""Promises of an app, on every kind of bus."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Order:
 
 
 class Heard(Hooks):
-    """What was told, in order of arrival."""
+    """Hooks that record ends of publishes and answers, in order of arrival."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -71,7 +71,7 @@ class Stage:
         return self.app
 
     async def until(self, condition: Callable[[], Any], *, step_s: float = 0) -> None:
-        """step_s: so fast time passes, in memory."""
+        """Wait until the condition holds. step_s: time that passes at each look, in memory."""
 
         def look() -> Any:
             if step_s and self.memory is not None:
@@ -133,7 +133,7 @@ async def test_handlers_publish_coroutines_and_plain_functions_alike(stage: Stag
 
 
 async def test_what_a_coroutine_handler_returns_to_await_is_a_part_of_its_run(stage: Stage) -> None:
-    """As of `return work()` for `return await work()`: an ack before would lose the message."""
+    """``return work()`` counts like ``return await work()``: an ack before its end would lose the message."""
     done: list[str] = []
 
     async def work(body: str) -> object:
@@ -438,7 +438,7 @@ def print_text(text: str) -> None:
 
 
 class stage_started:
-    """``async with``: a start that waits for all brokers."""
+    """Context of an app that is attached to all brokers."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -1,4 +1,4 @@
-"""What comes again, how often and in which order, when consumers rest, stop or are slow: on every bus."""
+"""Redeliveries, their number and order, when consumers rest, stop or are slow, on every kind of bus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ordered(bus: Bus, **options: Any) -> Subscription:
 
 
 async def owed(consumer: Client, count: int) -> None:
-    """Wait until the brokers have sent it so many."""
+    """Wait until the brokers have sent it this many deliveries."""
     until = time.monotonic() + WITHIN_S
     while (there := await _owed(consumer)) != count:
         assert time.monotonic() < until, f"{there} owed, {count} wanted"
@@ -37,7 +37,7 @@ async def _owed(consumer: Client) -> int:
 
 
 async def bodies(consumer: Client, count: int) -> list[str]:
-    """Receive and ack so many."""
+    """Receive and ack this many deliveries; return their bodies."""
     found = []
     for _ in range(count):
         (delivery,) = await receive(consumer, 1)
@@ -136,9 +136,9 @@ async def test_a_batch_that_takes_longer_than_the_consumer_timeout_is_finished(b
 async def test_a_polite_stop_of_a_single_active_consumer_keeps_the_order(
     bus: Bus, says: bool
 ) -> None:
-    """Nobody else gets anything until the one that stops has finished what it holds.
+    """Nobody else gets anything until the consumer that stops has finished its deliveries.
 
-    says: the consumers ask for one that is single active, or take what there is.
+    says: the consumers ask for a single active one, or take the subscription as it is.
     """
     source = ordered(bus)
     await sent_to(bus, source)
@@ -174,7 +174,7 @@ async def test_what_a_single_active_consumer_holds_at_the_end_of_its_grace_comes
 
 @pytest.mark.guarantee("single-active-keeps-order")
 async def test_a_single_active_consumer_that_rests_keeps_the_order(bus: Bus) -> None:
-    """It finishes what it holds; all else comes again behind that, here or at the next consumer."""
+    """It finishes what it holds; all other messages come again behind that, here or at the next consumer."""
     first = await bus.consumer("", destination=ordered(bus), consumer_timeout_s=2)
     await sent(bus, *map(str, range(6)))
     held = await receive(first, 2)
@@ -199,7 +199,7 @@ async def test_a_single_active_consumer_that_rested_goes_on_where_it_was(bus: Bu
 
 
 async def test_a_batch_of_a_single_active_consumer_is_finished_in_order_and_once(bus: Bus) -> None:
-    """It takes longer than the consumer timeout: what is done of it is not done again."""
+    """It takes longer than the consumer timeout: the parts that are done are not done again."""
     consumer = await bus.consumer("", destination=ordered(bus), consumer_timeout_s=3)
     handler = Handler()
 
@@ -215,7 +215,7 @@ async def test_a_batch_of_a_single_active_consumer_is_finished_in_order_and_once
 
 
 async def sent_to(bus: Bus, source: Subscription, *texts: str) -> None:
-    """Published when the subscription is there."""
+    """Publish when the subscription is there."""
     consumer = await bus.consumer("", destination=source)
     await consumer.call("stop", 0)
     if texts:

@@ -1,4 +1,4 @@
-"""What a consumer promises, on every kind of bus."""
+"""Promises of a consumer, on every kind of bus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def publish(bus: Bus, count: int) -> Client:
 
 
 async def receive(consumer: Client, count: int) -> list[Any]:
-    """That many deliveries, unanswered."""
+    """Receive this many deliveries, unanswered."""
     got: list[Any] = []
     for _ in range(count):
         delivery = await consumer.call("receive", timeout_s=WITHIN_S)

@@ -1,4 +1,4 @@
-"""What clients promise when connections end, messages come again, expire or are given up: on every bus."""
+"""Promises of clients when connections end, messages come again, expire or are given up: on every bus."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.contract.test_consuming import QUIET_S, WITHIN_S, receive
 
 
 async def sent(bus: Bus, *bodies: str, **settings: Any) -> Client:
-    """Published, in order, all in flight together."""
+    """Publish in order, all in flight together."""
     publisher = await bus.publisher(**settings)
     await publisher.call("send_many", bus.topic, list(bodies))
     return publisher
 
 
 async def parked(bus: Bus, broker: str, count: int) -> None:
-    """Wait until so many are in the broker's parking queue."""
+    """Wait until this many messages are in the broker's parking queue."""
     until = time.monotonic() + WITHIN_S
     while (there := await bus.parked(broker, "billing")) != count:
         assert time.monotonic() < until, f"{there} parked, {count} wanted"

@@ -1,4 +1,4 @@
-"""What `run` promises about handlers, on every kind of bus: acks, retries, parking, time limits, the end."""
+"""Promises of `run` about handlers, on every kind of bus: acks, retries, parking, time limits, the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOON = RetryPolicy(attempts_max=3, first_delay_s=0, jitter=0)
 
 
 class Handler:
-    """Remembers what it was given, and ends as `end(delivery)` says: returns it, or raises it."""
+    """Handler that remembers its deliveries and ends as `end(delivery)` says: returns it, or raises it."""
 
     def __init__(self, end: Callable[[Delivery], object] = lambda _delivery: None) -> None:
         self.seen: list[Delivery] = []
@@ -58,7 +58,7 @@ def raising(error: BaseException) -> Callable[[Delivery], object]:
 
 
 def run(consumer: Client, handler: Any, count: int = 1, **how: Any) -> asyncio.Task[Any]:
-    """Begin to handle, with `count` at once."""
+    """Begin to handle, with `count` runs at once."""
     if isinstance(handler, Handler) and not consumer.blocks:
         handler = handler.coroutine
     width = {"workers" if consumer.blocks else "concurrency": count}
@@ -78,7 +78,7 @@ async def publish(bus: Bus, *bodies: str, **fields: Any) -> None:
 
 
 async def counted(consumer: Client, **wanted: int) -> None:
-    """Wait until the statistics say so."""
+    """Wait until the statistics have these values."""
     until = time.monotonic() + WITHIN_S
     while True:
         stats = await consumer.call("stats")
@@ -99,7 +99,7 @@ async def test_what_is_handled_is_acked_and_does_not_come_again(bus: Bus) -> Non
 
 
 async def test_a_handler_may_stop_its_consumer_and_has_its_answer(bus: Bus) -> None:
-    """Without waiting for itself: a grace as long as the test would show it."""
+    """It does not wait for itself: the grace is so long that the test would show it."""
     consumer = await bus.consumer()
     stop: Any = consumer.inner.stop
     told: list[int] = []
@@ -144,7 +144,7 @@ async def test_a_failed_run_is_followed_by_others_and_then_parked_with_the_reaso
 
 
 async def parked(bus: Bus, subscription: str) -> list[dict[str, Any]]:
-    """The library's own headers of what lies in the parking queue, which is emptied."""
+    """Empty the parking queue; return the library's own headers of the messages there."""
     found: list[dict[str, Any]] = []
 
     async def look() -> bool:
@@ -401,7 +401,7 @@ async def test_what_makes_no_sense_is_told_at_once(bus: Bus) -> None:
 
 # ---------------------------------------------------------------------- consumer timeout, blocked loops
 async def test_what_nobody_receives_is_given_back_before_the_consumer_timeout(bus: Bus) -> None:
-    """The first one never asks; the other one gets all that it had in its buffers."""
+    """The first consumer never asks; the other one gets all that the first had in its buffers."""
     first = await bus.consumer(consumer_timeout_s=4)
     await publish(bus, *(str(number) for number in range(10)))
     until = time.monotonic() + WITHIN_S
@@ -577,7 +577,7 @@ async def test_a_generator_that_a_handler_returns_is_a_failed_run(bus: Bus) -> N
 
 # ---------------------------------------------------------------------- no run ends anything but itself
 class TryAgain(RetryLater):
-    """As an application writes it, without a call of ours."""
+    """Subclass of `RetryLater` as an application writes it, without a call of ours."""
 
     def __init__(self) -> None:
         pass
@@ -589,7 +589,7 @@ class Unprintable(Park):
 
 
 class Unjudgeable(type(Exception)):  # type: ignore[misc]
-    """The class of an exception that cannot even be looked at."""
+    """Metaclass of an exception that cannot even be looked at."""
 
     def __subclasscheck__(cls, _other: type) -> bool:
         raise TypeError("no subclass")
@@ -638,7 +638,9 @@ async def test_what_a_policy_fails_to_judge_is_parked_with_that_reason(
 
 @pytest.mark.guarantee("run-ends-only-itself")
 async def test_a_run_that_is_cancelled_by_the_application_ends_nothing_but_itself(bus: Bus) -> None:
-    """Each by itself, by whoever keeps its task, before its first step, and with the cancel swallowed."""
+    """Each run is cancelled by itself, by the code that keeps its task, before its first step, and with the
+    cancel swallowed.
+    """
     consumer = await bus.consumer()
     if consumer.blocks:
         return
@@ -719,7 +721,7 @@ async def test_a_group_of_exceptions_is_judged_by_what_is_in_it(bus: Bus) -> Non
 
 
 async def test_what_a_plain_function_gives_to_await_is_a_part_of_its_run(bus: Bus) -> None:
-    """A coroutine function behind a plain wrapper: it is cancelled at its limit and at the end."""
+    """It is a coroutine function behind a plain wrapper: it is cancelled at its limit and at the end."""
     consumer = await bus.consumer()
     if consumer.blocks:
         return

@@ -1,4 +1,4 @@
-"""What hooks see of publishes, on every kind of bus and through every way in."""
+"""Hooks around publishes, on every kind of bus and through every way in."""
 
 from __future__ import annotations
 

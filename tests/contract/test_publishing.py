@@ -1,4 +1,4 @@
-"""What a publisher promises, on every kind of bus."""
+"""Promises of a publisher, on every kind of bus."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITHIN_S = 10
 
 
 async def receive(consumer: Client, count: int) -> list[Any]:
-    """That many deliveries, acked."""
+    """Receive this many deliveries and ack them."""
     got: list[Any] = []
     for _ in range(count):
         delivery = await consumer.call("receive", timeout_s=WITHIN_S)
@@ -184,7 +184,7 @@ async def test_a_publish_may_wait_for_a_queue_of_its_own(bus: Bus) -> None:
 
 @pytest.mark.guarantee("mistyped-name-swallows-nothing")
 async def test_a_queue_that_nobody_declared_swallows_nothing(bus: Bus) -> None:
-    """A mistyped name is told, at once and after a delay, and other publishes go on."""
+    """A mistyped name is reported, at once and after a delay, and other publishes go on."""
     publisher, typo = await bus.publisher(), f"queue:{bus.topic}-typo"
     for options in ({}, {"deliver_after_s": 1}):
         with pytest.raises(Unroutable, match=f"{typo} was never declared"):

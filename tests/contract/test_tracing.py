@@ -46,7 +46,7 @@ def parent(span: ReadableSpan) -> tuple[int, int]:
 
 
 class Work:
-    """Fails at the first run of a message, then publishes to the second topic; parks what says so."""
+    """Handler that fails at a message's first run, then publishes to the second topic; parks on request."""
 
     def __init__(self, bus: Bus, publisher: Client) -> None:
         self.bus, self.publisher = bus, publisher
@@ -70,7 +70,7 @@ class Work:
 
 
 async def handled(bus: Bus, hooks: Hooks, publishing: list[Hooks], message: Any, runs: int) -> Work:
-    """One message through a consumer that retries, until it has had so many runs."""
+    """Pass one message through a consumer that retries, until it has had this many runs."""
     publisher = await bus.publisher(hooks=publishing)
     inner = await bus.publisher(hooks=[hooks])
     consumer = await bus.consumer(hooks=[hooks])

@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """The shared cluster, to break at will: it is put right afterwards."""
+    """The shared cluster, to break at will: it is restored afterwards."""
     cluster.wait_ready()
     yield cluster
     restore(cluster)
@@ -24,13 +24,13 @@ def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def bus(broken: LocalCluster) -> BusConfig:
-    """Settings of an application of it."""
+    """Settings of one of its applications."""
     return bus_config(broken)
 
 
 @pytest.fixture
 def topic(broken: LocalCluster) -> Iterator[str]:
-    """A name that no other test uses. What was created under it is deleted afterwards."""
+    """A name that no other test uses; everything created under it is deleted afterwards."""
     name = f"t{next(_numbers)}"
     yield name
     restore(broken)

@@ -176,7 +176,7 @@ def test_a_consumer_starts_from_the_cached_list_while_the_balancer_is_away(
 
 @contextmanager
 def _watched(cluster: LocalCluster, bus: BusConfig, topic: str) -> Iterator[Load]:
-    """Load that is not to notice anything: one link each from the first to the last message."""
+    """Publish and consume unaffected by the fault: one link each from the first to the last message."""
     register(cluster, f"queue:{topic}")
     with (
         publishing(bus, f"queue:{topic}", config=PublisherConfig()) as load,
@@ -200,7 +200,7 @@ def _in_use(load: Load) -> set[str]:
 
 
 def _wait_some_more(load: Load, count: int) -> None:
-    """Until that many publishes that start now are confirmed."""
+    """Wait until this many publishes that start now are confirmed."""
     now_ns = time.monotonic_ns()
     eventually(lambda: len(load.confirmed(since_ns=now_ns)) >= count, within_s=SEEN_WITHIN_S)
 

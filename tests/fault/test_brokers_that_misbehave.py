@@ -1,7 +1,7 @@
 """Promise: a broker that breaks the protocol, falls silent, cancels or closes costs a link and no more.
 
-On the fake broker of tests/support, which does on demand what RabbitMQ does rarely or never. What is
-open at that moment has one outcome, and the clients are back on their own.
+On the fake broker of tests/support, which does on demand what RabbitMQ does rarely or never. Publishes and
+deliveries that are open at that moment have one outcome each, and the clients recover by themselves.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_content_of_another_size_than_announced_ends_the_link_and_no_process(
 
 
 def _put_and_received(rabbit: FakeRabbit, consumer: Consumer) -> bool:
-    """Whether a good message comes through by now; one delivered before came with its bad neighbour."""
+    """Return whether a good message comes through; one delivered before came with its bad neighbour."""
     rabbit.on_loop(lambda: rabbit.queues[QUEUE].messages.clear())
     rabbit.put(QUEUE, b"good")
     delivery = consumer.receive(0.5)

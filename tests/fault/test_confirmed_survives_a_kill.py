@@ -1,4 +1,4 @@
-"""Promise: what was reported as confirmed with durability fsync is there after a kill -9."""
+"""Promise: messages confirmed with durability fsync are there after a kill -9."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_control_without_settling_the_same_kill_loses_confirmed_messages(
 def test_a_queue_that_lost_its_name_with_a_kill_keeps_no_gate_shut_and_takes_messages_again(
     broken: LocalCluster, topic: str
 ) -> None:
-    """Somebody's own queue, declared by hand a moment before the kill: it comes back empty, and leads."""
+    """An application's own queue, declared by hand a moment before the kill, comes back empty, and leads."""
     queue = f"by-hand-{topic}"
     assert _publish_by_hand(broken, queue) == MESSAGES
     broken.kill("mb1")
@@ -175,7 +175,7 @@ def _delete(cluster: LocalCluster, queue: str) -> None:
 
 
 def _most_found(cluster: LocalCluster, queue: str) -> int:
-    """The highest count that the broker shows within RECOVERED_WITHIN_S: it starts from 0."""
+    """Return the highest count that the broker shows within RECOVERED_WITHIN_S: it starts from 0."""
     counts = [0]
 
     def all_there() -> bool:
@@ -191,7 +191,7 @@ def _most_found(cluster: LocalCluster, queue: str) -> int:
 
 
 def _promised_by(published: Iterable[Published], broker: str) -> set[str]:
-    """Ids that this broker confirmed with the highest promise."""
+    """Return the ids that this broker confirmed with the highest promise."""
     return {
         each.message_id
         for each in published

@@ -77,7 +77,7 @@ def test_an_idle_consumer_learns_of_a_new_broker_as_fast_as_a_busy_one(
 
 
 def _attached_after(cluster: LocalCluster, consumers: dict[str, Consumer]) -> dict[str, float]:
-    """How long each takes from the new list to its link to mb3, looked at side by side."""
+    """Return how long each takes from the new list to its link to mb3, measured side by side."""
     write_list(cluster, cluster.names)
     began, took_s = time.monotonic(), dict[str, float]()
 
@@ -187,7 +187,7 @@ def test_a_killed_broker_loses_nothing_confirmed_and_doubles_only_what_was_open(
 
 
 def _period() -> tuple[int, int]:
-    """Let a period of QUIET_S pass; returns its two ends."""
+    """Let a period of QUIET_S pass; return its two ends."""
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(QUIET_S * 1e9)
     eventually(lambda: time.monotonic_ns() > end_ns, within_s=QUIET_S + READY_WITHIN_S)
@@ -218,7 +218,7 @@ def _receive(consumer: Consumer) -> Delivery:
 
 
 def _state(consumer: Consumer, cluster: LocalCluster, name: str) -> str:
-    """Of this broker in the consumer's eyes, "" when it knows none of that name."""
+    """Return the state of this broker in the consumer's statistics, "" when it knows none of that name."""
     found = consumer.stats().brokers.get(cluster.node(name).broker)
     return found.state if found else ""
 

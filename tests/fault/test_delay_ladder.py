@@ -1,4 +1,4 @@
-"""What is due and has no queue leaves its step, is kept, counted and told; nothing waits behind it."""
+"""Promise: a due message without a queue leaves its step, is kept, counted and reported; others go on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNDELIVERED = "mb.park/mb.due"
 
 @pytest.fixture
 def bus(broken: LocalCluster) -> Iterator[BusConfig]:
-    """An application that publishes to the first broker; what is undelivered is dropped afterwards."""
+    """Settings of a publisher to the first broker; undelivered messages are dropped afterwards."""
     yield direct(broken, "mb1")
     purge_parked(direct(broken, "mb1"), ["undelivered"])
 
@@ -46,7 +46,7 @@ def raw(cluster: LocalCluster, messages: Sequence[Raw]) -> None:
 
 
 def retries(subscription: str, step_ms: int, count: int) -> list[Raw]:
-    """As consumers of a subscription publish them, docs/WIRE.md."""
+    """Publish retries as consumers of a subscription do, docs/WIRE.md."""
     step = Delay(step_ms).exchange
     return [
         Raw(
@@ -59,14 +59,14 @@ def retries(subscription: str, step_ms: int, count: int) -> list[Raw]:
 
 
 def undelivered(bus: BusConfig) -> dict[str, int]:
-    """How many there are on the first broker, by reason."""
+    """Count undelivered messages on the first broker, by reason."""
     found = [c for c in count_parked(bus, ["undelivered"]).counts if c.broker == bus.address.name]
     return dict(found[0].reasons) if found else {}
 
 
 @contextmanager
 def quick(cluster: LocalCluster, *queues: str) -> Iterator[None]:
-    """These let go of everything after one second."""
+    """Have these steps let go of everything after one second."""
     with cluster.management("mb1") as management:
         for number, queue in enumerate(queues):
             policy = {
@@ -170,7 +170,7 @@ def test_a_foreign_clients_expiration_lets_no_delayed_message_come_early(
 
 
 def old_form(cluster: LocalCluster, topic: str) -> None:
-    """As the version before has declared it, without its agent."""
+    """Declare the ladder as the version before did, without the agent."""
     with cluster.management("mb1") as management:
         for name in ("mb.due", "mb.out", "mb.undelivered"):
             management.delete(f"/api/exchanges/%2F/{name}").raise_for_status()
@@ -226,7 +226,7 @@ def test_the_undelivered_survive_a_kill_and_their_way_is_open_again_after_it(
 def test_without_agents_what_has_no_queue_leaves_its_step_too(
     broken: LocalCluster, topic: str
 ) -> None:
-    """On a broker that no agent has ever set up."""
+    """The broker is one that no agent has ever set up."""
     broken.stop("mb1", agent=True)
     alone = BusConfig(
         broker=broken.node("mb1").broker, user="admin", password=broken.admin_password

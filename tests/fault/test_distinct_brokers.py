@@ -102,7 +102,7 @@ def _take_away(cluster: LocalCluster, name: str, fault: str) -> None:
 
 
 async def _two_of(cluster: LocalCluster, names: Sequence[str]) -> tuple[list[str], int]:
-    """Names of the brokers found, and how many dials that took."""
+    """Return the names of the brokers found, and how many dials that took."""
     targets = [Target.named(Broker.parse(cluster.node(name).broker)) for name in names]
     return await _dial(cluster, targets)
 

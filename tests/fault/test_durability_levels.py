@@ -1,4 +1,4 @@
-"""Promise: what was confirmed with durability page-cache is there after a kill -9, even of a new queue."""
+"""Promise: messages confirmed with durability page-cache are there after a kill -9, even of a new queue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_confirm_of_page_cache_survives_a_kill_of_the_broker_at_once(
 
 
 def taken(bus: BusConfig, destination: Topic | Queue, count: int) -> set[str]:
-    """Ids of what is there, until so many different ones came."""
+    """Receive until this many different ids have come; return them."""
     ids = set[str]()
     name = "all" if isinstance(destination, Topic) else ""
     with Consumer(bus, destination, subscription=name) as consumer:

@@ -1,4 +1,4 @@
-"""Promise: no message is lost to a handler, whatever ends while it fails: its process, a broker, a queue."""
+"""Promise: no message is lost to a handler when its process, a broker or a queue fails meanwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Ids = dict[str, list[int]]
 
 
 class Running:
-    """A consumer whose handler runs in threads; what it saw."""
+    """Consumer whose handler runs in threads, with the attempts that it saw."""
 
     def __init__(self, bus: BusConfig, topic: str, end: Callable[[Delivery], object]) -> None:
         self.bus, self.topic, self._end = bus, topic, end
@@ -78,7 +78,7 @@ def running(
 
 
 def publish(bus: BusConfig, topic: str, count: int) -> list[str]:
-    """Ids of what is confirmed."""
+    """Publish and return the ids of the confirmed messages."""
     declare(bus, [f"{topic}/all"])
     with Publisher(bus) as publisher:
         ends = publisher.send_many(topic, [b"x"] * count)
@@ -106,7 +106,7 @@ def test_a_retry_that_waits_survives_its_consumer_and_a_kill_of_its_broker(
 def test_a_broker_lost_in_the_middle_of_copies_loses_nothing_and_ids_are_kept(
     broken: LocalCluster, topic: str
 ) -> None:
-    """Copies go to mb1, which is killed while they do; what was not copied comes again as it was."""
+    """Copies go to mb1, which is killed meanwhile; messages without a copy come again as they were."""
     bus = direct(broken, "mb2")
     ids = publish(bus, topic, 2_000)
 
@@ -150,7 +150,7 @@ consumer.run(handle, workers=4)
 def test_a_consumer_killed_in_the_middle_of_copies_loses_nothing(
     broken: LocalCluster, topic: str
 ) -> None:
-    """Its copies go to mb1, which stops to take them; what it was sent came from mb2."""
+    """Its copies go to mb1, which no longer takes them; its deliveries came from mb2."""
     bus = direct(broken, "mb2")
     (first,) = publish(bus, topic, 1)
     process = subprocess.Popen(
@@ -178,7 +178,7 @@ def test_a_consumer_killed_in_the_middle_of_copies_loses_nothing(
 def test_a_batch_with_a_part_that_has_no_copy_is_parked_whole(
     broken: LocalCluster, topic: str
 ) -> None:
-    """Another client's batch: the headers of one entry fill more than a frame."""
+    """The batch is another client's: the headers of one entry fill more than a frame."""
     bus, parts = direct(broken, "mb1"), list[bytes]()
     declare(bus, [f"{topic}/all"])
     for message_id, headers in (("done", {}), ("large", {"a": "x" * 125_000}), ("parked", {})):
@@ -201,7 +201,7 @@ def test_a_batch_with_a_part_that_has_no_copy_is_parked_whole(
 
 @contextmanager
 def full(cluster: LocalCluster, queue: str) -> Iterator[None]:
-    """This queue takes nothing more, on every broker."""
+    """Have this queue take no more messages, on every broker."""
     pattern = f"^{queue}$".replace(".", "[.]")
     body = {
         "pattern": pattern,
@@ -311,7 +311,7 @@ def test_a_handler_that_never_returns_stops_no_heartbeats(broken: LocalCluster, 
 
 @contextmanager
 def consumer_timeout(cluster: LocalCluster, name: str, timeout_s: int) -> Iterator[None]:
-    """The broker's own setting; channels that open from now on have it, and are looked at each second."""
+    """Set the broker's own timeout; channels that open from now on have it, and are checked each second."""
     _set(cluster, name, "consumer_timeout", timeout_s * 1000)
     _set(cluster, name, "channel_tick_interval", 1_000)
     try:
@@ -337,7 +337,7 @@ def _set(cluster: LocalCluster, name: str, key: str, value: int) -> None:
 def test_the_consumer_timeout_strikes_what_a_handler_holds_and_nothing_that_waits(
     broken: LocalCluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One handler holds on; at first those behind it are given back, then the broker takes its own."""
+    """One handler holds on. First the deliveries behind it are given back, then the broker takes its own."""
     bus = direct(broken, "mb1")
     declare(bus, [f"{topic}/all"])
     leave = threading.Event()

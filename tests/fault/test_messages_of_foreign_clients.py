@@ -1,7 +1,7 @@
 """Promise: whatever a foreign client puts into a message, a consumer delivers it and goes on.
 
 AMQP knows kinds of header values that Python's types do not cover one to one, and other clients set
-properties wrongly. The body always arrives; of the rest what makes sense.
+properties wrongly. The body always arrives, and the valid part of the rest.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def short(text: bytes) -> bytes:
 
 
 def deep(levels: int) -> bytes:
-    """A table in a table, so many times."""
+    """Nest a table in tables, to this depth."""
     value = b"F" + struct.pack(">I", 0)
     for _ in range(levels):
         value = b"F" + struct.pack(">I", 2 + len(value)) + b"\x01a" + value
@@ -131,7 +131,7 @@ DAMAGED: dict[str, bytes] = {
 
 
 def one_after_good(rabbit: FakeRabbit, properties: bytes) -> Delivery:
-    """What a consumer gets for it, when it gets what came after it, too, on the same link."""
+    """Return the delivery of a message, after checking that the next one arrives on the same link."""
     with Consumer(BusConfig(broker=rabbit.name), TOPIC, subscription=SUBSCRIPTION) as consumer:
         rabbit.put(QUEUE, BODY, properties)
         rabbit.put(QUEUE, b"behind it")
@@ -186,7 +186,7 @@ def test_what_no_client_can_read_ends_no_process_and_no_other_message(
 
 
 def _good_arrives(rabbit: FakeRabbit, consumer: Consumer) -> bool:
-    """Clears away what is damaged first; it comes back with each link that dies of it."""
+    """Return whether a good message arrives. Damaged ones go first: they come back with each link."""
     rabbit.on_loop(lambda: rabbit.queues[QUEUE].messages.clear())
     rabbit.put(QUEUE, b"good")
     while (delivery := consumer.receive(0.2)) is not None:
@@ -237,7 +237,7 @@ def test_headers_of_every_kind_from_another_client_through_rabbitmq(
 
 
 class Raw(pika.BasicProperties):  # type: ignore[misc]
-    """Properties that are on the wire as they are here."""
+    """Properties that go on the wire as they are here."""
 
     def __init__(self, wire: bytes) -> None:
         super().__init__()

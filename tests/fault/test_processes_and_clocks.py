@@ -48,7 +48,7 @@ YEAR_S = 365 * 86_400
 
 
 def script(rabbit: FakeRabbit, text: str) -> subprocess.CompletedProcess[str]:
-    """Run it in a process of its own, with `bus` made; returns when it has ended."""
+    """Run it in a process of its own, with `bus` made; return when it has ended."""
     head = f"""
 import os, sys
 from messagebus import *
@@ -188,7 +188,7 @@ assert status == 0
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What is collected without having been closed."""
+    """Objects that are collected without having been closed."""
     found: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", found.append)
     return found
@@ -206,7 +206,7 @@ def test_a_publisher_that_is_stopped_at_once_leaves_no_socket_behind(
 
 
 class Steps:
-    """pika's calls of its loop. One of them, counted from 1, makes something happen."""
+    """Counter of pika's calls of its loop, from 1; at one of them something happens."""
 
     NAMES = (
         "getaddrinfo",
@@ -243,7 +243,7 @@ class Steps:
 def test_a_dial_that_is_cut_off_at_any_moment_leaves_no_socket_behind(
     tmp_path: Path, left: list[object], monkeypatch: pytest.MonkeyPatch, cuts: int
 ) -> None:
-    """In TCP, TLS and AMQP. Its deadline and its caller's may cut it off in a row."""
+    """In TCP, TLS and AMQP. Its own deadline and its caller's may end it in a row."""
     issue_missing(tmp_path, {"fake": ("127.0.0.1",)})
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "fake.pem", tmp_path / "fake.key")
@@ -259,7 +259,7 @@ def test_a_dial_that_is_cut_off_at_any_moment_leaves_no_socket_behind(
 
 
 async def _cut_off(name: str, tls: ssl.SSLContext, steps: Steps, cuts: int, step: int) -> bool:
-    """Dial, and cut it off at that step. Returns whether the link was open before."""
+    """Dial, and cut the dial off at that step. Returns whether the link was open before."""
     loop = asyncio.get_running_loop()
     credentials = Credentials(user="guest", password=Secret("guest"), tls=tls)
     dialing = asyncio.create_task(dial(Broker.parse(name), credentials, timeout_ms=60_000))

@@ -165,7 +165,7 @@ def _publish(cluster: LocalCluster, destination: str, name: str, count: int) -> 
 
 
 def _ready_on(cluster: LocalCluster, name: str, queue: str) -> int:
-    """Messages that the broker holds, answered or not."""
+    """Count messages that the broker holds, answered or not."""
     with cluster.management(name) as management:
         queues = management.get("/api/queues/%2F?columns=name,messages").raise_for_status().json()
     return next(int(each.get("messages", 0)) for each in queues if each["name"] == queue)

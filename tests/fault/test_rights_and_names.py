@@ -1,4 +1,4 @@
-"""Promise: what a broker refuses for who we are, or what it calls itself, is told and costs little."""
+"""Promise: refusals for missing rights, and brokers with odd names, are reported and cost little."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def grant(cluster: LocalCluster, rights: dict[str, str]) -> None:
 
 @contextmanager
 def changing_user(cluster: LocalCluster, bus: BusConfig) -> Iterator[BusConfig]:
-    """Settings of a user with all rights on exchanges and queues, to be taken away."""
+    """Give settings of a user with all rights on exchanges and queues, to be taken away."""
     for name in cluster.names:
         with cluster.management(name) as api:
             user = {"password": PASSWORD, "tags": ""}
@@ -152,7 +152,7 @@ NARROW = ("^$", r"^mb\.topic/{0}$", r"^mb\.(sub|park)/{0}/all$")
 
 
 def things(topic: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Exchanges and queues of every kind, those of another application among them."""
+    """Return exchanges and queues of every kind, those of another application among them."""
     exchanges = {
         "topic": f"mb.topic/{topic}",
         "to": f"mb.to/{topic}",
@@ -180,7 +180,7 @@ Tried = dict[tuple[str, str], Callable[[BlockingChannel], object]]
 
 
 def operations(exchanges: dict[str, str], queues: dict[str, str]) -> Tried:
-    """Every operation on every kind of thing, by the names of both. No publish names a queue."""
+    """Return every operation on every kind of thing, by the names of both. No publish names a queue."""
     tried: Tried = {}
     for kind, name in exchanges.items():
         tried["publish", kind] = lambda c, n=name: c.basic_publish(n, "nowhere", b"x")  # type: ignore[misc]
@@ -208,7 +208,7 @@ def operations(exchanges: dict[str, str], queues: dict[str, str]) -> Tried:
 
 
 def allowed(connection: pika.BlockingConnection, tried: Tried) -> set[tuple[str, str]]:
-    """What of these the broker does not refuse for want of rights; it asks for them before it looks."""
+    """Return the operations that the broker does not refuse for want of rights; it checks rights first."""
     found, channel = set(), connection.channel()
     for what, operation in tried.items():
         try:
@@ -225,7 +225,7 @@ def allowed(connection: pika.BlockingConnection, tried: Tried) -> set[tuple[str,
 
 @contextmanager
 def connected(cluster: LocalCluster, role: str, topic: str) -> Iterator[pika.BlockingConnection]:
-    """Of a user of this role, to the first broker."""
+    """Connect as a user of this role to the first broker."""
     narrow = tuple(pattern.format(topic) for pattern in NARROW)
     rights = dict(
         zip(("configure", "write", "read"), RIGHTS.get(role, ("", *narrow))[1:], strict=True)

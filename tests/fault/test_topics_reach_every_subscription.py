@@ -1,6 +1,6 @@
-"""Promise: what is confirmed after a subscription's start() returned reaches that subscription.
+"""Promise: messages confirmed after a subscription's start() returned reach that subscription.
 
-Whichever broker took it, and whatever brokers and agents did meanwhile.
+This holds for whichever broker took them, and whatever brokers and agents did meanwhile.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_a_queue_that_vanishes_is_made_again_and_what_it_lost_is_told(
 def test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate(
     broken: LocalCluster, bus: BusConfig, topic: str, gate: str
 ) -> None:
-    """gate not-asked is the control: a balancer that only looks whether the port answers."""
+    """gate: not-asked is the control, a balancer that only looks whether the port answers."""
     register(broken, f"{topic}/billing")
     config = (broken.layout.haproxy_dir / "haproxy.cfg").read_text()
     if gate == "not-asked":
@@ -121,7 +121,7 @@ def test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_f
 def _broker_back_before_its_agent(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> tuple[set[str], Load]:
-    """Returns the ids confirmed after the subscription crm was complete."""
+    """Return the ids confirmed after the subscription crm was complete."""
     second = broken.node("mb2").broker
     with publishing(bus, topic) as load:
         # The agent first: it would have the balancer drain the broker, which the next one takes back.
@@ -137,7 +137,7 @@ def _broker_back_before_its_agent(
 
 
 def _start_subscription(bus: BusConfig, topic: str, name: str) -> int:
-    """Returns the moment after start() returned complete. What it receives it gives back."""
+    """Return the moment after start() returned complete. The subscription gives its deliveries back."""
     consumer = Consumer(bus, topic, subscription=name)
     assert consumer.start(timeout_s=BACK_WITHIN_S)
     started_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""Virtual hosts for tests; where they cannot run, CI fails, and anybody else is told loudly."""
+"""Virtual hosts for tests; where they cannot run, CI fails, and other runs say so loudly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNTESTED: list[str] = []
 
 @pytest.fixture(scope="session")
 def images() -> None:
-    """Fail in CI, skip elsewhere, where virtual hosts cannot run; else their images are there."""
+    """Make the images. Where virtual hosts cannot run, fail in CI and skip elsewhere."""
     lacking = labs.missing()
     if not lacking:
         labs.build()
@@ -32,7 +32,7 @@ def images() -> None:
 
 @pytest.fixture(scope="module")
 def make_lab(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLab]:
-    """``make_lab("bare")``: two hosts that are switched on; they live as long as the module."""
+    """Function that makes two running hosts: ``make_lab("bare")``; they live as long as the module."""
     with ExitStack() as stack:
 
         def make(image: Image) -> Lab:
@@ -45,7 +45,7 @@ def make_lab(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def bare_lab(make_lab: MakeLab) -> Lab:
-    """Two hosts as Debian's installer leaves them, and packages that `apt-get install` finds there."""
+    """Two hosts as Debian's installer leaves them, with packages that `apt-get install` finds there."""
     return make_lab("bare")
 
 

@@ -1,7 +1,7 @@
 """Virtual hosts with disks, cables and a power switch: User-Mode Linux guests in a network of their own.
 
-A host is a tree of processes of this machine, so that SIGKILL is its power-off: what its kernel had not
-written to its disks is gone, what it had written is there when it boots again. Its data disk
+A host is a tree of processes of this machine, so that SIGKILL is its power-off: data that its kernel had
+not written to its disks is gone, data that it had written is there when it boots again. Its data disk
 (`DATA_DISK`) is empty at first; DRBD's real module is there to mirror it.
 
     with Lab(folder, image="bare") as lab:
@@ -11,7 +11,7 @@ written to its disks is gone, what it had written is there when it boots again. 
         lab["mbA"].power_off()
 
 The hosts are reached from here by their `address`, by SSH as `lab.home`/.ssh/config says. Needs root.
-Several labs may run at once. Start hosts from the main thread: they die with the thread that did.
+Several labs may run at once. Start hosts from the main thread: they die with the thread that started them.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ Image = Literal["bare", "ready"]
 
 
 class HostFailed(Exception):
-    """A command on a virtual host failed, or the host ended by itself; the text has its output."""
+    """Raised when a command on a virtual host failed, or the host ended; the text has its output."""
 
 
 def build() -> None:
-    """Make the images where they are not what they should be: 100 s the first time."""
+    """Make the images where they are missing or out of date: 100 s the first time."""
     subprocess.run(
         [ROOT / "tests/hosts/image/build.sh", IMAGES], check=True, timeout=BUILD_WITHIN_S * FACTOR
     )
 
 
 def missing() -> list[str]:
-    """Why no virtual host can run on this machine; empty when they can. Takes half a second."""
+    """Return why no virtual host can run on this machine; empty when they can. Takes half a second."""
     if os.geteuid() != 0:
         return ["the rights of root, for network namespaces and tap interfaces"]
     found = [f"the command {name}" for name in ("ip", "apt-get") if not shutil.which(name)]
@@ -94,7 +94,7 @@ def _network_refused() -> list[str]:
 
 
 def _kernel_refused() -> list[str]:
-    """The kernel tries ptrace and its memory before it says its first word."""
+    """Return why the kernel does not start. It tries ptrace and its memory before its first line."""
     if not (IMAGES / "linux.uml").exists():
         return []
     argv = [str(IMAGES / "linux.uml"), "mem=64M", "con=null", "con0=null,fd:1", "root=/dev/none"]
@@ -117,7 +117,7 @@ def _kernel_refused() -> list[str]:
 
 
 class Host:
-    """One of them. number: the last part of its addresses. root, data: files of its two disks."""
+    """Virtual host. number: the last part of its addresses. root, data: files of its two disks."""
 
     def __init__(self, lab: Lab, name: str, number: int) -> None:
         self.lab, self.name, self.number = lab, name, number
@@ -202,7 +202,7 @@ class Host:
         return said
 
     def attempt(self, command: str, *, within_s: float = RUN_WITHIN_S) -> tuple[int, str]:
-        """The same, whatever it comes to: exit code, standard output (and error, where it failed)."""
+        """Run it as `run` does, whatever its end: exit code, standard output (and error, where it failed)."""
         ended = subprocess.run(
             [*self.lab.ssh, "-o", f"ControlPath={self._master}", self.name, command],
             stdin=subprocess.DEVNULL,
@@ -216,7 +216,7 @@ class Host:
 
     @property
     def console(self) -> str:
-        """What its kernel and its process 1 said since it was switched on."""
+        """The output of its kernel and its process 1 since it was switched on."""
         return self._console.read_text(errors="replace") if self._console.exists() else ""
 
     # ---------------------------------------------------------------- details
@@ -257,7 +257,7 @@ class Host:
         return False
 
     def _hang_up(self) -> None:
-        """The connection that commands share would else be believed in for minutes."""
+        """End the connection that commands share; else it would be believed in for minutes."""
         if self._master.exists():
             argv = ["ssh", "-o", f"ControlPath={self._master}", "-O", "exit", self.name]
             subprocess.run(argv, capture_output=True, check=False, timeout=DIE_WITHIN_S)
@@ -309,7 +309,7 @@ class Lab:
         return next(host for host in self.hosts if host.name == name)
 
     def boot(self) -> None:
-        """All hosts at once."""
+        """Boot all hosts at once."""
         for host in self.hosts:
             host.switch_on()
         for host in self.hosts:
@@ -317,7 +317,7 @@ class Lab:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For commands that reach the hosts by SSH: their names, key and host key are in its HOME."""
+        """The environment for commands that use SSH: the hosts' names, key and host key are in its HOME."""
         return {**os.environ, "HOME": str(self.home)}
 
     @property
@@ -369,7 +369,7 @@ class Lab:
         _ip("link", "set", self.name, "up")
 
     def _remove_cables(self) -> None:
-        """What an earlier run left too, that was killed itself: the lock says that it is no more."""
+        """Remove the cables, also those of an earlier run that was killed: the lock shows that it is gone."""
         left = subprocess.run(
             ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False
         )
@@ -381,7 +381,7 @@ class Lab:
 
 
 def _free_slot() -> tuple[int, IO[str]]:
-    """A number for network names and addresses, ours while the lock is open."""
+    """Return a number for network names and addresses, ours while the lock is open."""
     SLOTS.mkdir(exist_ok=True)
     for number in range(SLOTS_MAX):
         lock = (SLOTS / f"{number}.lock").open("a")
@@ -395,7 +395,7 @@ def _free_slot() -> tuple[int, IO[str]]:
 
 
 def _session(leader: int) -> list[int]:
-    """Processes that a host consists of, dead ones that nobody has asked after excepted."""
+    """Return the processes that a host consists of, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
@@ -406,10 +406,10 @@ def _session(leader: int) -> list[int]:
 
 
 def _prefer(pid: int) -> None:
-    """A host's processes go before others here: each of its system calls waits for its turn twice.
+    """Give a host's processes priority here: each of its system calls waits for its turn twice.
 
-    Beside three clusters RabbitMQ took 140 s to start, and so it takes 25. Linux shares time out among
-    sessions first, where it groups them; a process's own nice value counts in its session alone then.
+    Beside three clusters RabbitMQ took 140 s to start without this, and 25 s with it. Linux shares time out
+    among sessions first, where it groups them; a process's own nice value counts in its session alone then.
     """
     with suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(NICE))

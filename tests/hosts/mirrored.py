@@ -44,7 +44,7 @@ class Mirrored:
 
     @property
     def primary(self) -> Host:
-        """Where the broker runs, as the playbooks wrote it down."""
+        """The host where the broker runs, by the playbooks' record."""
         return self.lab[load(self.inventory).find(NAME).host]
 
     @property
@@ -65,38 +65,38 @@ class Mirrored:
         )
 
     def done(self, *words: str) -> str:
-        """It ends well. Returns what it printed."""
+        """Run a command that must succeed. Returns its output."""
         ended = self.ops(*words)
         assert ended.returncode == 0, f"ops {' '.join(words)}:\n{ended.stdout}{ended.stderr}"
         return ended.stdout
 
     def refused(self, *words: str) -> str:
-        """It fails. Returns the line that it says why."""
+        """Run a command that must fail. Returns the line with the reason."""
         ended = self.ops(*words)
         assert ended.returncode > 0, f"ops {' '.join(words)}:\n{ended.stdout}{ended.stderr}"
         return ended.stderr.strip().splitlines()[-1]
 
     def failover(self) -> dict[str, float]:
-        """The primary is off: the broker goes to the standby. Returns seconds by step."""
+        """Move the broker to the standby while the primary is off. Returns seconds by step."""
         self.done("storage", "failover", NAME, "--dead", self.primary.name, "--yes")
         return self.steps("storage failover")
 
     def steps(self, plan: str) -> dict[str, float]:
-        """How long each step of the last finished run of a plan took."""
+        """Return how long each step of the last finished run of a plan took."""
         name = f"{plan} {NAME}".replace(" ", "+")
         *_, last = sorted((self.lab.folder / "journal").glob(f"{name}.2*"))
         lines = [json.loads(line) for line in last.read_text().splitlines()]
         return {line["step"]: line["took_s"] for line in lines if "step" in line}
 
     def come_back(self) -> float:
-        """The standby was off: it boots and gets what it missed. Returns the seconds of the resync."""
+        """Boot the standby and wait until its disk is complete. Returns the seconds of the resync."""
         self.standby.boot()
         began = time.monotonic()
         self.done("drbd", "connect", NAME, "--yes")
         return time.monotonic() - began
 
     def make_whole(self) -> None:
-        """After a test that failed half-way: cables, power, connection and broker, whatever they are.
+        """Restore cables, power, connection and broker, after a test that failed half-way.
 
         AssertionError says what could not be brought back.
         """
@@ -121,13 +121,13 @@ class Mirrored:
 
     @property
     def is_whole(self) -> bool:
-        """Two good copies, and writes go to both."""
+        """True while there are two good copies and writes go to both."""
         state = self.state(self.primary)
         return "cs:Connected ro:Primary/Secondary ds:UpToDate/UpToDate C r-----" in state
 
     @property
     def serves(self) -> bool:
-        """Whether anybody listens at the broker's address."""
+        """True while something listens at the broker's address."""
         with (
             suppress(OSError),
             socket.create_connection((self.address, AMQP_PORT), timeout=CONNECT_WITHIN_S),
@@ -136,12 +136,12 @@ class Mirrored:
         return False
 
     def settle(self) -> None:
-        """What a playbook does after topology, users, cookie or a first start."""
+        """Do what a playbook does after topology, users, cookie or a first start."""
         self.primary.run(f"/usr/local/lib/messagebus/settle {MOUNT}")
 
     # ---------------------------------------------------------------- looking
     def state(self, host: Host) -> str:
-        """As the kernel tells it, without any code of ours: ``cs:... ro:... ds:...``."""
+        """Return the kernel's own words, without any code of ours: ``cs:... ro:... ds:...``."""
         lines = host.run("cat /proc/drbd").splitlines()
         return next((line.strip() for line in lines if " cs:" in line), "down")
 
@@ -156,5 +156,5 @@ class Mirrored:
 
     @property
     def bus(self) -> BusConfig:
-        """The broker alone, wherever it runs; the library declares queues by itself."""
+        """Settings of the broker alone, wherever it runs; the library declares queues by itself."""
         return BusConfig(broker=f"{self.address}:{AMQP_PORT}")

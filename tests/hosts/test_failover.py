@@ -1,4 +1,4 @@
-"""Promise: what `send_safe` reported as confirmed is on two disks, whatever becomes of one host.
+"""Promise: messages that `send_safe` reported as confirmed are on two disks, whatever becomes of one host.
 
 Two virtual hosts with DRBD's real module, the library under load, playbooks over SSH. A power-off is
 SIGKILL to everything a host consists of; nothing is flushed.
@@ -44,7 +44,7 @@ STAYS = PublisherConfig(connection_lifetime_s=600, deadline_ms=120_000)
 
 @pytest.fixture(scope="module")
 def made(make_lab: MakeLab) -> Mirrored:
-    """A mirror that was made by playbook, over disks that hold something else, and its broker."""
+    """A mirror that was made by playbook, over disks with other data on them, and its broker."""
     found = Mirrored(make_lab("ready"))
     found.primary.run(f"mkfs.ext4 -q {DATA_DISK}")
     phrase = f"destroy ext4 on {found.primary.name}:{DATA_DISK}"
@@ -59,13 +59,13 @@ def made(make_lab: MakeLab) -> Mirrored:
 
 @pytest.fixture
 def mirrored(made: Mirrored) -> Iterator[Mirrored]:
-    """The same, whole again after each test: what one of them broke is not the next one's affair."""
+    """The mirror, whole again after each test: a test's faults do not reach the next one."""
     yield made
     made.make_whole()
 
 
 def confirmed(load: Load, count: int) -> None:
-    """Wait until so many more are."""
+    """Wait until this many more publishes are confirmed."""
     wanted = len(load.confirmed_ids()) + count
     eventually(lambda: len(load.confirmed_ids()) >= wanted, within_s=AGAIN_WITHIN_S)
 
@@ -101,7 +101,7 @@ def test_every_confirmed_message_is_there_after_a_power_off_and_a_failover(
 def test_a_queue_is_safe_when_it_is_settled_and_not_before(mirrored: Mirrored) -> None:
     """The control, a queue that nobody settled, must lose: then the test is able to see a loss.
 
-    Of a queue whose name alone was synced, not the file system, what became of it is written down.
+    The result for a queue whose name alone was synced, not the file system, is written down.
     """
     publish(mirrored, "settled", settle=mirrored.settle)
     publish(mirrored, "named", settle=lambda: sync_names(mirrored.primary))
@@ -162,7 +162,7 @@ def test_a_peer_that_is_silent_is_not_taken_for_dead(mirrored: Mirrored) -> None
 
 
 def test_a_split_brain_is_seen_and_ended_by_naming_the_victim(mirrored: Mirrored) -> None:
-    """It takes two false words: on each side somebody swore that the other was dead."""
+    """It takes two false statements: on each side an operator swore that the other was dead."""
     primary, standby = mirrored.primary, mirrored.standby
     primary.run(f"install -D /dev/null /run/messagebus/dead/{NAME}.{standby.name}")
     primary.run(
@@ -215,7 +215,7 @@ def test_a_broker_is_moved_in_good_order_and_nothing_is_lost(mirrored: Mirrored)
 
 @pytest.mark.guarantee("mirrored-survives-the-host")
 def test_with_protocol_a_on_a_slow_link_the_same_test_finds_lost_messages(made: Mirrored) -> None:
-    """The control of them all. The mirror is of no use afterwards: it comes last."""
+    """It is the control of the other tests. The mirror is of no use afterwards: it comes last."""
     mirrored = made
     for host in (mirrored.primary, mirrored.standby):
         host.run(
@@ -235,7 +235,7 @@ def test_with_protocol_a_on_a_slow_link_the_same_test_finds_lost_messages(made: 
 
 
 def fence_log(host: Host) -> str:
-    """What the handler wrote down; "" before its first word."""
+    """Return the handler's log; "" before its first line."""
     return host.run(f"cat {FENCE_LOG} 2> /dev/null || true")
 
 
@@ -251,7 +251,7 @@ def publish(mirrored: Mirrored, queue: str, *, settle: Callable[[], None]) -> No
 
 
 def left(mirrored: Mirrored, queue: str, *, within_s: float) -> int:
-    """How many messages come out of a queue; none of one that lost its name, and does not answer."""
+    """Count messages that come out of a queue; none of one that lost its name, and does not answer."""
     return count_messages(
         mirrored.bus.broker,
         "guest",
@@ -263,7 +263,7 @@ def left(mirrored: Mirrored, queue: str, *, within_s: float) -> int:
 
 
 def sync_names(host: Host) -> None:
-    """What the agent does first: the table of names alone, not the file system."""
+    """Sync the table of names alone, not the file system, as the agent does first."""
     said = host.run(
         f"echo '{SYNC_NAMES}' | HOME={MOUNT} runuser -u rabbitmq -- erl_call -n rabbit@localhost -e"
     )
@@ -271,7 +271,7 @@ def sync_names(host: Host) -> None:
 
 
 def keep_figures(name: str, figures: dict[str, Any]) -> None:
-    """As JSON, in out/hosts/ of the checkout, with how busy this machine was."""
+    """Keep figures as JSON in out/hosts/ of the checkout, with how busy this machine was."""
     folder = ROOT / "out" / "hosts"
     folder.mkdir(parents=True, exist_ok=True)
     figures = {**figures, "load_1_min": round(os.getloadavg()[0], 1)}

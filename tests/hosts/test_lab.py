@@ -1,4 +1,4 @@
-"""The virtual hosts are what the other tests here take them for."""
+"""The virtual hosts behave as the other tests here assume."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ password_file = "{name}"
 
 
 class Cluster:
-    """An inventory of hosts of the lab. Its file is written anew by `of`."""
+    """Inventory of hosts of the lab. Its file is written anew by `of`."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -89,7 +89,7 @@ class Cluster:
             (folder / name).write_text(secrets.token_hex(16))
 
     def of(self, brokers: dict[str, str], **ssh: str) -> None:
-        """brokers: name -> its host. ssh: of a host, where it is not its name."""
+        """Write the inventory. brokers: name -> its host. ssh: of a host, where it is not its name."""
         hosts = [host.name for host in self.lab.hosts]
         text = TOP.format(balancer=self.lab["mbA"].address)
         for name in hosts:
@@ -130,7 +130,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(bare_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """Of one broker: a bare host was set up, and the cluster founded."""
+    """A cluster of one broker: a bare host was set up, and the cluster founded."""
     made = Cluster(bare_lab, tmp_path_factory.mktemp("cluster"))
     made.of({"mb1": "mbA"})
     dry = made.well("provision", "mbA", "--dry-run")
@@ -144,7 +144,7 @@ def cluster(bare_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 @pytest.fixture(scope="module")
 def both(cluster: Cluster) -> Cluster:
-    """The second host was set up by a user who is not root, and its broker added."""
+    """The cluster with a second host, set up by a user who is not root, and its broker added."""
     host = cluster.lab["mbB"]
     host.run("useradd -m -p '*' op; cp -r /root/.ssh /home/op/; chown -R op /home/op/.ssh")
     host.run(f"echo 'op ALL=(ALL) NOPASSWD: ALL' > {SUDOERS}")
@@ -164,7 +164,7 @@ def test_a_bare_host_becomes_a_running_cluster_and_a_second_run_changes_nothing(
 
 
 def passes_messages(cluster: Cluster, count: int, topic: str) -> set[str]:
-    """By users who have no more rights than they need. Returns brokers that took some."""
+    """Pass messages as users who have no more rights than they need. Returns brokers that took some."""
     with Consumer(cluster.bus("con"), topic, subscription="all") as consumer:
         with Publisher(cluster.bus("pub")) as publisher:
             sent = [publisher.send_safe(topic, b"x", timeout_s=DEADLINE_S) for _ in range(count)]

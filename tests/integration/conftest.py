@@ -22,7 +22,7 @@ def bus(cluster: LocalCluster) -> BusConfig:
 
 @pytest.fixture
 def topic(cluster: LocalCluster) -> Iterator[str]:
-    """A name that no other test uses. What was created under it is deleted afterwards."""
+    """A name that no other test uses; everything created under it is deleted afterwards."""
     name = f"i{next(_numbers)}"
     yield name
     forget(cluster, name)

@@ -1,4 +1,4 @@
-"""Agents on real brokers: the register, what they bring about, what they notice, what they say."""
+"""Agents on real brokers: the register, their declarations, what they notice, and their answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HTTP_TIMEOUT_S = 10.0
 
 @pytest.fixture
 def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; put right again afterwards."""
+    """A cluster to break; restored afterwards."""
     yield cluster
     restore(cluster)
 
@@ -74,7 +74,7 @@ def bus_login(cluster: LocalCluster) -> tuple[str, str]:
 
 
 def checked(cluster: LocalCluster, name: str) -> str:
-    """What a balancer's agent-check hears."""
+    """Return the answer to a balancer's agent-check."""
     host, _, port = cluster.node(name).check.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=HTTP_TIMEOUT_S) as check:
         return check.makefile().read()
@@ -250,7 +250,7 @@ def test_of_two_that_want_one_new_queue_otherwise_at_once_one_is_told_and_no_bro
 def test_a_suspended_broker_without_its_agent_makes_a_change_incomplete(
     broken: LocalCluster, topic: str
 ) -> None:
-    """Maintenance mode: its port refuses, and it will serve again with the gate that it has."""
+    """It is in maintenance mode: its port refuses, and it will serve again with the gate that it has."""
     register(broken, topic)
     broken.kill("mb2", agent=True)
     erl(broken, "mb2", "rabbit_maintenance:suspend_all_client_listeners()")
@@ -270,7 +270,7 @@ def test_a_suspended_broker_without_its_agent_makes_a_change_incomplete(
 def test_a_broker_that_makes_no_quorum_queues_any_more_does_so_again(
     broken: LocalCluster, topic: str
 ) -> None:
-    """As after a deletion at the wrong moment of a boot: RabbitMQ does not start that supervisor again."""
+    """It is as after a deletion at a bad moment of a boot: RabbitMQ does not start that supervisor again."""
     erl(broken, "mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
     eventually(lambda: register(broken, f"{topic}/billing")["complete"], within_s=30)
     assert queue_exists(broken, "mb2", f"mb.sub/{topic}/billing")
@@ -279,7 +279,7 @@ def test_a_broker_that_makes_no_quorum_queues_any_more_does_so_again(
 def test_what_is_delayed_leaves_its_step_again_where_dead_lettering_ended(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """Nobody declares anything there; RabbitMQ starts the workers of queues that live on never again."""
+    """Nothing is declared there; RabbitMQ never starts the workers of existing queues again."""
     with (
         Consumer(bus, topic, subscription="all") as consumer,
         Publisher(direct(broken, "mb2")) as publisher,
@@ -505,7 +505,7 @@ def ra(cluster: LocalCluster, name: str, queue: str, then: str) -> None:
 
 @pytest.mark.guarantee("no-publish-before-settled-boot")
 def test_the_gate_stays_shut_while_a_queue_has_no_leader(broken: LocalCluster, topic: str) -> None:
-    """As after a boot with a queue of a million messages, which takes its time to be read."""
+    """It is as after a boot with a queue of a million messages, which takes its time to be read."""
     assert register(broken, f"queue:{topic}")["complete"]
     queue = f"mb.queue/{topic}"
     broken.kill("mb2", agent=True)

@@ -1,4 +1,4 @@
-"""A cluster is backed up, wiped from the disk, and brought back: rights, topology, list, and clients."""
+"""A cluster is backed up, wiped from the disk, and restored: rights, topology, list, and clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOP = {"password": "a password of the shop", "tags": ""}
 
 @pytest.fixture
 def cluster(make_cluster: MakeCluster) -> LocalCluster:
-    """One of its own: it is wiped."""
+    """A cluster of its own: it is wiped."""
     return make_cluster(2)
 
 

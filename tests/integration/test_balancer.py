@@ -27,7 +27,7 @@ START = b"\x00\x0a\x00\x0a"
 
 @pytest.fixture
 def inventory(cluster: LocalCluster) -> Iterator[Inventory]:
-    """The shared cluster's; every broker is ready before and after."""
+    """The shared cluster's inventory; every broker is ready before and after."""
     cluster.wait_ready()
     read = load(cluster.inventory)
     yield read
@@ -37,7 +37,7 @@ def inventory(cluster: LocalCluster) -> Iterator[Inventory]:
 
 @contextmanager
 def _connected(cluster: LocalCluster) -> Iterator[socket.socket]:
-    """A connection through HAProxy that a broker has answered."""
+    """Open a connection through HAProxy that a broker has answered."""
     address = Broker.parse(cluster.broker)
     with socket.create_connection((address.host, address.port), timeout=5 * FACTOR) as connection:
         connection.sendall(GREETING)
@@ -139,7 +139,7 @@ def _lb(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _ended(connection: socket.socket) -> bool:
-    """Whether the other side has hung up."""
+    """Return whether the other side has hung up."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""

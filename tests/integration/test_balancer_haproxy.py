@@ -295,7 +295,7 @@ def test_the_same_inventory_reloads_nothing(rig: Rig) -> None:
 
 
 def _ends(connection: socket.socket) -> bool:
-    """Whether the other side has ended this connection."""
+    """Return whether the other side has ended this connection."""
     connection.settimeout(0.5 * FACTOR)
     try:
         return connection.recv(1) == b""

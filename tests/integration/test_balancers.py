@@ -159,7 +159,7 @@ def test_a_balancer_that_is_down_is_told_and_the_others_follow(rig: Rig) -> None
 def test_a_balancer_that_comes_back_with_what_it_knew_sends_nobody_to_a_broker_that_drains_since(
     rig: Rig,
 ) -> None:
-    """Its agent is heard before the gate check passes: here because that takes a while."""
+    """Its agent's answer arrives before the gate check passes: here because that takes a while."""
     read = started(rig)
     save_state(read)
     rig.kill()
@@ -208,7 +208,7 @@ def test_a_host_that_ssh_does_not_reach_leaves_all_as_they_were(rig: Rig) -> Non
 def test_one_that_does_not_serve_gets_back_what_it_had_and_the_next_is_not_touched(
     rig: Rig, server: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second balancer's master ignores what it is told, as one that hangs would."""
+    """The second balancer's master ignores its orders, as one that hangs would."""
     before = started(rig)
     rig.inventory(3)
     monkeypatch.setattr("lb.apply.RELOAD_WITHIN_S", 2 * FACTOR)

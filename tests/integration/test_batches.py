@@ -1,4 +1,4 @@
-"""What a batch promises on real brokers, through our own codec and through plain pika."""
+"""Promises of a batch on real brokers, through our own codec and through plain pika."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def queue(topic: str) -> str:
 
 
 async def publish(bus: BusConfig, queue: str) -> list[str]:
-    """One batch; returns the ids."""
+    """Publish one batch; return the ids."""
     config = PublisherConfig(batch={queue: Batching(count_max=COUNT, linger_ms=50)})
     async with AsyncPublisher(bus, config) as publisher:
         published = await publisher.send_many(created(queue), [b"%d" % n for n in range(COUNT)])
@@ -65,7 +65,7 @@ async def received(consumer: AsyncConsumer, count: int) -> list[Delivery]:
 async def batch_received(
     cluster: LocalCluster, bus: BusConfig, queue: str, count: int = COUNT
 ) -> tuple[list[str], AsyncConsumer, list[Delivery]]:
-    """The ids of one batch, and the first `count` deliveries of it, unanswered."""
+    """Return the ids of one batch, and the first `count` deliveries of it, unanswered."""
     ids = await publish(direct(cluster, "mb1"), queue)
     consumer = await attached(bus, queue)
     return ids, consumer, await received(consumer, count)

@@ -1,4 +1,4 @@
-"""A small run on each system in Java, fetched by Maven at first; where that cannot be, CI fails."""
+"""A small run on each system in Java, fetched by Maven at first; where that is impossible, CI fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay that swallows what is open, with plain sockets."""
+"""The relay that swallows open requests, with plain sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small run on real brokers, from its profile to its report, and what becomes of one that is cut short."""
+"""A small run on real brokers, from its profile to its report, and one that is cut short."""
 
 from __future__ import annotations
 

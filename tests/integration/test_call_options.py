@@ -1,4 +1,4 @@
-"""What one call may say, seen from the other end."""
+"""Options of one call, seen from the other end."""
 
 from __future__ import annotations
 

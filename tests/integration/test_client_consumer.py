@@ -1,4 +1,4 @@
-"""What a consumer promises while nothing is broken but single connections."""
+"""Promises of a consumer while nothing is broken but single connections."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_start_all_means_every_broker_and_one_that_cannot_be_is_told_in_time(
 
 
 def _started(bus: BusConfig, source: str, config: ConsumerConfig | None = None) -> Consumer:
-    """Attached to every broker."""
+    """Return a consumer that is attached to every broker."""
     consumer = Consumer(bus, source, config=config)
     consumer.start(require="all", timeout_s=READY_WITHIN_S * FACTOR)
     return consumer
@@ -247,7 +247,7 @@ def _started(bus: BusConfig, source: str, config: ConsumerConfig | None = None) 
 def _attached(
     bus: BusConfig, source: str, config: ConsumerConfig | None = None
 ) -> Iterator[Consumer]:
-    """The same for a block."""
+    """Give a consumer that is attached to every broker."""
     consumer = _started(bus, source, config)
     try:
         yield consumer
@@ -258,7 +258,7 @@ def _attached(
 def _publish(
     cluster: LocalCluster, destination: str, names: Iterable[str], count: int
 ) -> list[str]:
-    """So many messages to each of these brokers; returns their ids."""
+    """Publish this many messages to each of these brokers; return their ids."""
     ids = []
     for name in names:
         with Publisher(direct(cluster, name)) as publisher:

@@ -1,4 +1,4 @@
-"""Promise: an answer that is no good list changes nothing, is counted, and is told once."""
+"""Promise: an answer that is no good list changes nothing, is counted, and is reported once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HTML = "<html><body>It works!</body></html>"
 
 
 class ListServer(ThreadingHTTPServer):
-    """Answers for the list as told; passes registrations on to the real agents."""
+    """Server of the list with steered answers; it passes registrations on to the real agents."""
 
     daemon_threads = True
 
@@ -161,6 +161,6 @@ def _check_nothing_changes(
 
 
 def _good_list(cluster: LocalCluster) -> str:
-    """Of generation 7, so that others can be older."""
+    """Return a list of generation 7, so that others can be older."""
     lines = cluster.layout.list_file.read_text().splitlines(keepends=True)
     return "".join(line for line in lines if "generation" not in line) + "# generation: 7\n"

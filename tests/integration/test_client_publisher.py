@@ -1,4 +1,4 @@
-"""What a publisher promises while nothing is broken."""
+"""Promises of a publisher while nothing is broken."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_forbidden_destination_is_refused_and_costs_the_others_nothing(
 
 @contextmanager
 def limited_user(cluster: LocalCluster, *, write: str) -> Iterator[tuple[str, str]]:
-    """A user on all brokers who may publish to few exchanges."""
+    """Give a user on all brokers who may publish to few exchanges."""
     name, password = "limited", "limited-password"
     rights = {"configure": "^$", "write": write, "read": "^$"}
     for broker in cluster.names:

@@ -59,7 +59,7 @@ def test_passwords_and_tokens_appear_in_no_log_file_of_the_cluster(
 
 
 def _failing_logins(bus: BusConfig, topic: str) -> list[str]:
-    """What is said by clients whose password is wrong."""
+    """Return the output of clients whose password is wrong."""
     said = []
     with pytest.raises(LoginRefused) as publishing:
         Publisher(bus).start(require="one", timeout_s=READY_WITHIN_S)

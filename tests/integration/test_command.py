@@ -17,7 +17,7 @@ WITHIN_S = 60
 
 
 class Shell:
-    """Runs `messagebus ...` against one cluster."""
+    """Runner of `messagebus ...` against one cluster."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.env = {**os.environ, **cluster.client_env()}
@@ -187,7 +187,7 @@ def test_ctrl_c_ends_a_waiting_consumer_with_one_line(shell: Shell) -> None:
 
 
 def test_what_is_not_printed_is_not_acked(shell: Shell) -> None:
-    """A reader that goes away loses nothing: what it did not read comes again."""
+    """A reader that goes away loses nothing: messages that it did not read come again."""
     shell.run("declare", "heads/all")
     shell.run("publish", "heads", "-", "--lines", given=b"".join(b"%05d\n" % n for n in range(50)))
     first = shell.run("consume", "heads", "-s", "all", "--count", "5").stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The lists' kit with real agents: what is pushed is served, and what clients applied is known."""
+"""The lists' kit with real agents: pushed lists are served, and the lists that clients applied are known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.sshd import ssh_server
 
 @pytest.fixture
 def lists(cluster: LocalCluster) -> Iterator[Cluster]:
-    """The shared cluster's; the same brokers are on the list before and after, none draining."""
+    """The shared cluster's list; the same brokers are on it before and after, none draining."""
     read = load(cluster.inventory)
     before = BrokerList.parse(listfile.read(read.list_file))
     yield read
@@ -166,7 +166,7 @@ def test_the_list_of_another_cluster_on_a_node_stops_a_push(lists: Cluster, tmp_
 
 
 def _on_hosts(cluster: LocalCluster, path: Path, good: str, dead: str) -> Path:
-    """The cluster's inventory, as if its nodes were on hosts: the second on one that is down."""
+    """Return the cluster's inventory as if its nodes were on hosts: the second on one that is down."""
     lines = cluster.inventory.read_text().splitlines()
     text = "\n".join(_absolute(line, cluster.inventory.parent) for line in lines)
     for name in ("mb1", "mb2", "mb3"):

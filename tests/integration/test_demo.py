@@ -41,12 +41,12 @@ class Demo:
         )
 
     def end(self) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
+        """Return exit code, standard output, standard error."""
         out, error = self.process.communicate(timeout=END_S)
         return self.process.returncode, out, error
 
     def left(self) -> list[str]:
-        """Processes that name the folder of this demo in their command or environment."""
+        """Return the processes that name the folder of this demo in their command or environment."""
         return [found.name() for found in psutil.process_iter() if self._is_ours(found)]
 
     def _is_ours(self, process: psutil.Process) -> bool:

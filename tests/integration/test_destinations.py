@@ -37,7 +37,7 @@ EXPIRES_S = 3
 
 
 def queue_of(cluster: LocalCluster, name: str, queue: str) -> dict[str, Any]:
-    """A queue as the broker has it: type, arguments, ... {} when there is none."""
+    """Return a queue as the broker has it: type, arguments, ... {} when there is none."""
     with cluster.management(name) as management:
         answer = management.get(f"/api/queues/%2F/{quote(queue, safe='')}?disable_stats=true")
     return answer.json() if answer.status_code == httpx.codes.OK else {}
@@ -52,7 +52,7 @@ def declare_by_hand(cluster: LocalCluster, name: str, queue: str, **arguments: A
 
 
 def publish_by_hand(bus: BusConfig, cluster: LocalCluster, exchange: str, key: str) -> None:
-    """As an application may, on the first broker, over HTTP."""
+    """Publish on the first broker, over HTTP, as an application may."""
     assert bus.password is not None
     node = cluster.node(cluster.names[0])
     answer = httpx.post(
@@ -82,7 +82,7 @@ def delete_by_hand(cluster: LocalCluster, queue: str) -> None:
 
 @pytest.fixture
 def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; put right again afterwards."""
+    """A cluster to break; restored afterwards."""
     yield cluster
     restore(cluster)
 
@@ -178,7 +178,7 @@ def test_a_mismatch_costs_a_publisher_one_destination_and_not_its_link(
 def test_a_broker_that_holds_a_queue_otherwise_is_named_and_hinders_nobody(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """As after its disk was exchanged for one that has a queue of that name otherwise."""
+    """It is as after its disk was exchanged for one that has a queue of that name with other options."""
     cluster, queue, broker = broken, f"mb.queue/{topic}", broken.node("mb2").broker
     cluster.kill("mb2", agent=True)
     cluster.kill("mb2")
@@ -251,7 +251,7 @@ def expiring(topic: str) -> Subscription:
 
 
 def is_deleted(cluster: LocalCluster, source: Subscription) -> bool:
-    """The tombstone is there, so nobody makes it again; and so are the queues."""
+    """Return whether the queues are gone and tombstones are there, so that nobody makes the queues again."""
     return all(
         not entry_of(cluster, name, str(source)).get("alive", True)
         and not queue_exists(cluster, name, source.amqp_queue)
@@ -304,7 +304,7 @@ def test_an_expiring_subscription_goes_from_a_broker_that_was_down_too(
 def test_a_queue_that_expires_on_one_broker_while_used_on_others_is_made_again_and_told(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """The consumer reaches all brokers but one, which the list gives it no chance to know."""
+    """The consumer reaches all brokers but one, which its list does not name."""
     cluster, source = broken, expiring(topic)
     declare(bus, [source])
     one = BusConfig(

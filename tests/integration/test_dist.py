@@ -1,4 +1,4 @@
-"""What is published: built twice it is the same, and it works where nothing else is installed."""
+"""Distributions: built twice they are the same, and they work where nothing else is installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_the_same_commit_gives_the_same_bytes(built: list[Path], tmp_path: Path) -> None:
-    """From a copy that was made later, in another folder."""
+    """The second is built from a later copy, in another folder."""
     copy = tmp_path / "elsewhere"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "messagebus", copy / "messagebus", ignore=ignored)
@@ -74,7 +74,7 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
 
 
 def _needed() -> set[str]:
-    """Names of the distributions that a plain installation brings."""
+    """Return the names of the distributions that a plain installation brings."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     waiting, found = list(project["dependencies"]), set[str]()
     while waiting:

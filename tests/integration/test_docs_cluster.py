@@ -1,4 +1,4 @@
-"""What README and docs do on a cluster is done on one: commands as a shell would, Python as programs.
+"""The commands of README and docs for a cluster, run on one: in a shell, Python as programs.
 
 Blocks of a page are run in their order, in one folder that holds the page's files.
 """
@@ -37,13 +37,13 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: MakeCluster) -> LocalCluster:
-    """One of its own: pages call their topics as readers would."""
+    """A cluster of its own: pages name their topics as readers would."""
     return make_cluster(brokers=2)
 
 
 @pytest.fixture
 def env(cluster: LocalCluster) -> Iterator[dict[str, str]]:
-    """As after the `export` lines of `make up`; afterwards all that was declared is deleted."""
+    """The environment after the `export` lines of `make up`; all declarations are deleted afterwards."""
     plain = {key: each for key, each in os.environ.items() if not key.startswith("MESSAGEBUS_")}
     yield {
         **plain,
@@ -89,7 +89,7 @@ def test_the_readme_s_clients_work_on_a_cluster(env: dict[str, str], tmp_path: P
 
 
 def run(block: Block, env: dict[str, str], folder: Path) -> str:
-    """What it said."""
+    """Run it and return its output."""
     if block.language == "python":
         argv = [sys.executable, "-W", "error", "-c", block.text]
     else:
@@ -124,7 +124,7 @@ def run_until(block: Block, env: dict[str, str], folder: Path) -> None:
 
 @contextmanager
 def in_the_background(block: Block, env: dict[str, str], folder: Path) -> Iterator[None]:
-    """One command, which ends well when it is asked to."""
+    """Run one command, which must end well when it is asked to."""
     log = folder / "background.log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -141,7 +141,7 @@ def in_the_background(block: Block, env: dict[str, str], folder: Path) -> Iterat
 
 
 def is_consuming(process: subprocess.Popen[bytes], env: dict[str, str]) -> bool:
-    """Somebody is; or it has ended."""
+    """Return whether a consumer is attached, or the process has ended."""
     ours = {key: each for key, each in env.items() if key.startswith("MESSAGEBUS_")}
     counts = count_subscriptions(BusConfig.from_env(ours)).counts
     return any(each.consumers for each in counts) or process.poll() is not None

@@ -1,4 +1,4 @@
-"""What docs/OPERATIONS.md says is run, in its order, on a cluster whose parts fail where the page says so."""
+"""The commands of docs/OPERATIONS.md, in its order, on a cluster whose parts fail where the page says so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOW = ("cluster", "hardware", "elsewhere")
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: MakeCluster) -> LocalCluster:
-    """One of its own: parts of it are killed."""
+    """A cluster of its own: parts of it are killed."""
     return make_cluster(3)
 
 

@@ -80,7 +80,7 @@ def test_a_users_project_passes_strict_mypy_against_the_wheel(tmp_path: Path) ->
 
 
 def user_environment(folder: Path, wheel: Path) -> Path:
-    """An environment with the wheel, and with all else that is installed here. Returns its Python."""
+    """Make an environment with the wheel, and with all else that is installed here. Returns its Python."""
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=ROOT)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
@@ -92,7 +92,7 @@ def user_environment(folder: Path, wheel: Path) -> Path:
 
 # ---------------------------------------------------------------------- the service
 class Service:
-    """Two worker processes on a cluster, and what they kept."""
+    """Two worker processes on a cluster, and their record."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self.file = folder / "invoices.sqlite"
@@ -138,7 +138,7 @@ def broken_cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
 
 
 def parked(cluster: LocalCluster) -> list[str]:
-    """Message ids in the parking queue, over all brokers; they stay there."""
+    """Return the message ids in the parking queue, over all brokers; they stay there."""
     wanted = {"count": 100_000, "ackmode": "ack_requeue_true", "encoding": "base64"}
     path = f"/api/queues/%2F/{quote('mb.park/orders/billing', safe='')}/get"
     found: list[str] = []
@@ -150,7 +150,7 @@ def parked(cluster: LocalCluster) -> list[str]:
 
 
 def order(number: int) -> dict[str, object]:
-    """Of a hundred, one in CHF (retried), one in XTS (retried, then parked), one in no currency."""
+    """Make an order; of 100, one is in CHF (retried), one in XTS (retried, then parked), one in none."""
     currency = {7: "CHF", 17: "XTS", 27: "???"}.get(number % 100, "EUR")
     line = {"article": "nut", "price": str(Decimal(1 + number % 50) / 100), "pieces": 2}
     return {

@@ -182,7 +182,7 @@ async def received(consumer: AsyncConsumer) -> Any:
 def test_a_link_that_ends_politely_cancels_no_consumer(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch, hot_path: str
 ) -> None:
-    """A cancel makes the next single active consumer be served ahead of what comes back."""
+    """A cancel would make the next single active consumer be served ahead of what comes back."""
     monkeypatch.setenv(HOT_PATH, hot_path)
     source = Subscription(Topic("orders"), "billing", single_active=True)
     bus = BusConfig(broker=rabbit.name)
@@ -200,7 +200,7 @@ def test_a_link_that_ends_politely_cancels_no_consumer(
 def test_a_redrive_counts_a_message_when_the_broker_has_read_its_answer(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a redrive that ends there, its connection too, leaves at most one message twice."""
+    """A redrive that ends there, its connection too, leaves at most one message twice."""
     rabbit.hold("orders/billing")
     parking = rabbit.queues["mb.park/orders/billing"]
     for number in range(COUNT):

@@ -1,4 +1,4 @@
-"""HTTP clients whose other end does not behave."""
+"""HTTP clients whose peer misbehaves."""
 
 from __future__ import annotations
 

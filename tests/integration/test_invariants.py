@@ -1,4 +1,4 @@
-"""Promises of the client that hold whatever is done with it: bounds of waits, links that only consume."""
+"""Promises of the client that always hold: bounds of waits, links that only consume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole local cluster: it comes up, breaks as told, and leaves nothing behind."""
+"""A whole local cluster: it comes up, breaks on demand, and leaves nothing behind."""
 
 from __future__ import annotations
 

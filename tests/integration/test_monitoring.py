@@ -1,4 +1,4 @@
-"""Alert rules: read and tried out by promtool, and made of nothing but what the parts really show."""
+"""Alert rules: read and tried out by promtool, and made only of metrics that the parts really show."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def promtool(*words: str) -> str:
 
 
 def alerts() -> dict[str, str]:
-    """Name -> the lines of its rule."""
+    """Return name -> the lines of its rule."""
     parts = (FOLDER / "alerts.yml").read_text().split("- alert: ")[1:]
     return {part.split()[0]: part for part in parts}
 

@@ -1,4 +1,4 @@
-"""Messages are moved to other brokers as they are, and a move loses nothing whatever ends it."""
+"""Messages are moved to other brokers unchanged, and an interrupted move loses nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def operator(cluster: LocalCluster) -> BusConfig:
 
 
 def move(cluster: LocalCluster, queues: Iterable[str], *to: str) -> MessagesMoved:
-    """From mb1."""
+    """Move messages from mb1."""
     targets = [cluster.node(name).broker for name in to or ("mb2", "mb3")]
     source = cluster.node("mb1").broker
     return move_messages(operator(cluster), queues, source=source, targets=targets)
@@ -59,7 +59,7 @@ def move(cluster: LocalCluster, queues: Iterable[str], *to: str) -> MessagesMove
 def fill(
     cluster: LocalCluster, topic: str, messages: Iterable[Message], *, delay_s: float = 0
 ) -> list[str]:
-    """Publish to mb1; ids in their order."""
+    """Publish to mb1; return ids in their order."""
     options: Options = {"deliver_after_s": delay_s} if delay_s else {}
     with Publisher(direct(cluster, "mb1")) as publisher:
         return [
@@ -69,7 +69,7 @@ def fill(
 
 
 def take(bus: BusConfig, topic: str, count: int) -> list[Delivery]:
-    """So many, and whatever comes within a moment after them."""
+    """Take this many messages, and all that come within a moment after them."""
     found: list[Delivery] = []
     with Consumer(bus, topic, subscription="all") as consumer:
         while delivery := consumer.receive(DEADLINE_S if len(found) < count else 1):
@@ -176,7 +176,7 @@ def test_nothing_is_moved_to_a_broker_in_alarm(
 
 
 def counted(cluster: LocalCluster, queue: str) -> str:
-    """How many messages the statistics of mb1 show in a queue: what a move goes by."""
+    """Return how many messages the statistics of mb1 show in a queue: a move relies on them."""
     with cluster.management("mb1") as management:
         found = management.get(f"/api/queues/%2F/{quote(queue, safe='')}").json()
     return str(found.get("messages"))

@@ -1,4 +1,4 @@
-"""`messagebus parked` over all brokers, as a shell user sees it, and what it may never lose."""
+"""`messagebus parked` over all brokers, as a shell user sees it, and messages that it must never lose."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(cluster: LocalCluster) -> Run:
-    """Runs `messagebus parked ...` against the cluster."""
+    """Function that runs `messagebus parked ...` against the cluster."""
 
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -77,13 +77,13 @@ def environment(cluster: LocalCluster) -> dict[str, str]:
 
 @pytest.fixture
 def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; put right again afterwards."""
+    """A cluster to break; restored afterwards."""
     yield cluster
     restore(cluster)
 
 
 def park(cluster: LocalCluster, name: str, queue: str, ids: list[str], **headers: Any) -> None:
-    """As a client of the bus does it, or another one that keeps to docs/WIRE.md."""
+    """Park messages as a client of the bus does, or another client by docs/WIRE.md."""
     with cluster.management(name) as management:
         for message_id in ids:
             properties = {
@@ -113,12 +113,12 @@ def park(cluster: LocalCluster, name: str, queue: str, ids: list[str], **headers
 
 
 def waiting(bus: BusConfig, name: str) -> int:
-    """In the subscription's own queues, now."""
+    """Count the messages that wait in the subscription's own queues now."""
     return sum(each.ready for each in count_subscriptions(bus).counts if each.name == name)
 
 
 def received(bus: BusConfig, topic: str, count: int, subscription: str = "all") -> Counter[str]:
-    """Ids of so many messages, and of whatever comes within a moment after them; all are answered."""
+    """Receive this many messages and all that come within a moment after them; answer all, return the ids."""
     ids: Counter[str] = Counter()
     with Consumer(bus, topic, subscription=subscription) as consumer:
         while (delivery := consumer.receive(DEADLINE_S if ids.total() < count else 1)) is not None:
@@ -413,7 +413,7 @@ def test_without_agents_and_in_classic_queues_it_is_the_same(
 
 @contextmanager
 def user(cluster: LocalCluster, **rights: str) -> Iterator[dict[str, str]]:
-    """Settings of a user with these rights on all brokers."""
+    """Give settings of a user with these rights on all brokers."""
     name, password = "parkedonly", "parkedonly-password"
     for broker in cluster.names:
         with cluster.management(broker) as api:

@@ -46,7 +46,7 @@ BROKERS = 3
 
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[list[LocalCluster]]:
-    """The one in use, if any."""
+    """The cluster in use, if any."""
     used: list[LocalCluster] = []
     yield used
     for each in used:
@@ -55,8 +55,8 @@ def clusters() -> Iterator[list[LocalCluster]]:
 
 @pytest.fixture
 def cluster(make_cluster: MakeCluster, clusters: list[LocalCluster]) -> LocalCluster:
-    """One of their own: these tests change which brokers there are. Each leaves three, all ready, and no
-    unfinished run; where one does not, it fails alone: the next has a new cluster.
+    """A cluster of these tests' own, which change its brokers. Each leaves three, all ready, and no
+    unfinished run; a test that does not fails alone: the next has a new cluster.
     """
     if clusters and not is_left_as_found(clusters[-1]):
         clusters.pop().down()
@@ -77,7 +77,7 @@ def is_left_as_found(cluster: LocalCluster) -> bool:
 
 @pytest.fixture
 def load(bus: BusConfig, topic: str) -> AuditedLoad:
-    """bus, topic: as all integration tests have them."""
+    """Publishers and consumers under load. bus, topic: as all integration tests have them."""
     return AuditedLoad(bus, topic)
 
 
@@ -120,7 +120,7 @@ def has_received(load: AuditedLoad, count: int) -> bool:
 def test_reloads_of_the_balancer_under_load_lose_and_double_nothing(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
-    """While publishers renew their connections, so that some are made in each of its moments."""
+    """Publishers renew their connections meanwhile, so that some are made in each of its moments."""
     with load.running(publishers=4, consumers=4):
         for number in range(1, RELOADS + 1):
             eventually(partial(has_received, load, number * RECEIVED_FIRST), within_s=60)
@@ -218,7 +218,7 @@ def applications_on(cluster: LocalCluster, name: str) -> int:
 
 
 async def foreign_link(cluster: LocalCluster, name: str) -> Link:
-    """A client that follows no list. Management lists it one statistics interval after it came."""
+    """Open a link of a client that follows no list. Management lists it one statistics interval later."""
     login = Credentials(user="bus", password=cluster.password, client_id="foreign")
     link = await dial(Broker.parse(cluster.node(name).broker), login, timeout_ms=5_000)
     await eventually_async(lambda: applications_on(cluster, name), within_s=30)
@@ -229,7 +229,7 @@ async def foreign_link(cluster: LocalCluster, name: str) -> Link:
 async def test_clients_that_do_not_move_are_hung_up_on_and_named(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """One that may publish, and a worker that died with deliveries in its hands."""
+    """One may publish; the other is a worker that died with deliveries in its hands."""
     leaving = cluster.names[-1]
     await asyncio.to_thread(declare, bus, [f"{topic}/{SUBSCRIPTION}"])
     with Publisher(direct(cluster, leaving)) as publisher:
@@ -272,7 +272,7 @@ def received(bus: BusConfig, topic: str, count: int) -> list[str]:
 def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """In queues, parked and delayed."""
+    """They are in queues, parked and delayed."""
     leaving, subscription = cluster.names[-1], f"{topic}/{SUBSCRIPTION}"
     declare(bus, [subscription])
     with Publisher(direct(cluster, leaving)) as publisher:
@@ -353,7 +353,7 @@ def test_delayed_messages_are_told_and_waited_for(
 def test_what_differs_is_told_and_nothing_is_changed(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """By `ops check` and `ops topology diff`."""
+    """`ops check` and `ops topology diff` show it."""
     name, other = cluster.names[:2]
     declare(bus, [f"{topic}/{SUBSCRIPTION}"])
     for words in (["check"], ["topology", "diff"], ["topology", "sync"]):
@@ -397,7 +397,7 @@ def put_queue(
 def test_topology_sync_brings_about_what_a_broker_lacks(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """Somebody wrote one node's copy of the list by hand, without the others: nobody tells it anything."""
+    """One node's copy of the list was edited by hand, without the others: no agent sends it anything."""
     node, wanted = cluster.node(cluster.names[-1]), f"{topic}/{SUBSCRIPTION}"
     whole = node.list_file.read_text()
     cluster.kill(node.name, agent=True)

@@ -25,7 +25,7 @@ DAY_S = 86_400
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
-    """One of its own: this changes which brokers there are."""
+    """A cluster of its own: this changes its brokers."""
     made = make_cluster(4, up=False, balancers=2)
     for name, off_s in (("mb2", -DAY_S), ("mb3", DAY_S)):
         folder = made.dir / "nodes" / name / "python"

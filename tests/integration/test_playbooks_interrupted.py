@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
-    """One of their own: these tests change which brokers there are. Each leaves three, all ready."""
+    """A cluster of these tests' own, which change its brokers. Each leaves three, all ready."""
     made = make_cluster(3)
     yield made
     made.down()
@@ -37,9 +37,9 @@ def load(bus: BusConfig, topic: str) -> AuditedLoad:
 
 
 def kill_and_resume(cluster: LocalCluster, *words: str) -> int:
-    """SIGKILL at every step in turn, when its commands have run and its journal does not know yet.
+    """Kill it by SIGKILL at every step in turn, when its commands have run and its journal does not know yet.
 
-    Each run after the first repeats the step before. How many were killed.
+    Each run after the first repeats the step before. Returns how many runs were killed.
     """
     for kills in range(STEPS_MAX):
         if (ended := run_killed(cluster, kills, *words)) == 0:
@@ -55,7 +55,7 @@ def done(cluster: LocalCluster, *words: str) -> tuple[str, ...]:
 
 
 def run_killed(cluster: LocalCluster, after: int, *words: str) -> int:
-    """Run until so many steps are kept and the next is to be. Its exit code: minus the signal."""
+    """Run until this many steps are kept and the next is due. Returns its exit code: minus the signal."""
     command = argv(cluster, *words, "--yes")[3:]
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.killed_ops", str(after), *command],

@@ -29,7 +29,7 @@ REFUSED_LINE = re.compile(r"login refused|ACCESS_REFUSED.*[Ll]ogin|invalid crede
 
 @pytest.fixture(scope="module")
 def own(make_cluster: MakeCluster) -> LocalCluster:
-    """Passwords are changed here: no cluster to share."""
+    """A cluster of its own: its passwords are changed."""
     return make_cluster(2)
 
 
@@ -39,14 +39,14 @@ def login(own: LocalCluster, tmp_path: Path) -> Login:
 
 
 class Login:
-    """A user of an application's own, with the files that say so."""
+    """A user of an application, with the files that hold the login."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self.cluster = cluster
         self.user_file, self.password_file = folder / "user", folder / "password"
 
     def on_brokers(self, user: str, password: str) -> None:
-        """Make it so that this user has this password."""
+        """Give this user this password on the brokers."""
         LEAKS.remember(password)
         for name in self.cluster.names:
             with self.cluster.management(name) as management:
@@ -78,14 +78,14 @@ class Login:
             close_connections(self.cluster, name, client_id)
 
     def refusals(self) -> int:
-        """Logins that the brokers have refused so far, by their own logs."""
+        """Count the logins that the brokers have refused so far, by their own logs."""
         logs = [(node.log_dir / "broker.log") for node in self.cluster.layout.nodes]
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
         return sum(bool(REFUSED_LINE.search(line)) for line in lines)
 
 
 def flows(load: Load, work: Consuming) -> None:
-    """What is confirmed from now on arrives, too."""
+    """Check that messages confirmed from now on arrive, too."""
     since_ns = time.monotonic_ns()
     eventually(
         lambda: load.confirmed_ids(since_ns=since_ns) & set(work.counts()),

@@ -1,4 +1,4 @@
-"""Jobs as processes: how they are started, and how they end when they cannot finish."""
+"""Jobs as processes: their start, and their end when they cannot finish."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SUBMIT = (
 
 @pytest.mark.parametrize("job", JOBS)
 def test_every_job_starts_by_its_file_from_any_folder(tmp_path: Path, job: str) -> None:
-    """As spark-submit starts it: with the file's folder alone on the path."""
+    """spark-submit starts it so: with the file's folder alone on the path."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     path = ROOT / "spark" / "jobs" / f"{job}.py"
     done = run([sys.executable, str(path), "--help"], cwd=tmp_path, env=environ)
@@ -109,7 +109,7 @@ def test_the_exit_code_of_a_job_is_that_of_spark_submit(tmp_path: Path) -> None:
 
 
 def cores_of(log: Path) -> int:
-    """How many a session had, as it noted itself."""
+    """Return how many cores a session had, by its own record."""
     for line in log.read_text().splitlines():
         event = json.loads(line)
         if event["Event"] == "SparkListenerExecutorAdded":

@@ -1,4 +1,4 @@
-"""What an application records is a run that the reports read: on the in-memory bus, with real threads."""
+"""An application's records make a run that the reports read: on the in-memory bus, with real threads."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_lock_that_another_has_is_told(server: Sshd, tmp_path: Path) -> None:
 def test_operators_with_an_inventory_each_are_kept_apart_by_the_balancers_host(
     server: Sshd, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two checkouts. Who is killed lets go; a host that is away is told, and stops nobody."""
+    """They have two checkouts. A killed one lets go; a host that is away is named and stops nobody."""
     ours, theirs = (tmp_path / name for name in ("ours", "theirs"))
     for folder in (ours, theirs):
         folder.mkdir()
@@ -169,7 +169,7 @@ def is_free(inventory: Path) -> bool:
 
 
 def write_inventory(folder: Path, ssh: str, far: Path) -> None:
-    """With one balancer, on another host, whose files are in the folder `far` there."""
+    """Write an inventory with one balancer, on another host, whose files are in the folder `far` there."""
     hosts = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
     text = mirrored_inventory(hosts, address="10.0.0.9")
     text = text.replace("[balancer]", '[balancer]\nhost = "balancer1"', 1)

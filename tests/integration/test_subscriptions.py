@@ -32,7 +32,7 @@ DEADLINE_S = 30.0
 
 
 class Shell:
-    """Runs `messagebus subscriptions ...` against one cluster."""
+    """Runner of `messagebus subscriptions ...` against one cluster."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         token = folder / "token"
@@ -55,7 +55,7 @@ class Shell:
         )
 
     def rows(self, name: str, *, code: int = 0) -> dict[str, dict[str, Any]]:
-        """What `list --json` says of one subscription, by broker."""
+        """Return the rows of `list --json` for one subscription, by broker."""
         done = self.run("list", "--json")
         assert done.returncode == code, done.stderr
         found = json.loads(done.stdout)["subscriptions"]
@@ -69,7 +69,7 @@ def shell(cluster: LocalCluster, tmp_path: Path) -> Shell:
 
 @pytest.fixture
 def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; put right again afterwards."""
+    """A cluster to break; restored afterwards."""
     yield cluster
     restore(cluster)
 

@@ -1,4 +1,4 @@
-"""pytest's plug-in, in runs of its own: what its fixtures give, and what they leave behind."""
+"""pytest's plug-in, in runs of its own: its fixtures, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ messagebus_brokers = 1
 
 
 def run(folder: Path, text: str, *options: str) -> str:
-    """A run of pytest over one file; its output."""
+    """Run pytest over one file; return its output."""
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text(INI)
     told = subprocess.run(

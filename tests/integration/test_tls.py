@@ -1,4 +1,4 @@
-"""Promise: with TLS on, nothing is said to anybody whose certificate was not verified, and the rest works."""
+"""Promise: with TLS on, nothing is sent to a peer whose certificate was not verified, and the rest works."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bus(secured: LocalCluster) -> BusConfig:
 
 @pytest.fixture(scope="module")
 def stranger(secured: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what nobody should trust: another authority, and `expired` of the right one."""
+    """A folder with bad certificates: of another authority, and `expired` of the right one."""
     folder = tmp_path_factory.mktemp("stranger")
     issue_missing(folder, {CLIENT: (), "mb2": (SERVER_NAME, secured.node("mb2").host)})
     certificate, key = Authority.load(secured.layout.tls_dir).issue("expired", days=-1)
@@ -108,7 +108,7 @@ def test_messages_pass_and_every_connection_is_verified_on_both_ends(
 
 
 def see(cluster: LocalCluster, seen: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Add the connections of now to those that were seen before. Agents check our login as bus, too."""
+    """Add the current connections to those seen before. Agents check our login as bus, too."""
     ours = [each for each in connections(cluster, "bus") if client_id(each) == CLIENT_ID]
     seen |= {each["name"]: each for each in ours}
     return seen
@@ -207,7 +207,7 @@ def test_certificates_are_read_again_at_every_dial(
             secrets.write(file, text)
 
     def subjects() -> list[str]:
-        """Of the consumer's connections, one at each broker, and the publisher's."""
+        """Return the subjects of the consumer's connections, one at each broker, and the publisher's."""
         return [each["peer_cert_subject"] for each in connections(secured, "bus")]
 
     write("first")
@@ -229,7 +229,7 @@ def test_certificates_are_read_again_at_every_dial(
 def test_all_certificates_are_renewed_while_messages_flow_and_nothing_is_lost(
     secured: LocalCluster, bus: BusConfig
 ) -> None:
-    """Those of brokers and agents, of HAProxy's checks, of clients and of operators."""
+    """They are those of brokers and agents, of HAProxy's checks, of clients and of operators."""
     layout, bus = secured.layout, replace(bus, client_id="renews")
     issue = Authority.load(layout.tls_dir).issue
     with consuming(bus, "queue:renewed") as work:
@@ -286,7 +286,7 @@ def test_an_agent_shows_new_certificates_without_a_restart(
 def test_the_end_of_certificates_is_told_before_it_comes(
     secured: LocalCluster, bus: BusConfig
 ) -> None:
-    """By the agent's metrics, and by `ops check`."""
+    """The agent's metrics and `ops check` show it."""
     days_left, ends_soon = 397, 20
     node = secured.node("mb2")
     metrics = f"https://{node.agent}/metrics"
@@ -317,7 +317,7 @@ def test_the_end_of_certificates_is_told_before_it_comes(
 
 @pytest.fixture
 def routed(secured: LocalCluster) -> Iterator[None]:
-    """One address for several brokers: HAProxy looks at nothing but the name that TLS asks for."""
+    """One address for several brokers: HAProxy reads only the name that TLS asks for."""
     before = (secured.layout.haproxy_dir / "haproxy.cfg").read_text()
     rules = [
         "tcp-request inspect-delay 5s",

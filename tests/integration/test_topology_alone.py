@@ -1,4 +1,4 @@
-"""One RabbitMQ without agents: what the library declares by itself, and what exists otherwise."""
+"""One RabbitMQ without agents: the library's own declarations, and existing queues with other options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WITHIN_S = 20.0
 
 @pytest.fixture
 def alone(cluster: LocalCluster) -> BusConfig:
-    """A broker of the cluster as if it had no agent: that leaves alone what it has not been asked for."""
+    """A broker of the cluster as if it had no agent: the agent leaves alone what it was not asked for."""
     return BusConfig(
         broker=cluster.node("mb1").broker, user="admin", password=cluster.admin_password
     )
@@ -41,7 +41,7 @@ def alone(cluster: LocalCluster) -> BusConfig:
 
 @pytest.fixture
 def name(cluster: LocalCluster, topic: str) -> Iterator[str]:
-    """A name of one's own; queues and exchanges of it are deleted afterwards."""
+    """A name of the test's own; queues and exchanges of it are deleted afterwards."""
     yield f"alone-{topic}"
     with cluster.management("mb1") as management:
         for kind in ("queues", "exchanges"):

@@ -96,7 +96,7 @@ class Shop:
 
 
 def end(worker: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
-    """Send the signal, wait, return exit code and what it said."""
+    """Send the signal, wait, return exit code and output."""
     worker.send_signal(number)
     _, said = worker.communicate(timeout=30 * FACTOR)
     return worker.returncode, said
@@ -393,7 +393,7 @@ def test_a_child_that_cannot_start_again_stops_no_healthy_one(shop: Shop, free_p
 
 @pytest.mark.guarantee("no-child-outlives-its-parent")
 def test_a_signal_to_all_of_them_is_as_good_as_one_to_the_parent(shop: Shop) -> None:
-    """As systemd sends it, and a terminal: the children hear it, and their parent passes it on."""
+    """systemd sends it so, and a terminal: the children hear it, and their parent passes it on."""
     worker = shop.worker("shop:app", "--processes", "2", orders="slow")
     shop.heard("began slow", 2)
     for pid in children(worker):

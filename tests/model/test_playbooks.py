@@ -56,7 +56,7 @@ UNSAID = {"dry_run": False, "yes": True, "undo": False, "resume": True, "abandon
 
 
 class Quiet:
-    """A console that shows nothing; status is a context."""
+    """Console that shows nothing; status is a context."""
 
     def __init__(self, **_options: object) -> None: ...
     def print(self, *_words: object) -> None: ...
@@ -71,7 +71,7 @@ class Quiet:
 
 
 class OneByOne:
-    """A pool of threads that has none."""
+    """Pool of threads that has none."""
 
     def __init__(self, _count: int) -> None: ...
     def __enter__(self) -> OneByOne:
@@ -83,7 +83,7 @@ class OneByOne:
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Clock that passes only while somebody waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -118,7 +118,7 @@ class World:
         return SimulatedView(self.cluster, absent) if absent else SimulatedView(self.cluster)
 
     def play(self, word: str, name: str, **said: object) -> str:
-        """Run a playbook as its command does. Returns how it ended, "" well."""
+        """Run a playbook as its command does. Returns how it ended, "" for well."""
         options = {**UNSAID, **OPTIONS[word], **said, "file": self.file}
         options["names" if word == "restart" else "name"] = (name,) if word == "restart" else name
         try:
@@ -132,18 +132,18 @@ class World:
         return ""
 
     def killed(self, kill_in: int, word: str, name: str, **said: object) -> None:
-        """Run a playbook that is killed after so many looks and commands, or ends."""
+        """Run a playbook that is killed after this many looks and commands, or ends."""
         self.cluster.kill_in = kill_in
         self.play(word, name, **said)
 
     def publish(self) -> None:
-        """More than is consumed from now on."""
+        """Publish more than is consumed from now on."""
         self.cluster.consuming = False
         for _ in range(20):
             self.cluster.publish()
 
     def act(self) -> None:
-        """One thing that somebody does, or that happens."""
+        """Do one thing that an operator does, or that happens."""
         chance = self.chance
         name = chance.choice(NAMES)
         there = [one for one in self.cluster.brokers if one in self.cluster.inventory_names]
@@ -193,15 +193,15 @@ class World:
                 self.cluster.tick()
 
     def tear(self, plan: str) -> None:
-        """A crash cuts the last line of a journal off."""
+        """Cut off the last line of a journal, as a crash does."""
         file = self.file.parent / "journal" / f"{plan.replace(' ', '+')}.jsonl"
         if file.exists() and file.read_bytes().count(b"\n") > 1:
             file.write_bytes(file.read_bytes() + b'{"step": "st')
 
     def come_out(self) -> None:
-        """All that died is back, and an operator ends every open run: forward, back, or as it stands.
+        """Bring all dead parts back and end every open run: forward, back, or as it stands.
 
-        Raises Violation when one cannot be ended, or what is left of the cluster does not serve then.
+        Raises Violation when one cannot be ended, or the rest of the cluster does not serve then.
         """
         self.cluster.mend()
         for broker in self.cluster.brokers.values():
@@ -222,7 +222,7 @@ class World:
         return any(run.name == plan for run in open_runs(self.file.parent / "journal", but=""))
 
     def _bring_back(self) -> None:
-        """What was abandoned halfway is brought to serve by the playbooks for it."""
+        """Bring brokers that were abandoned halfway to serve by the playbooks for it."""
         for name in list(self.cluster.inventory_names):
             self.cluster.mend()
             entry = self.cluster.listed.find(address(name))
@@ -233,7 +233,7 @@ class World:
                     self.told.append(f"{command} -> {self.cluster.by_hand(command, name)}")
 
     def _confirmed(self) -> None:
-        """The operator thinks about it, and another one is quicker."""
+        """Let another operator act while this one considers the question."""
         if self.meanwhile:
             self.meanwhile()
         elif self.chance.random() < 0.5:
@@ -253,7 +253,7 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Of journals and locks: in memory, where there is such a place."""
+    """A folder for journals and locks: in memory, where there is such a place."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as made:
         yield Path(made)
 
@@ -455,7 +455,7 @@ def the_others_are_dead(world: World, kill_in: int) -> None:
 
 
 class Pair:
-    """A broker with a mirror, and the steps of its failover that matter here; the run is the real one's.
+    """A broker with a mirror, and the relevant steps of its failover, run by the real runner.
 
     runs_on: the host that it was last started on.
     """
@@ -466,7 +466,7 @@ class Pair:
         self.runs_on = "db1"
 
     def fail_over(self, dead: str, kill_in: int | None = None) -> str:
-        """Returns how it ended, "" well."""
+        """Run the failover. Returns how it ended, "" for well."""
         self._cluster.kill_in = kill_in
         go = Go(file=self._file, dry_run=False, yes=True, undo=False)
         decided = {"host": "db2" if dead == "db1" else "db1"}

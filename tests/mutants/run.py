@@ -39,7 +39,7 @@ NOTICED = (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One planted fault. tests: paths of the tests that must notice it."""
+    """Planted fault. tests: paths of the tests that must notice it."""
 
     module: str
     number: int
@@ -72,7 +72,7 @@ def load(path: Path) -> list[Mutant]:
 
 
 def tests_of(file: str) -> str:
-    """``messagebus/core/confirms.py`` -> ``tests/unit/core/test_confirms.py``."""
+    """Return the test's path: ``messagebus/core/confirms.py`` -> ``tests/unit/core/test_confirms.py``."""
     path = Path(file)
     folder = Path("tests/unit", *path.parent.parts[1:])
     return str(folder / f"test_{path.stem}.py")
@@ -97,7 +97,7 @@ def copy_tree(target: Path) -> None:
 
 
 def run_tests(tree: Path, tests: tuple[str, ...]) -> bool:
-    """Whether all tests pass."""
+    """Run the tests; return whether all pass."""
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
     try:
         done = subprocess.run([*argv, *tests], cwd=tree, capture_output=True, timeout=TIMEOUT_S)

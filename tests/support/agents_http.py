@@ -13,7 +13,7 @@ __all__ = ["AgentsHttp", "cluster_of"]
 
 
 class AgentsHttp:
-    """answers: ``host:port/path`` -> text, or a status code; anything else refuses."""
+    """Agents behind `httpx.get`. answers: ``host:port/path`` -> text, or a status code; all else refuses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[str, str | int] = {}
@@ -32,7 +32,7 @@ class AgentsHttp:
 
 
 def cluster_of(folder: Path, names: list[str]) -> Cluster:
-    """A cluster whose agents are ``<name>:8081`` and whose files are below folder."""
+    """Return a cluster whose agents are ``<name>:8081`` and whose files are below folder."""
     return Cluster(
         name="prod",
         list_file=folder / "prod.txt",

@@ -31,7 +31,7 @@ UP = ServerState(
 
 
 def inventory_values(brokers: int = 2) -> dict[str, Any]:
-    """What a good inventory file says."""
+    """Return the contents of a good inventory file."""
     return {
         "cluster": "test",
         "list_file": "lists/test.txt",
@@ -67,7 +67,7 @@ def inventory_values(brokers: int = 2) -> dict[str, Any]:
 def inventory(
     brokers: int = 2, *, base: Path = BASE, timers: Mapping[str, int] | None = None
 ) -> Inventory:
-    """A good inventory whose probe's password is known. timers: in place of the defaults."""
+    """Return a good inventory whose probe's password is known. timers: in place of the defaults."""
     values = inventory_values(brokers)
     values["balancer"]["timers"] = dict(timers or {})
     read = parse(values, base=base)
@@ -77,7 +77,7 @@ def inventory(
 
 
 def mirrored_values(**changes: Any) -> dict[str, Any]:
-    """The disk of mb1 is mirrored on a1 and a2; b1 to b3 lack something. changes: of the mirror."""
+    """Return values with mb1's disk mirrored on a1 and a2; b1 to b3 lack parts. changes: of the mirror."""
     values = inventory_values()
     values["hosts"] = [
         {

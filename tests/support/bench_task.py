@@ -1,4 +1,4 @@
-"""A task for a client that is measured, at a broker that there is not."""
+"""A task for a client under measurement, at a broker that does not exist."""
 
 from __future__ import annotations
 

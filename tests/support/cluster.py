@@ -22,9 +22,9 @@ NUMBERS = itertools.count(1)
 def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeCluster]:
     """Give ``make(brokers=3, up=True, tls=False, balancers=1) -> LocalCluster``.
 
-    Everything made is stopped at the end.
+    Every cluster is stopped at the end.
 
-    keep: asked at the end whether logs and data are to stay, for a look at what failed.
+    keep: asked at the end whether logs and data are to stay, to look at a failure.
     Networks differ between processes that run side by side; where they do not, ports do.
     """
     made: list[LocalCluster] = []

@@ -1,4 +1,4 @@
-"""Programs of Debian packages that tests need and nobody else does: used where they are, else unpacked.
+"""Programs of Debian packages that only tests need: used where they are, else unpacked.
 
 Nothing is installed, so no service is started and none is left behind.
 """
@@ -19,7 +19,7 @@ DOWNLOAD_WITHIN_S = 240
 
 
 def program(name: str, *, package: str) -> str:
-    """Path of a program: of the system, or of its package, which is fetched once and unpacked.
+    """Return the path of a program: of the system, or of its package, which is fetched once and unpacked.
 
     Raises RuntimeError with the command that installs it.
     """
@@ -61,7 +61,7 @@ def _run(argv: list[str], folder: Path) -> None:
 
 
 class _locked:
-    """Two test runs at once fetch it once."""
+    """Lock with which two test runs at once fetch a package once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

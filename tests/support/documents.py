@@ -1,9 +1,9 @@
-"""The code blocks of README and docs, and what a comment before a block says of its test.
+"""The code blocks of README and docs, and the comments before them, which say how to test them.
 
-A block is fenced and names its language. Comments stand right before it, and nobody who reads the page
-sees them:
+A block is fenced and names its language. Comments stand right before it, and readers of the page do not
+see them:
 
-    <!-- not run: REASON -->        it is looked at by nobody; the test bounds how many there are
+    <!-- not run: REASON -->        it is not checked; the test bounds how many there are
     <!-- file: NAME -->             it is kept as that file beside the page's other files
     <!-- cluster -->                it is run on real brokers
     <!-- cluster, in the background -->    it is a command that goes on, and is stopped with the page
@@ -14,7 +14,7 @@ sees them:
     <!-- first: CODE -->            run before it, in its language: what is published, what fails
     <!-- then: CODE -->             Python, run after it: what must be true now
 
-Blocks of one page are one program: what a block defines, the next ones use.
+Blocks of one page are one program: later blocks use the definitions of earlier ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MARK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block. line: of its first line. marks: what its comments say, by kind."""
+    """Fenced block. line: of its first line. marks: the contents of its comments, by kind."""
 
     page: Path
     line: int
@@ -60,12 +60,12 @@ class Block:
 
     @property
     def padded(self) -> str:
-        """With its place in the page, so that tracebacks name the line."""
+        """The code behind empty lines up to its place in the page, so that tracebacks name the line."""
         return "\n" * (self.line - 1) + self.text
 
 
 def pages() -> list[Path]:
-    """README first, then docs."""
+    """Return the pages: README first, then docs."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -74,7 +74,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def files_of(page: Path) -> dict[str, str]:
-    """Name -> text of the files that it says to write."""
+    """Return name -> text of the files that the page's comments name."""
     return {name: each.text for each in blocks_of(page) if (name := each.marks.get("file"))}
 
 

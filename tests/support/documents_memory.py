@@ -1,9 +1,9 @@
-"""Runs the Python blocks of a page as one program, on brokers in memory.
+"""Runner of the Python blocks of a page as one program, on brokers in memory.
 
 `Publisher(BusConfig.from_env(os.environ))` and all the others lead to one bus in memory, which the page's
-hidden code finds as `memory`. A program that would wait for messages for ever ends instead: whoever
-receives without a time limit, when nothing is left to be received, lets delays pass, and is stopped
-when nothing comes then either.
+hidden code finds as `memory`. A program that would wait for messages for ever ends instead: a receive
+without a time limit, when no message is left, lets delays pass, and is stopped when none
+comes then either.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Program:
         vars(self._module).update(names)
 
     def run(self, blocks: Iterable[Block]) -> None:
-        """Raises what the page raises."""
+        """Run the page. Raises what the page raises."""
         sys.modules[self._module.__name__] = self._module
         try:
             with asyncio.Runner() as runner:
@@ -116,7 +116,7 @@ def _ending_async(receive: Any, running: set[App]) -> Any:
 
 
 def _goes_on(client: Consumer | AsyncConsumer) -> bool:
-    """Whether there is something still to come for anybody: if only time hinders it, time passes."""
+    """Return whether a message may still come; if all are only delayed, let time pass."""
     brokers = getattr(client._wire, "_brokers")  # noqa: B009 # of memory, not of the protocol
     if client.status.value != "running":
         return False

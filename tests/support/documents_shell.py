@@ -1,4 +1,4 @@
-"""Whether the commands of a shell block exist, with these options: nothing is run.
+"""Check that the commands of a shell block exist, with their options; nothing is run.
 
 Our own commands are parsed by their own parsers, targets of `make` and extras of `pip install` are looked
 up; other commands are those of every shell.
@@ -40,7 +40,7 @@ _OPERATORS = {"|", "&&", ";", ">", ">>", "<", "&", "2>"}
 
 
 def faults_of(block: Block) -> list[str]:
-    """What is wrong with its commands."""
+    """Return the faults of its commands."""
     return [
         f"{' '.join(words)}: {fault}"
         for words in _commands(block.text)
@@ -91,7 +91,7 @@ def _fault(words: list[str], block: Block) -> str:
 
 
 def _parse(command: click.Command, name: str, args: list[str]) -> str:
-    """By the parsers of the command and its subcommands. Arguments are not files that must exist."""
+    """Parse it by the parsers of the command and its subcommands. Arguments are not files that must exist."""
     parent: Any = None
     try:
         while True:

@@ -35,7 +35,7 @@ CONSUMERS = {"billing": ("billing-1", "billing-2", "billing-3"), "audit": ("audi
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """How many of each to plant; each message carries at most one. Pairs: in one subscription."""
+    """Number of each fault to plant; each message carries at most one. Pairs: in one subscription."""
 
     lost: int = 0
     altered: int = 0
@@ -57,7 +57,7 @@ class Faults:
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What a report on the folder must say. Pairs are (message, subscription)."""
+    """Numbers that a report on the folder must have. Pairs are (message, subscription)."""
 
     published: int
     confirmed: int
@@ -72,7 +72,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Life:
-    """When a broker takes publishes, as fractions of the run."""
+    """Time in which a broker takes publishes, as fractions of the run."""
 
     broker: str
     spans: tuple[tuple[float, float], ...]
@@ -266,7 +266,7 @@ def plant(run: Run, faults: Faults) -> dict[str, list[str]]:
 
 
 def swap(run: Run, pairs: int) -> list[tuple[str, str]]:
-    """Neighbours of one stream change places. Returns (the one that comes too late, the other)."""
+    """Swap two neighbours of one stream. Returns (the one that comes too late, the other)."""
     last: dict[tuple[str, str], Row] = {}
     swapped: list[tuple[str, str]] = []
     rows = [row for row in run.delivered if row["subscription"] == "audit"]
@@ -374,7 +374,7 @@ def write_run(
 
 
 def write_rows(folder: Path, kind: str, rows: list[Row], by: str) -> int:
-    """One file per process, each with its own anchor. Returns lines written."""
+    """Write one file per process, each with its own anchor. Returns lines written."""
     of: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         of[row[by]].append(row)

@@ -26,7 +26,7 @@ def eventually(condition: Callable[[], T], *, within_s: float, what: str = "") -
 
 
 async def eventually_async(condition: Callable[[], T], *, within_s: float, what: str = "") -> T:
-    """The same on a running loop."""
+    """Do the same on a running loop."""
     until = time.monotonic() + within_s * FACTOR
     while not (answer := condition()):
         if time.monotonic() > until:

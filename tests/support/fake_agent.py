@@ -1,6 +1,6 @@
-"""A node as a balancer and operators see it, without RabbitMQ: gate check, agent-check, agent's HTTP.
+"""Nodes as a balancer and operators see them, without RabbitMQ: gate check, agent-check, agent's HTTP.
 
-For tests of HAProxy and of the kits; what a real broker and a real agent answer is compared
+For tests of HAProxy and of the kits; the answers of a real broker and a real agent are compared
 elsewhere (tests/integration/test_balancer.py).
 """
 
@@ -42,7 +42,7 @@ CLOSED = pika.frame.Method(0, pika.spec.Connection.CloseOk()).marshal()
 
 
 class _Quiet:
-    """A peer that hangs up in the middle is no news here."""
+    """Ignore a peer that hangs up in the middle."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -51,7 +51,7 @@ class _Quiet:
 
 
 class FakeBroker(_Quiet, socketserver.ThreadingTCPServer):
-    """Answers gate checks as RabbitMQ does, and echoes what clients send.
+    """Broker that answers gate checks as RabbitMQ does, and echoes what clients send.
 
     gate: whether it is open. frozen: takes connections and says nothing.
     clients: connections that were no check. checks: gate checks answered to the end.
@@ -121,9 +121,9 @@ class _CheckServer(_Quiet, socketserver.ThreadingTCPServer):
 
 
 class FakeAgent:
-    """An agent's HTTP and agent-check line.
+    """HTTP and agent-check line of an agent.
 
-    text: the consumer list that it serves, "" for none. clients: what GET /clients says.
+    text: the consumer list that it serves, "" for none. clients: the answer to GET /clients.
     mute: accepts agent-checks and says nothing. requests: methods and paths seen, in order.
     dies_in: paths whose requests end without an answer.
     """

@@ -6,9 +6,9 @@ One loop serves any number of brokers, each on an address of its own:
         BusConfig(broker=rabbit.name)
         rabbit.block("no memory")
 
-`Manners` says how a broker behaves and may be changed while it runs; the methods of `FakeRabbit`
+`Manners` describes how a broker behaves and may be changed while it runs; the methods of `FakeRabbit`
 make something happen now, and may be called from any thread. Exchanges are fanout or direct, queues
-live in memory, confirms come together after each read, as RabbitMQ's do. What is not known here
+live in memory, confirms come together after each read, as RabbitMQ's do. A method that is not known here
 closes the connection with 540, as a broker would.
 """
 
@@ -51,13 +51,13 @@ Confirms = Literal["multiple", "single", "reversed", "nack", "never"]
 
 @dataclass(kw_only=True)
 class Manners:
-    """How a broker behaves.
+    """Behaviour of a broker.
 
     cluster_name: None takes ``host:port``, "" tells none. passwords: user -> password, None takes any.
     forbidden: exchanges and queues that nobody may touch (403). silent_after: answers nothing any more
     after that step. confirms: together after each read, one by one, one by one backwards, refusals,
-    or none at all. reads: False leaves what clients send in the kernel's buffers once they are in;
-    for those that are in already there is `stop_reading`.
+    or none at all. reads: False leaves the data of clients in the kernel's buffers once they are in;
+    for clients that are in already there is `stop_reading`.
     """
 
     cluster_name: str | None = None
@@ -74,12 +74,12 @@ class Manners:
 
 
 class FakeRabbit:
-    """One broker.
+    """Broker without RabbitMQ.
 
     accepted: TCP connections. logins: handshakes that got as far as a password. refused: those whose
     password was wrong. published: messages taken, routed or not. cancelled: consumers, by their clients.
     exchanges: name -> type. bindings: (exchange, key, queue or exchange). clients: connections, in
-    whatever state.
+    any state.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FakeRabbit:
 
     @property
     def name(self) -> str:
-        """``host:port``, where it listens."""
+        """The address where it listens: ``host:port``."""
         return f"{self.host}:{self.port}"
 
     # ------------------------------------------------------------------ life
@@ -141,7 +141,7 @@ class FakeRabbit:
     # ------------------------------------------------------------------ making things happen
     @property
     def connections(self) -> int:
-        """Clients that have got through the handshake and are still there."""
+        """The clients that have got through the handshake and are still there."""
         return sum(connection.is_open for connection in list(self.clients))
 
     def declare(self, queue: str, *, exchange: str = "") -> FakeQueue:
@@ -157,7 +157,7 @@ class FakeRabbit:
         return self.on_loop(do)
 
     def hold(self, wanted: str) -> None:
-        """Have what an entry of the topology needs, ``orders/billing`` or ``queue:jobs``, settled."""
+        """Have the exchanges and queues of an entry, ``orders/billing`` or ``queue:jobs``, settled."""
 
         def do() -> None:
             for parts in (LADDER, declarations(parse_wanted(wanted))):
@@ -191,7 +191,7 @@ class FakeRabbit:
         self.on_loop(lambda: self.enqueue(self.queues[queue], stored))
 
     def cancel_consumers(self, queue: str) -> int:
-        """Basic.Cancel for each consumer of the queue, as when its leader moves. Returns how many."""
+        """Send Basic.Cancel to each consumer of the queue, as when its leader moves. Returns how many."""
         return self.on_loop(lambda: self._cancel_consumers(self.queues[queue]))
 
     def delete_queue(self, queue: str) -> int:
@@ -199,7 +199,7 @@ class FakeRabbit:
         return self.on_loop(lambda: self.remove(queue))
 
     def block(self, reason: str = "low on memory") -> None:
-        """Connection.Blocked for everybody, those to come too."""
+        """Send Connection.Blocked to all clients, also to later ones."""
         self.blocked = reason
         self._each(lambda connection: connection.send(0, spec.Connection.Blocked(reason)))
 
@@ -208,11 +208,11 @@ class FakeRabbit:
         self._each(lambda connection: connection.send(0, spec.Connection.Unblocked()))
 
     def close_connections(self, code: int = 320, text: str = "CONNECTION_FORCED") -> None:
-        """Connection.Close for everybody, as an operator's ``close_all_connections``."""
+        """Send Connection.Close to all clients, as an operator's ``close_all_connections``."""
         self._each(lambda connection: connection.close(code, text))
 
     def close_channels(self, code: int = 406, text: str = "PRECONDITION_FAILED") -> None:
-        """Channel.Close for every channel."""
+        """Send Channel.Close on every channel."""
 
         def close(connection: Connection) -> None:
             for channel in list(connection.channels.values()):
@@ -221,20 +221,20 @@ class FakeRabbit:
         self._each(close)
 
     def drop_connections(self) -> None:
-        """No word, a reset."""
+        """Reset all connections without a word."""
         self._each(lambda connection: connection.drop())
 
     def send_raw(self, data: bytes) -> None:
-        """These bytes to everybody, whatever they are."""
+        """Send these bytes to all clients, whatever they are."""
         self._each(lambda connection: connection.write(data))
 
     def mute(self) -> None:
-        """Not a word to anybody any more, new connections too, heartbeats neither: as if frozen."""
+        """Send nothing to any client any more, new connections and heartbeats included: as if frozen."""
         self.manners.silent_after = "connect"
         self._each(lambda connection: connection.mute())
 
     def stop_reading(self) -> None:
-        """Leave what clients send in the kernel's buffers; deliveries and heartbeats go on."""
+        """Leave the data of clients in the kernel's buffers; deliveries and heartbeats go on."""
         self.manners.reads = False
         self._each(lambda connection: connection.stop_reading())
 
@@ -259,14 +259,14 @@ class FakeRabbit:
         return len(consumers)
 
     def remove(self, name: str) -> int:
-        """As `delete_queue`."""
+        """Delete a queue as `delete_queue` does."""
         queue = self.queues.pop(name)
         self.bindings = {bound for bound in self.bindings if bound[2] != name}
         self._cancel_consumers(queue)
         return len(queue.messages)
 
     def routed(self, exchange: str, key: str) -> list[FakeQueue]:
-        """Where a publish goes."""
+        """Return the queues that a publish goes to."""
         if not exchange:
             return [self.queues[key]] if key in self.queues else []
         reached = [exchange]
@@ -285,7 +285,7 @@ class FakeRabbit:
         self.deliver(queue)
 
     def deliver(self, queue: FakeQueue) -> None:
-        """To each consumer in turn that may have more."""
+        """Deliver to each consumer in turn that may have more."""
         while queue.messages and (consumer := self._with_room(queue)) is not None:
             consumer.channel.deliver(consumer, queue.messages.popleft())
 
@@ -301,7 +301,7 @@ class FakeRabbit:
 
 @asynccontextmanager
 async def serve(*rabbits: FakeRabbit) -> AsyncIterator[None]:
-    """Run these on the running loop: for a process that is nothing but brokers."""
+    """Run these on the running loop: for a process with nothing but brokers."""
     try:
         for rabbit in rabbits:
             await rabbit.start()
@@ -344,7 +344,7 @@ def fake_rabbit(
     manners: Manners | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[FakeRabbit]:
-    """One broker on a background loop."""
+    """Run one broker on a background loop."""
     rabbit = FakeRabbit(host, port, manners, tls)
     with fake_rabbits(rabbit):
         yield rabbit

@@ -1,4 +1,4 @@
-"""A list address without agents: serves a consumer list, waits for newer ones, takes registrations.
+"""Address of a list without agents: it serves a consumer list, waits for newer ones, takes registrations.
 
 Speaks HTTP on asyncio, so that thousands may wait at once. For tests and figures with brokers of
 `fake_amqp`; a test of how agents answer wants `fake_agent` or a real one.
@@ -21,10 +21,10 @@ WAIT_MAX_S = 60.0
 
 
 class FakeList:
-    """One list address.
+    """Address of a list.
 
-    text: what is served, "" answers 503. asked: requests so far. incomplete: broker -> reason, told
-    to those who register.
+    text: the list that it serves, "" answers 503. asked: requests so far. incomplete: broker -> reason, for
+    clients that register.
     """
 
     def __init__(self, brokers: Iterable[str] = (), *, host: str = "127.0.0.1") -> None:

@@ -1,4 +1,4 @@
-"""What a fake broker says to one client: handshake, frames, channels. See `fake_amqp`."""
+"""Session of a fake broker with one client: handshake, frames, channels. See `fake_amqp`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECEIVE_BUFFER_BYTES = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A message as it lies in a queue.
+    """Message as it lies in a queue.
 
     properties: flags and list as they are on the wire. size: announced in the header, None for the
     body's own. frame_end: of its last frame.
@@ -52,7 +52,7 @@ class Stored:
 
 @dataclass(eq=False)
 class FakeQueue:
-    """arguments: as declared. messages: not delivered, or given back."""
+    """Queue of a fake broker. arguments: as declared. messages: not delivered, or given back."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Consumer:
 
 
 class Connection(asyncio.Protocol):
-    """One client: the handshake, frames in and out."""
+    """Connection of one client: the handshake, frames in and out."""
 
     transport: asyncio.Transport
 
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(data)
 
     def close(self, code: int, text: str) -> None:
-        """Connection.Close; what is still sent on channels is ignored."""
+        """Send Connection.Close; later data on channels is ignored."""
         self._closing = True
         self.send(0, spec.Connection.Close(code, text, 0, 0))
 
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
 
 
 class Channel:
-    """One channel: what a client asks, what it publishes, what it is owed."""
+    """Channel of one client: its requests, publishes and unanswered deliveries."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection, self.number, self.rabbit = connection, number, connection.rabbit
@@ -271,13 +271,13 @@ class Channel:
         self.connection.send(self.number, method)
 
     def close(self, code: int, text: str) -> None:
-        """Channel.Close; what it was owed goes back."""
+        """Send Channel.Close; unanswered deliveries go back."""
         self._closing = True
         self.gone()
         self.send(spec.Channel.Close(code, text, 0, 0))
 
     def gone(self) -> None:
-        """No consumers any more, and every unanswered delivery back in its place."""
+        """Remove all consumers, and put every unanswered delivery back in its place."""
         for consumer_tag in list(self.consumers):
             self._drop_consumer(consumer_tag)
         queues = {queue for _, queue, _ in self.owed.values()}
@@ -308,7 +308,7 @@ class Channel:
         self.connection.write(bytes(data))
 
     def confirm(self) -> None:
-        """Answer what was published since the last time, as `Manners.confirms` says."""
+        """Answer the publishes since the last time, as `Manners.confirms` says."""
         first, last = self._confirmed + 1, self._published
         how = self.rabbit.manners.confirms
         if not self._confirms or self._closing or last < first or how == "never":
@@ -337,7 +337,7 @@ class Channel:
             self._take(self._publish, body)
 
     def _take(self, publish: Any, body: bytes) -> None:
-        """A whole publish."""
+        """Take a whole publish."""
         if len(body) > self.rabbit.manners.message_bytes_max:
             self.close(
                 406, f"PRECONDITION_FAILED - message size {len(body)} is larger than allowed"
@@ -385,7 +385,7 @@ class Channel:
             answer(self, method)
 
     def _missing(self, method: Any) -> str:
-        """The queue or exchange that a request needs and that is not there."""
+        """Return the queue or exchange that a request needs and that is not there."""
         queue = getattr(method, "queue", "")
         exchange = getattr(method, "exchange", "")
         is_new = isinstance(method, spec.Queue.Declare | spec.Exchange.Declare)

@@ -1,4 +1,4 @@
-"""What is done to a running local cluster, and how it is put right again."""
+"""Faults of a running local cluster, and their repair."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LISTED_WITHIN_S = 10.0
 
 
 def bus_config(cluster: LocalCluster, **settings: Any) -> BusConfig:
-    """An application's settings: everything through the balancer."""
+    """Return an application's settings: everything through the balancer."""
     defaults: dict[str, Any] = {
         "broker": cluster.broker,
         "list_urls": (cluster.list_url,),
@@ -66,7 +66,7 @@ def bus_config(cluster: LocalCluster, **settings: Any) -> BusConfig:
 
 
 def direct(cluster: LocalCluster, name: str, **settings: Any) -> BusConfig:
-    """The same, but publishing to this broker and no other."""
+    """Return the same settings, but publishing to this broker and no other."""
     return bus_config(cluster, broker=cluster.node(name).broker, **settings)
 
 
@@ -74,12 +74,12 @@ def direct(cluster: LocalCluster, name: str, **settings: Any) -> BusConfig:
 
 
 def agent_answer(cluster: LocalCluster, name: str, path: str) -> Any:
-    """What an agent says at GET path."""
+    """Return an agent's answer to GET path."""
     return _agent(cluster, name, "GET", path).raise_for_status().json()
 
 
 def metric(cluster: LocalCluster, name: str, figure: str) -> float:
-    """One figure of an agent's metrics, by its name without the prefix."""
+    """Return one figure of an agent's metrics, by its name without the prefix."""
     text = _agent(cluster, name, "GET", "/metrics").raise_for_status().text
     lines = [line for line in text.splitlines() if line.startswith(f"messagebus_agent_{figure}{{")]
     assert lines, f"no metric {figure}"
@@ -87,7 +87,7 @@ def metric(cluster: LocalCluster, name: str, figure: str) -> float:
 
 
 def register(cluster: LocalCluster, *wanted: str) -> Any:
-    """Have these created, as an operator: the answer of the agents, complete or not."""
+    """Have these created, as an operator; return the answer of the agents, complete or not."""
     return _change(cluster, wanted, alive=True)
 
 
@@ -141,7 +141,7 @@ def queue_exists(cluster: LocalCluster, name: str, queue: str) -> bool:
 
 
 def delete_queue(cluster: LocalCluster, name: str, queue: str) -> None:
-    """Behind the agents' back."""
+    """Delete a queue behind the agents' back."""
     with cluster.management(name) as management:
         management.delete(_queue_path(queue)).raise_for_status()
 
@@ -156,7 +156,7 @@ def _queue_path(queue: str) -> str:
 
 
 def close_connections(cluster: LocalCluster, name: str, wanted: str) -> None:
-    """Have the broker close every connection of one client; returns when it had some."""
+    """Have the broker close every connection of one client; return when it had some."""
     eventually(
         lambda: _close_connections(cluster, name, wanted),
         within_s=LISTED_WITHIN_S,
@@ -174,7 +174,7 @@ def _close_connections(cluster: LocalCluster, name: str, wanted: str) -> int:
 
 
 def client_id(connection: dict[str, Any]) -> str:
-    """Of a connection, as the management API lists it."""
+    """Return the client's id of a connection, as the management API lists it."""
     return str(connection.get("client_properties", {}).get("connection_name", ""))
 
 
@@ -231,7 +231,7 @@ def _generation(cluster: LocalCluster) -> int:
 
 
 def balancer_state(cluster: LocalCluster, name: str) -> str:
-    """UP, DOWN, DRAIN, ... as HAProxy sees this broker."""
+    """Return the broker's state as HAProxy sees it: UP, DOWN, DRAIN, ..."""
     for line in _ask_balancer(cluster, "show stat").splitlines():
         fields = line.split(",")
         if fields[0] == "mb_brokers" and fields[1] == name:
@@ -240,7 +240,7 @@ def balancer_state(cluster: LocalCluster, name: str) -> str:
 
 
 def reload_balancer(cluster: LocalCluster) -> None:
-    """Have the master start a new worker; returns when that one answers."""
+    """Have the master start a new worker; return when that one answers."""
     master = cluster.process_of("haproxy")
     assert master is not None
     before = _worker(cluster)
@@ -256,7 +256,7 @@ def _worker(cluster: LocalCluster) -> str:
 
 
 def _ask_balancer(cluster: LocalCluster, command: str) -> str:
-    """One command of the admin socket; "" while nobody answers."""
+    """Run one command of the admin socket; "" while nobody answers."""
     try:
         with socket.socket(socket.AF_UNIX) as admin:
             admin.settimeout(SOCKET_TIMEOUT_S)
@@ -285,7 +285,7 @@ def balancer_configured(cluster: LocalCluster, text: str) -> Iterator[None]:
 
 
 def restore(cluster: LocalCluster) -> None:
-    """Thaw, start and undrain whatever is not as it should be; returns when publishes pass."""
+    """Thaw, start and undrain all parts that need it; return when publishes pass."""
     for part in cluster.status()["parts"]:
         _restore_process(cluster, part["name"], part["state"])
         if part["kind"] == "broker":

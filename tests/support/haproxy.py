@@ -1,4 +1,4 @@
-"""Real HAProxies with our configuration, in front of brokers and agents that do as told."""
+"""Real HAProxies with our configuration, in front of steered brokers and agents."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Rig:
         return f'{host}[[balancers]]\nname = "{name}"\nhost = "{name}-host"\n{own}'
 
     def start(self, inventory: Inventory) -> None:
-        """Every balancer that does not run, here, whatever host it is said to be on."""
+        """Start every balancer that does not run, on this machine, whatever host it is said to be on."""
         for balancer in inventory.balancers:
             if balancer.name in self.masters:
                 continue
@@ -91,7 +91,7 @@ class Rig:
             self.launch(one)
 
     def launch(self, inventory: Inventory) -> None:
-        """With the files as they are."""
+        """Start HAProxy with the files as they are."""
         argv = entered(default_root(), self.folder, start_command(inventory))
         with (self.folder / "haproxy.log").open("ab") as log:
             self.masters[inventory.balancer.name] = subprocess.Popen(
@@ -100,7 +100,7 @@ class Rig:
         eventually(lambda: self.servers(inventory), within_s=10, what="HAProxy answers")
 
     def kill(self) -> None:
-        """As a crash would: nothing is saved. A master goes when its worker is killed."""
+        """Kill HAProxy as a crash would: nothing is saved. A master goes when its worker is killed."""
         for master in self.masters.values():
             for pid in _children(master.pid):
                 with suppress(ProcessLookupError):
@@ -128,7 +128,7 @@ class Rig:
 
     @contextmanager
     def client(self) -> Iterator[socket.socket]:
-        """A publisher's connection through HAProxy. Raises OSError unless some broker answers."""
+        """Open a publisher's connection through HAProxy. Raises OSError unless some broker answers."""
         address = (HOST, self.ports[0])
         with socket.create_connection(address, timeout=5 * FACTOR) as connection:
             connection.sendall(CLIENT)

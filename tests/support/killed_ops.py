@@ -2,7 +2,7 @@
 
     python -m tests.support.killed_ops COUNT WORD...
 
-COUNT: of steps that are kept before. The commands of the one after them have run, and nobody knows.
+COUNT: of steps that are kept before. The commands of the next step have run, and the journal lacks it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Looks for the passwords in use in all that was said: log records, output, and logs of started parts.
+"""Search for the passwords in use in all output: log records, output, and logs of started parts.
 
-    LEAKS.remember("sesame-1")    whoever makes a password by hand says so; clusters' own are known
+    LEAKS.remember("sesame-1")    for a password made by hand; clusters' own are known
     LEAKS.look_into(folder)       a cluster's folder, before it is wiped
-    LEAKS.told                    where one was seen: file and line, never what
+    LEAKS.told                    where one was seen: file and line, never the password
 
-tests/conftest.py has it see every log record of the suite, and fails the run for what is told. A
+tests/conftest.py has it see every log record of the suite, and fails the run for each finding. A
 secret is looked for as it is, quoted for an address, in hexadecimal, and in base64 wherever it stands
-in what was encoded, as in the logins of HTTP and AMQP.
+in the encoded text, as in the logins of HTTP and AMQP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECRETS = "secrets/*"
 
 
 def spellings(secret: str) -> set[bytes]:
-    """How it may stand in a text."""
+    """Return the forms in which it may stand in a text."""
     plain = secret.encode()
     return {plain, quote(secret, safe="").encode(), plain.hex().encode()} | {
         _inner_base64(plain, before) for before in range(3)
@@ -35,13 +35,13 @@ def spellings(secret: str) -> set[bytes]:
 
 
 def _inner_base64(plain: bytes, before: int) -> bytes:
-    """The characters that depend on nothing but the secret, with so many bytes (of 3) before it."""
+    """Return the base64 characters that depend only on the secret, with this many bytes (of 3) before it."""
     text = base64.b64encode(b"\0" * before + plain)
     return text[-(-before * 8 // 6) : (before + len(plain)) * 8 // 6]
 
 
 class Leaks(logging.Handler):
-    """Collects; compares at the end, because a secret may become known after it was shown."""
+    """Collector of output; it compares at the end, because a secret may become known after it was shown."""
 
     def __init__(self) -> None:
         super().__init__(level=logging.NOTSET)
@@ -50,7 +50,7 @@ class Leaks(logging.Handler):
         self._files: dict[str, bytes] = {}
 
     def remember(self, secret: str) -> str:
-        """A password that is in use. Returns it."""
+        """Remember a password that is in use. Returns it."""
         assert len(secret) >= SECRET_CHARS_MIN, "too short to be looked for"
         self._secrets.add(secret)
         return secret
@@ -62,11 +62,11 @@ class Leaks(logging.Handler):
         self.heard(f"{record.pathname}:{record.lineno}: a log record", text)
 
     def heard(self, place: str, text: str) -> None:
-        """Something was said there."""
+        """Take note of output and its place."""
         self._said.setdefault(place, set()).add(text)
 
     def look_into(self, folder: Path) -> int:
-        """Read the secrets of a cluster and what its parts wrote. Returns how many files that were."""
+        """Read the secrets of a cluster and the output of its parts. Returns how many files that were."""
         for file in folder.glob(SECRETS):
             self.remember(file.read_text().strip())
         files = [file for pattern in LOGS for file in folder.glob(pattern) if file.is_file()]
@@ -75,7 +75,7 @@ class Leaks(logging.Handler):
 
     @property
     def told(self) -> list[str]:
-        """``file:line: ... shows a secret`` for every place where one is shown, TOLD_MAX at most."""
+        """``file:line: ... shows a secret`` for every place that shows one, TOLD_MAX at most."""
         words = {word for secret in self._secrets for word in spellings(secret)}
         found = [
             f"{place} shows a secret"

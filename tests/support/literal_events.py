@@ -1,4 +1,4 @@
-"""Events of one small run as rows written out: what differs from the usual is named."""
+"""Events of one small run as rows written out; only unusual values are named."""
 
 from __future__ import annotations
 

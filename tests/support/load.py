@@ -1,11 +1,11 @@
-"""Publishers and consumers of the real library, in threads, that remember what became of each id.
+"""Publishers and consumers of the real library, in threads, that record the fate of each id.
 
     with publishing(bus, "orders") as load:
         ...break something...
     got = drain(bus, "orders", "billing", expected=load.confirmed_ids())
     assert load.confirmed_ids() <= got.keys()
 
-Loss is counted by ids: what was confirmed and is in no consumer's hands. Times are
+Loss is counted by ids: a message that was confirmed and that no consumer received. Times are
 `time.monotonic_ns()` of this machine.
 """
 
@@ -48,7 +48,7 @@ IDLE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One publish. started_ns: before the library was called."""
+    """Publish of a load. started_ns: before the library was called."""
 
     started_ns: int
     published: Published
@@ -56,7 +56,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One delivery."""
+    """Delivery of a load."""
 
     message_id: str
     broker: str
@@ -66,13 +66,13 @@ class Arrival:
 
 
 def created(text: str) -> Destination:
-    """The same, and a queue is made by the first publish to it."""
+    """Parse a destination; the first publish to it makes a queue."""
     found = parse_destination(text)
     return replace(found, create=True) if isinstance(found, Queue) else found
 
 
 class Load:
-    """Some publishers, each in a thread of its own, until `stop`."""
+    """Load of some publishers, each in a thread of its own, until `stop`."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class Load:
         self.last_stats: list[PublisherStats] = []
 
     def start(self) -> None:
-        """Returns when every publisher has a link."""
+        """Start; return when every publisher has a link."""
         for publisher in self.publishers:
             publisher.start(require="one", timeout_s=READY_WITHIN_S * FACTOR)
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Returns when every publish has its outcome."""
+        """Stop; return when every publish has its outcome."""
         self._stopping.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -134,11 +134,11 @@ class Load:
 
     @property
     def sent(self) -> list[Sent]:
-        """Of all publishes that have ended."""
+        """The publishes that have ended."""
         return list(self._sent)
 
     def confirmed(self, *, since_ns: int = 0) -> list[Sent]:
-        """Those that were confirmed and whose publish started at since_ns or later."""
+        """Return the confirmed publishes that started at since_ns or later."""
         return [
             sent
             for sent in self.sent
@@ -149,7 +149,7 @@ class Load:
         return {sent.published.message_id for sent in self.confirmed(since_ns=since_ns)}
 
     def confirmed_by(self, broker: str, *, since_ns: int = 0) -> int:
-        """How many this broker confirmed."""
+        """Return how many publishes this broker confirmed."""
         return sum(s.published.broker == broker for s in self.confirmed(since_ns=since_ns))
 
     def outcomes(self) -> Counter[Outcome]:
@@ -157,7 +157,7 @@ class Load:
 
     @property
     def links_lost(self) -> int:
-        """Over all publishers; complete after `stop`."""
+        """The links lost over all publishers; complete after `stop`."""
         stats = self.last_stats or [publisher.stats() for publisher in self.publishers]
         return sum(each.links_lost for each in stats)
 
@@ -192,7 +192,7 @@ def publishing(
 
 
 class Consuming:
-    """One consumer in a thread, that acks everything and remembers it."""
+    """Consumer in a thread that acks everything and remembers it."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -206,7 +206,7 @@ class Consuming:
             self.consumer.ack(delivery)
 
     def counts(self) -> Counter[str]:
-        """Message id -> how often it was delivered."""
+        """Return message id -> how often it was delivered."""
         return Counter(arrival.message_id for arrival in list(self.arrivals))
 
     def wait_for(self, expected: Collection[str], *, idle_s: float = IDLE_S) -> set[str]:
@@ -224,13 +224,13 @@ class Consuming:
         return missing
 
     def longest_gap_s(self, begin_ns: int, end_ns: int) -> float:
-        """The longest time without a delivery between two moments."""
+        """Return the longest time without a delivery between two moments."""
         times = [a.received_ns for a in list(self.arrivals) if begin_ns <= a.received_ns <= end_ns]
         edges = [begin_ns, *times, end_ns]
         return max(b - a for a, b in itertools.pairwise(edges)) / 1e9
 
     def epochs(self) -> Mapping[str, int]:
-        """Broker -> the last link to it that delivered; 1 as long as the first was never lost."""
+        """Return broker -> number of the last link to it that delivered; 1 while the first was never lost."""
         found: dict[str, int] = {}
         for arrival in list(self.arrivals):
             found[arrival.broker] = max(found.get(arrival.broker, 0), arrival.epoch)

@@ -1,4 +1,4 @@
-"""Inventories with a mirrored broker, and hosts that only say what was recorded."""
+"""Inventories with a mirrored broker, and hosts that answer from records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mirrored_inventory(
     power: str = "",
     service_network: str = "",
 ) -> str:
-    """Of one broker, mb1, on the first of two hosts.
+    """Return an inventory of one broker, mb1, on the first of two hosts.
 
     hosts: name to its management and its replication address. address: the broker's.
     service_network: prefix length, where the address goes with the broker.
@@ -87,7 +87,7 @@ def mirrored_inventory(
 
 
 def recorded_outputs(file: Path) -> dict[str, tuple[int, str]]:
-    """Command -> exit code and standard output, of one recorded state."""
+    """Return command -> exit code and standard output, of one recorded state."""
     blocks = re.split(r"^\$ ", file.read_text(), flags=re.MULTILINE)[1:]
     found = {}
     for block in blocks:
@@ -100,7 +100,7 @@ def recorded_outputs(file: Path) -> dict[str, tuple[int, str]]:
 
 
 def _complaints(file: Path, command: str) -> str:
-    """Its standard error."""
+    """Return the standard error of a command."""
     (block,) = (
         rest
         for block in re.split(r"^\$ ", file.read_text(), flags=re.MULTILINE)
@@ -111,11 +111,11 @@ def _complaints(file: Path, command: str) -> str:
 
 
 class FakeHosts:
-    """Answers as two hosts did in a recorded state; takes any order, and remembers it.
+    """Hosts that answer as two hosts did in a recorded state; they take any order, and remember it.
 
     states: host -> ``07 A``: the number of a state, and where it was recorded; "" is silent, "sudo" refuses.
-    answers: what else a host writes, by the whole command; None fails with exit code 1. What begins with
-        "! " is a complaint, and fails with it and that code.
+    answers: other output of a host, by the whole command; None fails with exit code 1. An answer that begins
+        with "! " is a complaint, and fails with it and that code.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class FakeHosts:
 
     @contextmanager
     def connect(self, host: str) -> Iterator[FakeHost]:
-        """As `ops.run.shell.remote`."""
+        """Connect as `ops.run.shell.remote` does."""
         yield FakeHost(self, host)
 
     def run(self, host: str, argv: Sequence[str]) -> str:
@@ -158,7 +158,7 @@ class FakeHosts:
 
 @dataclass
 class FakeHost:
-    """A connection to one of them."""
+    """Connection to one of them."""
 
     hosts: FakeHosts
     name: str
@@ -169,12 +169,12 @@ class FakeHost:
 
 
 def mirror_view(file: Path, one: str = "06 A", two: str = "06 B") -> MirrorView:
-    """Of mb1 on db1 and db2, which say what was recorded in these states."""
+    """Return the view of mb1 on db1 and db2, which answer from the records of these states."""
     return MirrorView(file, "mb1", FakeHosts({"db1": one, "db2": two}).connect)
 
 
 def ran(plan: Plan) -> list[str]:
-    """Every command of a plan, and where."""
+    """Return every command of a plan, and its host."""
     return [
         f"{command.host or 'here'}: {' '.join(command.argv)}"
         for step in plan.steps

@@ -1,4 +1,4 @@
-"""A destination that exists otherwise than a publisher wants it."""
+"""Check of a destination that exists with other options than a publisher wants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE_S = 30.0
 def costs_one_destination_and_not_the_link(
     bus: BusConfig, kept: Topic, refused: Queue, *, told: str
 ) -> None:
-    """told: pattern of what is said of the refused one."""
+    """Check that the refused one costs no link. told: pattern of its refusal."""
     with Publisher(bus) as publisher:
         publisher.send_safe(kept, b"before", timeout_s=DEADLINE_S)
         dials = publisher.stats().dials

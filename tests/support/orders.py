@@ -24,14 +24,14 @@ def orders_rabbit() -> Iterator[FakeRabbit]:
 
 
 def received(consumer: Consumer) -> Delivery:
-    """The next delivery, unanswered."""
+    """Receive the next delivery, unanswered."""
     delivery = consumer.receive(WITHIN_S * FACTOR)
     assert delivery is not None, "nothing arrived"
     return delivery
 
 
 def taken(consumer: Consumer) -> Delivery:
-    """The next delivery, acked; the broker knows."""
+    """Receive the next delivery and ack it; the broker knows."""
     delivery = received(consumer)
     assert consumer.ack_safe(delivery)
     return delivery

@@ -1,7 +1,7 @@
 """The naive oracle of `core.outbox`: a list of all publishes, and where each of them is.
 
 It knows destinations of single messages and of batches (at once or after a while, bundles too), and a
-broker that ends the link for one message, after which what was open is sent one by one. It searches
+broker that ends the link for one message; then all open ones are sent one by one. It searches
 its lists where the outbox counts, so it cannot count wrongly.
 """
 
@@ -28,7 +28,7 @@ PACKINGS = {PACKED: Packing(3, 50, 0), LINGERING: Packing(3, 50, 10)}
 
 
 class Given(NamedTuple):
-    """What an application publishes. messages: above 1 a bundle, where messages travel in batches."""
+    """Publish of an application. messages: above 1 a bundle, where messages travel in batches."""
 
     name: str
     lane: str
@@ -51,7 +51,7 @@ MESSAGES = st.builds(
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One publish."""
+    """Record of one publish."""
 
     item: Item
     attempts: int = 0
@@ -60,7 +60,7 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Parcel:
-    """What goes out as one AMQP message. entry: what the outbox gave for it, once it did."""
+    """AMQP message to send. entry: the outbox's own, once it gave one."""
 
     lane: str
     records: list[Record]
@@ -85,7 +85,7 @@ class Parcel:
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """sent: by tag, from 1."""
+    """Link of the oracle. sent: parcels by tag, from 1."""
 
     sent: list[Parcel] = field(default_factory=list)
     answered: set[int] = field(default_factory=set)
@@ -96,12 +96,12 @@ class Link:
 
 
 def messages(records: Iterable[Record]) -> int:
-    """How many they are."""
+    """Return how many messages they are."""
     return sum(record.item.count for record in records)
 
 
 class AgainstAnOracle(RuleBasedStateMachine):
-    """What is expected of each call is worked out first, then the outbox is called."""
+    """Machine that works out the expectation of each call first, then calls the outbox."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ what is expected
     def settle(self, expected: dict[int, str], settled: list[Item]) -> None:
-        """expected: the id() of items -> outcome. Each comes once."""
+        """Settle publishes. expected: the id() of items -> outcome. Each comes once."""
         assert len(settled) == len(expected)
         assert {id(each): each.end.outcome for each in settled if each.end} == expected
         for record in self.all:
@@ -264,7 +264,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
             self.take()
 
     def sent_again(self, left: list[Parcel]) -> dict[int, str]:
-        """What of these waits again, first and in order. Returns what does not."""
+        """Put parcels that may be sent again first, in order. Returns the outcomes of the others."""
         lost: list[Record] = []
         again: list[Parcel] = []
         for parcel in left:
@@ -319,7 +319,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         return self.fitting(ready, [parcel.sent_bytes for parcel in flying])
 
     def fitting(self, ready: list[Parcel], flying: list[int]) -> list[Parcel]:
-        """The first of them, as many as the window has room for."""
+        """Return the first of them, as many as the window has room for."""
         fits: list[Parcel] = []
         for parcel in ready:
             if len(flying) == WINDOW or (flying and sum(flying) + parcel.size > WINDOW_BYTES_MAX):

@@ -1,4 +1,4 @@
-"""Playbooks as an operator runs them, and publishers and consumers that count what becomes of each id."""
+"""Playbooks as an operator runs them, and publishers and consumers that count the fate of each id."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _ended(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 class AuditedLoad:
-    """Publishes and consumes until told to stop.
+    """Load that publishes and consumes until told to stop.
 
     confirmed: id -> the broker that confirmed it. received: id -> how often.
     """
@@ -69,7 +69,7 @@ class AuditedLoad:
 
     @contextmanager
     def running(self, publishers: int = 4, consumers: int = 4) -> Iterator[None]:
-        """Returns when all that was confirmed was received, or nothing comes any more."""
+        """Run the load; return when all confirmed messages were received, or nothing comes any more."""
         with ExitStack() as open_clients:
             consuming = [
                 threading.Thread(

@@ -1,4 +1,4 @@
-"""What has a fake of an agent prove the operators' token, as docs/WIRE.md has it."""
+"""Proof of the operators' token by a fake agent, as docs/WIRE.md has it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["proven"]
 def proven(
     request: httpx.Request, answer: httpx.Response, *, broker: str, token: str = "operators"
 ) -> httpx.Response:
-    """The answer, with the proof that the request asks for."""
+    """Return the answer, with the proof that the request asks for."""
     if ask := request.headers.get(ASK):
         answer.headers[PROOF] = answer_proof(
             Secret(token),

@@ -1,4 +1,4 @@
-"""What lies in a broker's queue, as it is there."""
+"""Messages in a broker's queue, as they are there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.eventually import eventually_async
 
 @dataclass(frozen=True)
 class Raw:
-    """One message, not read by any client of ours."""
+    """Message, not read by any client of ours."""
 
     message_id: str
     headers: dict[str, Any]
@@ -21,7 +21,7 @@ class Raw:
 
 
 async def take_raw(cluster: LocalCluster, queue: str, *, within_s: float) -> Raw:
-    """Take one message out of this queue of whichever broker has one."""
+    """Take one message out of this queue, of any broker that has one."""
     found: list[Raw] = []
 
     def look() -> bool:

@@ -1,4 +1,4 @@
-"""Plain AMQP without the library's care: the control of tests about what that care is for."""
+"""Plain AMQP without the library's care: the control of tests about the effect of that care."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _publish(broker: Broker, credentials: Credentials, queue: str, count: 
 
 @dataclass(frozen=True)
 class Raw:
-    """A publish of a client that is none of ours."""
+    """Publish of a foreign client."""
 
     exchange: str
     key: str
@@ -100,9 +100,9 @@ async def _confirmed(link: Link, messages: Sequence[Raw]) -> int:
 def count_messages(
     broker: str, user: str, password: Secret, *, queue: str, wanted: int, within_s: float
 ) -> int:
-    """How many messages come out of a queue until these are there, or the time is over. All stay in it.
+    """Count messages that come out of a queue until these are there, or the time is over. All stay in it.
 
-    Of a queue that lost its name none do: it does not answer.
+    A queue that lost its name gives none: it does not answer.
     """
     credentials = Credentials(user=user, password=password, client_id="count")
     return asyncio.run(_count(Broker.parse(broker), credentials, queue, wanted, within_s))

@@ -21,7 +21,7 @@ CLOSED = _profile({"kind": "closed", "count": 100}, warm_up_s=0.0)
 def result(
     rate: float = 100, p99: float = 10, delivery: float | None = None, **changed: Any
 ) -> dict[str, Any]:
-    """Of 30 s on one broker; delivery: p99 of it."""
+    """Return the result of 30 s on one broker; delivery: p99 of it."""
     arrived = {} if delivery is None else {"p50": delivery / 2, "p99": delivery}
     return {
         "profile": PROFILE,

@@ -29,7 +29,7 @@ WARM_UP_S, MEASURED_S = 2, 10
 
 
 class Nothing:
-    """A system without processes."""
+    """System without processes."""
 
     def env(self) -> Mapping[str, str]:
         return {}
@@ -59,10 +59,10 @@ def write_run(
     repeats: int = 0,
     disturbances: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Two publishers, one consumer, at so many messages a second together.
+    """Write a run of two publishers and one consumer, with this rate in messages a second together.
 
-    behind_s: how long the last message waits, and each before it according to its place. outage: what was
-    intended in these seconds has no answer and never came. repeats: deliveries that come a second time
+    behind_s: how long the last message waits, and each before it according to its place. outage: messages
+    intended in these seconds have no answer and never came. repeats: deliveries that come a second time
     with the last one.
     """
     chance = random.Random(1)

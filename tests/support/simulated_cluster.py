@@ -1,7 +1,7 @@
 """A cluster in memory that playbooks are carried out on: their real plans, journals and locks, no process.
 
-Commands are read from their argv. Whatever would erase a message that was confirmed and not consumed,
-or leave one where nobody consumes, raises Violation.
+Commands are read from their argv. Violation is raised for a command that would erase a confirmed message
+that was not consumed, or leave one where nobody consumes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ parsed = functools.lru_cache(maxsize=4096)(BrokerList.parse)
 
 @functools.lru_cache(maxsize=4096)
 def entries(text: str) -> dict[str, bool]:
-    """Of a list: address -> whether it is draining."""
+    """Return the entries of a list: address -> whether it is draining."""
     return {entry.broker.name: entry.draining for entry in parsed(text)}
 
 
@@ -49,13 +49,13 @@ class Killed(BaseException):
 
 @dataclass(slots=True)
 class Broker:
-    """One node. data: changes with whatever is written to its disk. foreign: messages of another vhost.
+    """Node. data: changes with each write to its disk. foreign: messages of another vhost.
 
     silent: its agent does not answer, and its process is there.
     held: its agent was asked to keep publishers away. gate: its agent has opened it in this life of the
-    broker. polite: what the balancer heard from the agent last: send nobody.
-    is_dead: its host died, and nobody has started it since: what it had is lost anyway.
-    is_locked: it has an empty queue that somebody consumes from alone: nobody else may look into it.
+    broker. polite: the agent last told the balancer to send nobody.
+    is_dead: its host died, and it was not started since: its data is lost anyway.
+    is_locked: it has an empty queue with an exclusive consumer: nobody else may look into it.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Broker:
 
 @dataclass(slots=True)
 class Front:
-    """One balancer. state: "up", "frozen", or how it is dead: its process has "ended", its host is "off".
+    """Balancer. state: "up", "frozen", or how it is dead: its process has "ended", its host is "off".
 
     known: names of the brokers of its configuration, which it keeps when it is frozen or off.
     """
@@ -88,10 +88,10 @@ class Front:
 
 @dataclass(slots=True)
 class SimulatedCluster:
-    """chance: of everything that happens by itself. kill_in: so many more looks or commands, then Killed.
+    """Cluster in memory. chance: of everything that happens by itself.
 
-    agents_read_lists: whether one that the list does not name keeps publishers away. ran: every command, in
-    its order.
+    kill_in: number of looks or commands before Killed is raised. agents_read_lists: whether an agent that the
+    list does not name keeps publishers away. ran: every command, in its order.
     """
 
     chance: random.Random
@@ -123,7 +123,7 @@ class SimulatedCluster:
     # What happens by itself.
 
     def tick(self) -> None:
-        """A command or a look takes time: a publish, some consuming."""
+        """Let the time of a command or look pass: a publish, some consuming."""
         if self.kill_in is not None:
             self.kill_in -= 1
             if self.kill_in < 0:
@@ -136,7 +136,7 @@ class SimulatedCluster:
             self.consume()
 
     def _agents_look(self) -> None:
-        """Each opens its gate, and tells the balancer whether to send anybody."""
+        """Have each agent open its gate, and tell the balancer whether to send publishers."""
         for broker in self.brokers.values():
             if broker.agent:
                 drains = entries(broker.served).get(address(broker.name))
@@ -145,7 +145,7 @@ class SimulatedCluster:
                 broker.gate = broker.running
 
     def publish(self) -> None:
-        """To one of those that some balancer sends publishers to."""
+        """Publish to one of the brokers that some balancer sends publishers to."""
         if open_to := self.serving:
             broker = self.brokers[self.chance.choice(open_to)]
             broker.messages += 1
@@ -161,7 +161,7 @@ class SimulatedCluster:
                 broker.data += 1
 
     def is_consumed(self, broker: Broker) -> bool:
-        """A client works by what any agent serves."""
+        """Return whether clients consume there: they follow the newest list that an agent serves."""
         if not broker.running:
             return False
         texts = {one.served for one in self.brokers.values() if one.served}
@@ -170,7 +170,7 @@ class SimulatedCluster:
         return any(where in entries(text) for text in texts if parsed(text).generation == newest)
 
     def sends_to(self, name: str) -> bool:
-        """Whether some balancer does."""
+        """Return whether some balancer sends publishers there."""
         return any(self._sends(front, name) for front in self.fronts.values())
 
     def sent_by_all(self, name: str) -> bool:
@@ -219,7 +219,7 @@ class SimulatedCluster:
 
     @property
     def serving(self) -> list[str]:
-        """Names of the brokers that publishers are sent to."""
+        """The names of the brokers that publishers are sent to."""
         return [name for name in self.brokers if self.sends_to(name)]
 
     def _files(self, name: str) -> str:
@@ -286,7 +286,7 @@ class SimulatedCluster:
         return ""
 
     def _apply(self, without: set[str]) -> None:
-        """One that has ended gets its files, where its host is there."""
+        """Apply the files to a balancer; one that has ended gets them where its host is there."""
         away = {one.name for one in self.fronts.values() if one.state in ("off", "frozen")}
         if away - without:
             raise _Refused(f"{away} cannot be reached")
@@ -387,7 +387,7 @@ class SimulatedCluster:
         return self.brokers[name]
 
     def by_hand(self, command: str, name: str) -> str:
-        """A command of `lb` or `consumer_lists` that an operator types. Returns how it ended."""
+        """Run a command of `lb` or `consumer_lists` that an operator types. Returns how it ended."""
         kit, word = command.split()
         words = {"ready": [word, address(name) if kit == "lists" else name]}.get(word, [word])
         try:
@@ -401,13 +401,13 @@ class SimulatedCluster:
     # What happens to it from outside.
 
     def die(self, name: str) -> None:
-        """The host of a broker dies."""
+        """Let the host of a broker die."""
         broker = self.brokers[name]
         broker.running = broker.agent = broker.publishers = broker.gate = False
         broker.is_dead = True
 
     def mend(self) -> None:
-        """Everything that can run runs again."""
+        """Make everything run again that can."""
         for front in self.fronts.values():
             front.state = "up"
         for name in self.inventory_names:
@@ -433,7 +433,7 @@ def as_node(name: str) -> Any:
 
 
 class SimulatedView:
-    """As `ops.cluster.view.View`, of a simulated cluster."""
+    """View of a simulated cluster, as `ops.cluster.view.View`."""
 
     def __init__(self, cluster: SimulatedCluster, absent: Absent = NOBODY) -> None:
         self._cluster = cluster
@@ -544,7 +544,7 @@ class SimulatedView:
         return View.holds_message(cast(View, self), name, queue)
 
     def _manage(self, name: str, _method: str, path: str, **_more: object) -> httpx.Response:
-        """A basic.get on one queue, which is all that is asked so."""
+        """Answer a basic.get on one queue, the only such request."""
         broker = self._running(name)
         queue = path.split("/")[-2]
         if queue == LOCKED:

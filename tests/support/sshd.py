@@ -1,6 +1,6 @@
-"""A real SSH server on this machine, with keys and a known-hosts file of its own, for whoever runs the tests.
+"""A real SSH server on this machine, with keys and a known-hosts file of its own, for the user of the tests.
 
-It stands for another host: what is run there over SSH is run here.
+It stands for another host: commands for it over SSH run here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Host *
 
 @dataclass(frozen=True, slots=True)
 class Sshd:
-    """address: ``user@host:port``. config: of the client, for $MESSAGEBUS_SSH_CONFIG."""
+    """SSH server. address: ``user@host:port``. config: of the client, for $MESSAGEBUS_SSH_CONFIG."""
 
     address: str
     config: Path

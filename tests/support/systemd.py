@@ -11,13 +11,13 @@ WITHIN_S = 60
 
 
 def verify(*units: Path) -> str:
-    """What systemd has against them; "" when it would run them as they are."""
+    """Return systemd's complaints about them; "" when it would run them as they are."""
     code, said = _analyze("verify", "--man=no", *map(str, units))
     return said or (f"exit code {code}" if code else "")
 
 
 def exposure_fault(unit: Path, limit: int) -> str:
-    """The whole report of a unit that may do more than the limit, 0 to 100; else ""."""
+    """Return the whole report of a unit that may do more than the limit, 0 to 100; else ""."""
     words = ("security", "--offline=true", "--no-pager", f"--threshold={limit}", str(unit))
     code, said = _analyze(*words)
     return said if code else ""

@@ -1,4 +1,4 @@
-"""Which parameter of a handler gets what, and which handlers cannot be."""
+"""Handlers' parameters and their arguments, and handlers that are refused."""
 
 from __future__ import annotations
 

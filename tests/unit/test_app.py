@@ -1,4 +1,4 @@
-"""What is told when handlers are declared. What happens when they run: tests/contract/test_app.py."""
+"""Declarations of handlers, and their errors. The handlers' runs: tests/contract/test_app.py."""
 
 from __future__ import annotations
 

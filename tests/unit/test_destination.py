@@ -1,4 +1,4 @@
-"""messagebus.destination: names, and what they are called inside a broker."""
+"""messagebus.destination: names, and their forms inside a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents say of the tests is true."""
+"""The documents' statements about the tests are true."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def in_memory(page: Path) -> list[Block]:
 
 
 def run_pytest() -> str:
-    """Over the files of a page, in the working directory. What it said."""
+    """Run pytest over the files of a page, in the working directory; return its output."""
     told = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *PLUGIN],
         env={**os.environ, "PYTHONPATH": str(Path(messagebus.__file__).parents[1])},

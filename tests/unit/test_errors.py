@@ -1,4 +1,4 @@
-"""messagebus.errors: one tree, told in its docstring, and what each error carries."""
+"""messagebus.errors: one tree, shown in its docstring, and the attributes of each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import messagebus` gives: every public name of every public module, and no other."""
+"""Names of `import messagebus`: every public name of every public module, and no other."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_unknown_name_is_told_as_of_any_module() -> None:
 
 
 def test_importing_the_package_loads_none_of_it() -> None:
-    """Every test run of whoever has it installed imports the plug-in, and this with it."""
+    """Every test run on a machine with it installed imports the plug-in, and this with it."""
     told = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=60
     )

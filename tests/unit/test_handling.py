@@ -1,4 +1,4 @@
-"""handling: policies that make sense, what an exception means, and words without passwords."""
+"""handling: policies that make sense, the meaning of an exception, and words without passwords."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def context_of(name: str, path: str, words: tuple[str, ...]) -> click.Context:
 def test_every_command_says_what_it_does_in_whole_words(
     name: str, path: str, words: tuple[str, ...]
 ) -> None:
-    """By the text itself: what else writes to this process's outputs meanwhile is none of it."""
+    """The text itself is compared: output of others to this process's streams does not count."""
     context = context_of(name, path, words)
     text = context.get_help()
     assert context.command.get_help_option_names(context) == ["-h", "--help"]
@@ -110,7 +110,7 @@ def test_seconds_are_told_by_the_name_of_the_option() -> None:
 
 
 def test_one_name_is_one_option_in_all_programs() -> None:
-    """Of one type, one or several values, and with the same short name."""
+    """It is of one type, takes one or several values, and has the same short name."""
     found: dict[str, set[tuple[object, ...]]] = {}
     for _, option in OPTIONS:
         kind = (option.type.name, option.is_flag, option.multiple, tuple(option.opts))

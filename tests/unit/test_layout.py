@@ -22,7 +22,7 @@ DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
 
 
 def folder_of(package: Path) -> Path:
-    """The folder of a package's unit tests; those of the wheel are at the root of all."""
+    """Return the folder of a package's unit tests; those of the wheel are at the root of all."""
     kit, *below = package.parts
     return UNIT.joinpath(*([] if kit == "messagebus" else [kit]), *below)
 

@@ -1,4 +1,4 @@
-"""tests.support.leaks: a password is found wherever it was said, and is not said again."""
+"""tests.support.leaks: a password is found in any output, and is not repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""messagebus.message: what can be sent, what was received."""
+"""messagebus.message: messages to send, and deliveries."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from messagebus.moving import MessagesMoved, move_messages
 
 
 class Movers:
-    """What becomes of each pass, in its turn: a fault, or None. asked: queue and targets of each."""
+    """Movers with the end of each pass, in its turn: a fault, or None. asked: queue and targets of each."""
 
     def __init__(self, *ends: Exception | None) -> None:
         self._ends = list(ends)
@@ -40,7 +40,7 @@ def moved(patch: pytest.MonkeyPatch, movers: Movers, *targets: str) -> MessagesM
 def test_a_target_that_confirms_nothing_is_left_out_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that came into alarm meanwhile, or died."""
+    """It came into alarm meanwhile, or died."""
     movers = Movers(LinkLost("mb2:1", "no confirm within 30 s"), None, None)
     done = moved(monkeypatch, movers, "mb2:1", "mb3:1")
     assert (done.total, done.faults) == (2, {})

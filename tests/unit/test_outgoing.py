@@ -1,4 +1,4 @@
-"""messagebus.outgoing: what an application asks for is checked before anything is accepted."""
+"""messagebus.outgoing: an application's requests are checked before anything is accepted."""
 
 from __future__ import annotations
 

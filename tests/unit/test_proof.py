@@ -54,7 +54,7 @@ def test_a_nonce_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def old(asked: list[str]) -> httpx.MockTransport:
-    """An agent of an earlier version."""
+    """Answer as an agent of an earlier version."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request.headers.get("Authorization", ""))

@@ -26,7 +26,7 @@ WITHIN_S = 300
 
 
 def exported() -> list[tuple[str, Any]]:
-    """Every public name, with what it is."""
+    """Return every public name, with its object."""
     found = []
     for module in map(importlib.import_module, MODULES):
         found += [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
@@ -42,7 +42,7 @@ def classes() -> list[tuple[str, Any]]:
 
 
 def texts_of(cls: type) -> str:
-    """Its docstring and those that it inherits."""
+    """Return its docstring and those that it inherits."""
     return "\n".join(vars(each).get("__doc__") or "" for each in cls.__mro__[:-1])
 
 
@@ -62,7 +62,7 @@ def fields_of(cls: type) -> list[str]:
 
 
 def described_below(cls: type) -> set[str]:
-    """Members of an enum that are followed by a text."""
+    """Return the members of an enum that are followed by a text."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = set()
@@ -102,7 +102,7 @@ def test_every_member_of_an_enum_is_described(name: str, cls: type[enum.Enum]) -
 
 
 def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
-    """In a process of its own: it makes warnings errors, and loads whatever is loaded late."""
+    """It runs in a process of its own: it makes warnings errors, and loads modules that are loaded late."""
     write = (
         "import pathlib, sys; from docs.reference import write; write(pathlib.Path(sys.argv[1]))"
     )

@@ -1,4 +1,4 @@
-"""Statuses, the four ends of a publish and what was promised, and hooks that do nothing."""
+"""Statuses, the four ends of a publish and their promises, and hooks that do nothing."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _files() -> list[str]:
 
 
 def _printed(path: Path) -> Iterator[str]:
-    """What is printed as it is, or handed on to be."""
+    """Yield texts that are printed as they are, or handed on to be."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and ast.unparse(node) in WRITES:
             yield ast.unparse(node)

@@ -1,6 +1,6 @@
-"""messagebus.tls: what is wrong with certificates is said in one line, before anything is dialled.
+"""messagebus.tls: faults of certificates in one line, before anything is dialled.
 
-And until when a certificate is good.
+And the end of a certificate.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def test_an_error_that_is_its_own_cause_ends() -> None:
 
 
 def shake_hands(client: TlsFiles, server: TlsFiles | ssl.SSLContext, name: str) -> bool:
-    """Both ends in memory, until one of them raises or both are content."""
+    """Shake hands of both ends in memory, until one of them raises or both are content."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.client_context().wrap_bio(to_client, to_server, server_hostname=name)
     if isinstance(server, TlsFiles):

@@ -82,7 +82,7 @@ def test_what_is_due_goes_to_queues_alone_and_whatever_has_none_is_kept() -> Non
 
 
 def test_the_way_of_the_undelivered_goes_with_the_life_of_the_broker() -> None:
-    """So what is due while the broker still reads its bindings waits in its step."""
+    """So a message that is due while the broker still reads its bindings waits in its step."""
     lasting = {exchange.name: exchange.durable for exchange in LADDER.exchanges}
     assert lasting == {"mb.due": True, "mb.out": True, "mb.undelivered": False}
 

@@ -1,4 +1,4 @@
-"""What of the suite runs on other versions."""
+"""Shares of the suite that run on other versions."""
 
 from __future__ import annotations
 

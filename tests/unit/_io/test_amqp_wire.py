@@ -1,4 +1,4 @@
-"""_io.amqp_wire: who a client says that it is."""
+"""_io.amqp_wire: the identity that a client gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from messagebus.broker import Broker
 
 
 async def said_by(wire: AmqpWire, monkeypatch: pytest.MonkeyPatch) -> str:
-    """To a broker, and to the agents."""
+    """Return the client's id, the same for a broker and for the agents."""
     told: list[str] = []
 
     async def dial(_address: Broker, credentials: Credentials, *, timeout_ms: int) -> None:

@@ -23,7 +23,7 @@ DELIVERY = Delivery(Message(body=b"x", message_id="1"), Receipt("b:1", 1, 1), Qu
 
 
 class Noting(Hooks):
-    """Adds one header; keeps what it was told."""
+    """Hooks that add one header and keep their calls."""
 
     def __init__(self, name: str, notes: list[Any]) -> None:
         self.name, self.notes = name, notes

@@ -1,4 +1,4 @@
-"""_io.loop: a thread that tells its end, background work that never fails in silence, blocking calls."""
+"""_io.loop: a thread that reports its end, background work that never fails in silence, blocking calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what is asked for agrees with what is there."""
+"""Agreement of wanted entries with existing ones."""
 
 from __future__ import annotations
 

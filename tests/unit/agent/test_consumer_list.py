@@ -18,7 +18,7 @@ def text(generation: int, *hosts: str, cluster: str = "c") -> str:
 
 
 def put(path: Path, content: str) -> None:
-    """As editors do: another file under the same name."""
+    """Replace the file as editors do: another file under the same name."""
     new = path.with_name("new")
     new.write_text(content)
     new.replace(path)

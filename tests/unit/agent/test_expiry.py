@@ -1,4 +1,4 @@
-"""When an expiring subscription is deleted, and when it is made again."""
+"""Deletion of an expiring subscription, and its return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clock:
 
 @dataclass
 class FakeUpkeep:
-    """consumers: of the queue of E, None when it is gone."""
+    """Upkeep of a fake broker. consumers: of the queue of E, None when it is gone."""
 
     consumers: int | None = 0
     condition: Condition = field(default_factory=lambda: Condition(linked=True))

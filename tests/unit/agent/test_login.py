@@ -1,4 +1,4 @@
-"""Who may change the topology."""
+"""Rights to change the topology."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def basic(user: str, password: str) -> str:
 
 
 class Broker:
-    """Knows one user; counts who asks."""
+    """Broker that knows one user and counts logins."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -163,7 +163,7 @@ async def test_a_right_is_remembered_and_what_was_forbidden_is_asked_for_again(
 async def test_a_flood_of_wrong_logins_keeps_nobody_out(
     login: Login, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was good before has places of his own; a stranger is told at once that there is none."""
+    """A user who was good before has places of his own; a stranger learns at once that there is none."""
     assert await forbidden(login) == ()
     monkeypatch.setattr(module, "REMEMBERED_S", 0.0)
     login._good.clear()

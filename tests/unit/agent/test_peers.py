@@ -1,4 +1,4 @@
-"""Asking and telling the other agents."""
+"""Requests to the other agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def peers(answer: Answer) -> Peers:
-    """Those who answer have the token, unless the answer is of an earlier version."""
+    """Return peers that have the token, unless their answer is of an earlier version."""
 
     def prove(request: httpx.Request) -> httpx.Response:
         return proven(request, answer(request), broker=f"{request.url.host}:5672")
@@ -158,7 +158,7 @@ async def test_the_nodes_of_the_peers_brokers_are_remembered() -> None:
 
 
 class Forger:
-    """Answers for b and c as wanted; who has no token answers without a proof, or with one of another."""
+    """Peers that answer for b and c as wanted; without the token, with no proof or with one of another."""
 
     def __init__(self, token: str = "", etag: str = "") -> None:
         self.token, self.etag = token, etag
@@ -193,7 +193,7 @@ async def test_who_has_another_token_is_not_believed_and_told_nothing_of_ours(
 
 @pytest.mark.guarantee("token-is-proved-not-sent")
 async def test_who_proved_it_once_is_believed_with_a_proof_alone_after_a_restart_too() -> None:
-    """So nobody can take the place of one who is away by being of an earlier version."""
+    """So no earlier version's answer can take the place of an agent that is away."""
     forger = Forger()
     ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
     assert set(await ours.pull(LISTED)) == {"b:5672", "c:5672"}

@@ -47,7 +47,7 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, i
 
 
 async def ended(address: tuple[str, int], sent: bytes) -> bytes:
-    """What came before the server closed the connection."""
+    """Send this; return the data received before the server closed the connection."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(sent)
     try:

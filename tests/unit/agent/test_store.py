@@ -1,4 +1,4 @@
-"""What an agent keeps."""
+"""The files of an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes and merges of one agent, with peers and a broker that say what they are told to."""
+"""Changes and merges of one agent, with peers and a broker that answer as told."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def listed(*hosts: str, generation: int = 1) -> BrokerList:
 
 @dataclass
 class FakePeers:
-    """maps: what each answers to a pull. answers: to a push; taken from in turn."""
+    """Peers. maps: their answers to a pull. answers: to a push; taken from in turn."""
 
     maps: dict[str, Snapshot] = field(default_factory=dict)
     answers: list[dict[str, Told]] = field(default_factory=list)
@@ -110,13 +110,13 @@ class Rig:
 
 @pytest.fixture
 def refused() -> set[str]:
-    """Brokers whose AMQP port refuses."""
+    """The brokers whose AMQP port refuses."""
     return set()
 
 
 @pytest.fixture
 def gone() -> set[str]:
-    """Names of nodes that are dead by the word of their hosts' epmd."""
+    """The names of nodes that are dead by the word of their hosts' epmd."""
     return set()
 
 
@@ -339,7 +339,7 @@ async def test_it_does_not_start_over_for_ever(rig: Rig) -> None:
 async def test_a_change_that_came_too_late_for_one_is_made_again_with_a_larger_number(
     rig: Rig,
 ) -> None:
-    """That one dropped tombstones of larger numbers: what it does not know may be deleted."""
+    """That one dropped tombstones of larger numbers: a name that it does not know may be deleted."""
     rig.peers.maps = {B: EMPTY, C: EMPTY}
     late = Told(answer="no", reason="late", stored=False, intact=True, entries=(), above=40)
     rig.peers.answers = [{B: held(), C: late}, {B: held(), C: held()}]
@@ -456,7 +456,7 @@ async def test_while_informed_a_round_asks_a_few_in_turn(rig: Rig) -> None:
 
 
 class Network:
-    """Brings what one agent asks the others to them, each after some turns of the loop."""
+    """Network that brings one agent's requests to the others, each after some turns of the loop."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -512,7 +512,7 @@ class LinkedPeers:
 
 @dataclass
 class DeclaringUpkeep(FakeUpkeep):
-    """declared: with what options each name was declared here, ever."""
+    """Upkeep that declares. declared: name -> the options with which it was ever declared here."""
 
     register: Register | None = None
     declared: dict[str, set[object]] = field(default_factory=dict)

@@ -208,7 +208,7 @@ async def test_a_waiting_fetch_ends_with_nothing_new_when_the_agent_stops(rig: R
 
 
 async def hang_up(rig: Rig, query: str) -> list[Any]:
-    """What is answered to one who goes away while he waits for a list."""
+    """Return the events sent to a client that disconnects while it waits for a list."""
     sent: list[Any] = []
     events = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
 

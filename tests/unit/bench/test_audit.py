@@ -71,7 +71,7 @@ def delivered(number: int, subscription: str, **fields: Any) -> Row:
 
 
 def whole_run(count: int = 10) -> Events:
-    """A run without a fault."""
+    """Return the events of a run without a fault."""
     events = Events()
     events.published = [published(number) for number in range(count)]
     events.delivered = [
@@ -223,7 +223,7 @@ def test_why_a_message_came_twice(
 
 
 def naive(manifest: Manifest, events: Events) -> dict[str, Any]:
-    """Definitions, one after the other, without any index."""
+    """Audit by the definitions, one after the other, without any index."""
     counts: dict[str, Any] = {"lost": 0, "expected": 0, "altered": 0, "orphans": 0, **NONE}
     ids = {row["message_id"] for row in [*events.published, *events.delivered]}
     for subscription, message_id in itertools.product(NAMES, ids):
@@ -371,7 +371,7 @@ def test_a_gap_is_what_a_look_at_every_instant_finds(
 
 
 def copies(count: int) -> list[Row]:
-    """Deliveries of message 3 to billing besides its first, a second apart."""
+    """Return deliveries of message 3 to billing besides its first, a second apart."""
     return [delivered(3, "billing", received_ns=(10 + n) * S) for n in range(count)]
 
 
@@ -389,7 +389,7 @@ def added(*rows: Row, **published_rows: Row) -> Events:
 
 
 def without(*numbers: int) -> Events:
-    """Those messages were delivered to nobody."""
+    """Return a run in which nobody got these messages."""
     events = whole_run()
     gone = {f"{number:032x}" for number in numbers}
     events.delivered = [row for row in events.delivered if row["message_id"] not in gone]
@@ -516,7 +516,7 @@ def test_what_is_planted_has_its_name_and_fails_unless_it_is_allowed(
 
 
 def test_an_outage_without_confirms_is_as_long_as_it_was() -> None:
-    """10 a second for 60 s; from second 10 on nothing is answered, for 30 s or to the end."""
+    """The run sends 10 a second for 60 s; from second 10 on nothing is answered, for 30 s or to the end."""
     for back_s, gap in ((40, Gap(30 * S, 10 * S)), (60, Gap(50 * S, 10 * S, ended=False))):
         events = Events()
         for number in range(600):

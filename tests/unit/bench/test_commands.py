@@ -88,7 +88,7 @@ def test_another_system_keeps_the_durability_or_is_refused_when_it_has_it_not() 
 
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No system is started."""
+    """Fail the test when a system is started."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("a system was started")

@@ -58,7 +58,7 @@ class Reported:
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reported]:
-    """Of each planted fault, and of a run without one, the report; each is made once."""
+    """The report of each planted fault, and of a run without one; each is made once."""
     place = tmp_path_factory.mktemp("planted")
 
     @functools.cache
@@ -93,7 +93,7 @@ def test_a_comparison_with_it_is_a_regression(
     name: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In one run of two; the profile is the same but for what was done to brokers."""
+    """It is in one run of two; the profiles differ only in the acts on brokers."""
     whole = reported("").folder
     for arm, first in (("a", whole), ("b", reported(name).folder)):
         for number, run in ((1, first), (2, whole)):
@@ -150,7 +150,7 @@ def test_what_comes_twice_is_no_rate(reported: Callable[[str], Reported], tmp_pa
 
 
 def recorded(folder: Path, unknown: range) -> None:
-    """A message a second for a minute; those of some seconds have no answer, and never came."""
+    """Record a message a second for a minute; those of some seconds have no answer, and never came."""
     anchor = Anchor("here", "c", 0)
     manifest = Manifest(
         run_id="r",

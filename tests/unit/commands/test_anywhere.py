@@ -1,4 +1,4 @@
-"""Options that stand anywhere, and settings from the environment."""
+"""Options with any place in a command line, and settings from the environment."""
 
 from __future__ import annotations
 

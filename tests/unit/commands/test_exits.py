@@ -1,4 +1,4 @@
-"""Exit codes, the same for `messagebus` and all kits, and what is said beside them."""
+"""Exit codes, the same for `messagebus` and all kits, and the texts beside them."""
 
 from __future__ import annotations
 

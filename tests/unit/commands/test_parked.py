@@ -1,4 +1,4 @@
-"""`messagebus parked`: what is read from a shell, and how things are said."""
+"""`messagebus parked`: input from a shell, and the form of its output."""
 
 from __future__ import annotations
 

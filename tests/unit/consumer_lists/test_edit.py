@@ -77,7 +77,7 @@ def test_a_bad_list_is_not_edited(change: Callable[[str, Broker], str]) -> None:
 
 
 def _oracle(before: BrokerList, order: str, broker: Broker) -> BrokerList | None:
-    """The list after the order; None when it is refused."""
+    """Return the list after the order; None when it is refused."""
     entries = {entry.broker: entry for entry in before}
     match order, entries.get(broker):
         case "add", None:

@@ -1,4 +1,4 @@
-"""consumer_lists.push: which lists may go out, and what is said of nodes that do not take them."""
+"""consumer_lists.push: the lists that may go out, and the report on nodes that do not take them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = "# cluster: prod\n# generation: 7\nmb1\nmb2\n"
 
 
 class Nodes:
-    """Three nodes; each serves what was written to it, unless it is stuck or its disk is full."""
+    """Three nodes; each serves the list written to it, unless it is stuck or its disk is full."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.http = AgentsHttp(monkeypatch)
@@ -30,7 +30,7 @@ class Nodes:
         monkeypatch.setattr(pushing, "POLL_S", 0)
 
     def attach(self, name: str, applied: int) -> None:
-        """A client that asks the agent of this name."""
+        """Attach a client that asks the agent of this name."""
         client = {"id": "x", "subscription": "s", "applied": applied, "age_s": 1}
         self.http.answers[f"{name}:8081/clients"] = json.dumps({"clients": [client]})
 

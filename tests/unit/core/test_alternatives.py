@@ -1,4 +1,4 @@
-"""Which alternative of a union a value is for, and which unions nobody could tell apart."""
+"""The alternative of a union that a value belongs to, and unions that cannot be told apart."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_delays_are_what_the_formula_says_and_never_beyond_their_bounds(
 
 @dataclass(eq=False)
 class Known:
-    """What the oracle knows of a run."""
+    """The oracle's knowledge of a run."""
 
     run: Run[int]
     since_ns: int
@@ -108,7 +108,7 @@ LIMIT_NS = 100
 
 
 class RunsMachine(RuleBasedStateMachine):
-    """The oracle is a plain list of runs, each with its time."""
+    """Machine whose oracle is a plain list of runs, each with its time."""
 
     def __init__(self) -> None:
         super().__init__()

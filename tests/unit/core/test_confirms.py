@@ -195,7 +195,7 @@ def test_the_oldest_says_since_when_an_answer_is_missing() -> None:
 
 
 class AgainstABroker(RuleBasedStateMachine):
-    """The oracle is a broker's own view: a list of what it got and what it did with each."""
+    """Machine whose oracle is a broker's own view: a list of its publishes and its answer to each."""
 
     def __init__(self) -> None:
         super().__init__()

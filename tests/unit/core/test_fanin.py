@@ -14,7 +14,7 @@ LIMIT = 4
 
 
 def filled(limit: int, **counts: int) -> FanIn[str]:
-    """Each broker's items are named broker-1, broker-2, ..."""
+    """Return a fan-in with these items; each broker's are named broker-1, broker-2, ..."""
     fanin: FanIn[str] = FanIn(limit)
     for broker, count in counts.items():
         fanin.arrived(broker, [f"{broker}-{number}" for number in range(1, count + 1)])
@@ -108,7 +108,7 @@ def test_what_is_withdrawn_was_never_handed_out() -> None:
 
 
 class AgainstLists(RuleBasedStateMachine):
-    """The oracle keeps one list of everything that arrived, and whose turn it is as a list."""
+    """Machine whose oracle keeps one list of everything that arrived, and the turns as a list."""
 
     def __init__(self) -> None:
         super().__init__()

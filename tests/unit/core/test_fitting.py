@@ -1,4 +1,4 @@
-"""What fits a type and what does not, and where it says so."""
+"""Values that fit a type and values that do not, and the place of the fault."""
 
 from __future__ import annotations
 

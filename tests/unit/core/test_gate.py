@@ -1,4 +1,4 @@
-"""When the gate opens, and what balancers hear."""
+"""The gate's opening, and the answers to balancers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ready_needs_no_reason() -> None:
 
 
 def test_a_broker_whose_agent_read_no_majority_is_ready_and_says_so() -> None:
-    """The restart of all agents drains nobody, but what is missing is named."""
+    """A restart of all agents drains nobody, but the missing majority is named."""
     said = verdict(replace(SERVING, informed=False), 0)
     assert (said.kind, said.reason) == (
         VerdictKind.READY,

@@ -1,4 +1,4 @@
-"""core.membership: attached to what is listed, letting go of what is not, whatever happens between."""
+"""core.membership: attached to listed brokers, letting go of all others, whatever happens between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY = [f"mb{number}.example:5672" for number in range(100)]
 
 
 def members(*listed: str) -> Membership:
-    """All listed brokers open at time 0."""
+    """Return members with all listed brokers open at time 0."""
     made = Membership(backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS, drain_ms=DRAIN_MS)
     made.refresh(listed, 0)
     for broker in listed:
@@ -214,7 +214,7 @@ def test_a_broker_that_is_not_ours_is_never_dialled_and_is_let_go_when_it_ceases
 
 
 class AgainstATable(RuleBasedStateMachine):
-    """The oracle keeps sets instead of states, and dictionaries of due times."""
+    """Machine whose oracle keeps sets instead of states, and dictionaries of due times."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ def item(message_id: str, *, lane: str = "a", size: int = 10, deadline_ms: int =
 
 
 def accepted(*items: Item, links: tuple[int, ...] = (1,), **changes: Any) -> Outbox:
-    """All lanes open, all links opened to distinct brokers, the items in the backlog."""
+    """Return an outbox with all lanes open, links to distinct brokers, and the items in the backlog."""
     made = outbox(**changes)
     for each in items:
         made.accept(each)
@@ -235,7 +235,7 @@ REFUSED_406 = "PRECONDITION_FAILED - message size 99 is larger"
 
 
 def refused_once(*names: str) -> Outbox:
-    """All of them in flight when the broker ended the channel for one; the next link is open."""
+    """Return an outbox with items that were in flight when the broker ended the channel for one."""
     made = accepted(*(item(name) for name in names))
     made.take(0)
     assert made.link_lost(1, 0, REFUSED_406, refused=True) == []
@@ -433,7 +433,7 @@ PACKING = Packing(count_max=3, bytes_max=50, linger_ms=0)
 
 
 def packed(*items: Item, packing: Packing = PACKING, **changes: Any) -> Outbox:
-    """One lane "a" that packs, open; a link."""
+    """Return an outbox with an open lane "a" that packs, and a link."""
     made = outbox(messages_max=100, bytes_max=10_000, window_bytes_max=10_000, **changes)
     made.pack("a", packing)
     made.open_lane("a")

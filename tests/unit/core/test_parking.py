@@ -1,4 +1,4 @@
-"""core.parking: what a parked message tells of itself, which are meant, where moved and delayed ones go."""
+"""core.parking: a parked message's own data, the filter, and the places of moved and delayed ones."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_did_not_come_out_of_a_step_was_due_nowhere(death: dict[str, Any]) 
 
 @pytest.mark.parametrize("number", [-(1 << 63), -1, 1 << 62, (1 << 63) - 1, True, "9", 1.5])
 def test_times_and_counters_that_others_forged_say_nothing_or_are_cut(number: object) -> None:
-    """Or putting it back would raise, and hold back all that lies behind it."""
+    """Else putting it back would raise, and hold back all messages behind it."""
     names = ("mb-first-ms", "mb-park-first-ms", "mb-park-ms", "mb-park-attempts", "mb-redriven")
     facts = read_facts(dict.fromkeys(names, number))
     assert (facts.first_ms, facts.parked_ms) == (None, None)

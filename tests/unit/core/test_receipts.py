@@ -217,7 +217,7 @@ def test_of_half_answered_batches_those_are_settled_whose_answers_are_not_under_
 
 
 class AgainstABroker(RuleBasedStateMachine):
-    """The oracle is the broker: per tag, how many of its messages have no answer yet."""
+    """Machine whose oracle is the broker: per tag, how many of its messages have no answer yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ class AgainstABroker(RuleBasedStateMachine):
     @precondition(lambda self: self.last_tag)
     @rule(data=st.data(), parts=st.integers(1, 3))
     def give_back_whole(self, data: st.DataObject, parts: int) -> None:
-        """Only of one that nobody has answered a part of."""
+        """Give back a batch of which no part has been answered."""
         tag = data.draw(st.integers(1, self.last_tag))
         is_whole = self.open[tag] == set(range(1, parts + 1)) and not self.half_answered(tag)
         if 0 in self.open[tag] or CLAIMED in self.open[tag] or self.half_answered(tag):

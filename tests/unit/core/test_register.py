@@ -73,7 +73,7 @@ def hear(ours: Register, peer: str, snapshot: Snapshot) -> bool:
 
 
 def sweep(ours: Register, **maps: Snapshot) -> None:
-    """Two sweeps in which these were heard: enough for what all of them know."""
+    """Make two sweeps in which these were heard: enough for entries that all of them know."""
     for _ in range(2 * SWEEP_ROUNDS):
         for peer, snapshot in maps.items():
             hear(ours, peer, snapshot)
@@ -212,7 +212,7 @@ def test_a_version_grows_only_with_what_is_kept() -> None:
 
 @pytest.mark.guarantee("no-clock-decides")
 def test_no_peer_alone_makes_anybody_forget_whatever_it_says() -> None:
-    """A forged answer at an agent's address: newer than all, and empty."""
+    """The answer is forged at an agent's address: newer than all, and empty."""
     ours = register("A", entry("k", 5), dead("gone", 6))
     forged = Snapshot(intact=True, floor=2**60, dropped=2**60)
     sweep(ours, B=intact(entry("k", 5), dead("gone", 6)), C=forged)
@@ -279,7 +279,7 @@ def test_a_tomb_of_what_expires_is_dropped_though_an_agent_is_away() -> None:
 
 
 def test_of_many_names_that_expired_only_the_newest_tombs_are_kept() -> None:
-    """As after six roll-outs of 10,000 consumers: with a peer that knows none of them, too."""
+    """So it is after six roll-outs of 10,000 consumers, also with a peer that knows none of them."""
     count = 60_000
     ours = register("A", entry("k", 1), *(dead(f"e{n}", n, expires=True) for n in range(2, count)))
     ours.round_ended()
@@ -309,7 +309,7 @@ def test_a_map_that_was_not_heard_for_a_sweep_is_read_as_a_whole_again() -> None
 def test_a_peers_map_that_is_as_it_was_is_not_merged_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each second, of each peer, with all its entries: that was half a core with 60,000 of them."""
+    """Each second each peer sends all its entries: a merge took half a core with 60,000 of them."""
     ours, theirs = register("A", entry("k", 1)), intact(entry("k", 5))
     hear(ours, "B", theirs)
     ours.adopt(intact(entry("k", 9)))
@@ -324,9 +324,9 @@ def test_a_peers_map_that_is_as_it_was_is_not_merged_again(
 
 
 def test_known_limit_a_map_put_back_from_a_backup_counts_itself() -> None:
-    """A and B acknowledged `k` while C was dead. B's folder is put back from before; A is away.
+    """A and B acknowledged `k` while C was dead. B's folder is restored from an earlier backup; A is away.
 
-    Whoever could tell that B once knew more has merged that more, so nobody can tell: documented.
+    Any agent that could tell that B once knew more has merged that more, so none can tell: documented.
     """
     put_back, third = register("B"), register("C")
     hear(put_back, "C", third.snapshot)
@@ -383,7 +383,7 @@ def test_a_map_that_operators_vouch_for_counts_and_keeps_what_is_here() -> None:
 
 @pytest.fixture(scope="module")
 def short_sweeps() -> Iterator[None]:
-    """Sweeps of two rounds: how long they are decides nothing."""
+    """Sweeps of two rounds: their length decides nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SWEEP_ROUNDS", 2)
         yield
@@ -391,7 +391,7 @@ def short_sweeps() -> Iterator[None]:
 
 @dataclass
 class Node:
-    """One agent and its broker, as seen from outside. has: what lives on the broker."""
+    """One agent and its broker, as seen from outside. has: entities that live on the broker."""
 
     register: Register
     disk: Snapshot | None
@@ -405,7 +405,7 @@ class Node:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The same object while it is the same map, as peers get it by ETag."""
+        """The same object while the map is the same, as peers get it by ETag."""
         if self.told is None or self.told[0] != self.register.version:
             self.told = (self.register.version, self.register.snapshot)
         return self.told[1]
@@ -428,9 +428,9 @@ class Node:
 
 @dataclass
 class World:
-    """Runs what agents do, on the real `Register`; `check` is the naive oracle.
+    """World of agents on the real `Register`; `check` is the naive oracle.
 
-    Whatever was acknowledged is remembered as it was. Nobody persists what it merely read; nobody
+    All acknowledged changes are remembered. No agent persists entries that it merely read; none
     reads unless told to, so that every order of reading and failing is met.
     """
 
@@ -450,9 +450,9 @@ class World:
             self.pull(name)
 
     def heal(self) -> None:
-        """Whoever was off the list reads both others before the next fault.
+        """Have an agent that was off the list read both others before the next fault.
 
-        With one of the two away it would have to take the other's word for what was deleted.
+        With one of the two away it would have to take the other's word for deletions.
         """
         was_listed = self.listed
         self._list(NAMES)
@@ -494,16 +494,16 @@ class World:
         self.nodes[name].agent_up = False
 
     def unlist(self, name: str) -> None:
-        """Taken off the list, with its map on its disk; `heal` puts it on again."""
+        """Take it off the list, with its map on its disk; `heal` puts it on again."""
         if not all(node.register.intact for node in self.nodes.values()):
             return  # of two left, one that was wiped never has a majority
         self.off(name)
         self._list(tuple(each for each in NAMES if each != name))
 
     def liar(self, name: str) -> None:
-        """Somebody answers at its address: a map newer than all, with nothing in it.
+        """Answer at its address with a map newer than all, with nothing in it.
 
-        It passes for one of a majority, so each of the others must know what was acknowledged.
+        It passes for one of a majority, so each of the others must know all acknowledged changes.
         """
         self.heal()
         for _ in range(2):
@@ -517,7 +517,7 @@ class World:
         self.nodes[name].agent_up = False
 
     def broker_off(self, name: str) -> None:
-        """The cut, if there is one, stays."""
+        """Stop the broker; the cut, if there is one, stays."""
         if not self.nodes[name].cut:
             self.heal()
         self._stop_broker(name)
@@ -531,7 +531,7 @@ class World:
         self.nodes[name].cut = True
 
     def wipe(self, name: str) -> None:
-        """One at a time: two agents of three wiped leave no majority until operators vouch."""
+        """Wipe one agent at a time: two of three leave no majority until operators vouch."""
         if not all(node.register.intact for node in self.nodes.values()):
             return
         self.off(name)
@@ -563,7 +563,7 @@ class World:
         return answered
 
     def sweeps(self, count: int) -> None:
-        """As many rounds as two sweeps take, of all, and their maps stored."""
+        """Run as many rounds as two sweeps take, of all, and store their maps."""
         for _ in range(count * 2 * module.SWEEP_ROUNDS):
             for name in NAMES:
                 self.pull(name)
@@ -577,7 +577,7 @@ class World:
             above = self._change(name, key, alive, above)
 
     def _change(self, name: str, key: str, alive: bool, above: int) -> int:
-        """Returns what the number must be above, if the change was not taken."""
+        """Try a change. Returns the number that it must exceed, if it was not taken."""
         node = self.nodes[name]
         if not node.agent_up or name not in self.listed:
             return 0
@@ -619,7 +619,7 @@ class World:
         return Reply(answer=answer, stored=node.register.intact), 0
 
     def check(self) -> None:
-        """Every broker that takes publishes has every acknowledged change."""
+        """Check that every broker that takes publishes has every acknowledged change."""
         for name, node in self.nodes.items():
             if not node.gate_open or name not in self.listed:
                 continue
@@ -634,7 +634,7 @@ class World:
             assert found.tomb >= self.deleted_at.get(key, 0), f"{name} lost a tomb: {found}"
 
     def superseded(self, key: str) -> bool:
-        """A later deletion that was not acknowledged may have reached some."""
+        """Return whether a later deletion that was not acknowledged may have reached some agents."""
         return any(entry.rank > self.acknowledged[key].rank for entry in self.deletions[key])
 
 

@@ -37,7 +37,7 @@ def due(made: Route) -> int:
 
 
 def on_broker(broker: str = A, *, share: float = 0.5) -> Route:
-    """Link 1 is current since time 0."""
+    """Return a route whose link 1 is current since time 0."""
     made = route()
     made.tick(0)
     assert made.opened(1, broker, 0, share) == [Adopt(1)]
@@ -184,7 +184,7 @@ def test_a_broker_without_a_name_is_left_for_any() -> None:
 
 
 def stubborn(made: Route, now_ms: int) -> int:
-    """Every dial leads back to the same broker. Returns how many there were until it gives up."""
+    """Lead every dial back to the same broker. Returns how many there were until it gives up."""
     made.leave(now_ms)
     tries = 0
     while dials := made.tick(now_ms):
@@ -281,7 +281,7 @@ def test_a_failed_dial_of_a_move_keeps_the_current_link() -> None:
 
 
 class UnderAnyDriver(RuleBasedStateMachine):
-    """The oracle is what a driver sees: which dials run, which link it publishes through."""
+    """Machine whose oracle is a driver's view: the dials that run, the link it publishes through."""
 
     @initialize()
     def begin(self) -> None:

@@ -15,7 +15,7 @@ from tests.support.balancer import BASE, inventory, inventory_values
 
 
 def several(**second: Any) -> dict[str, Any]:
-    """Two balancers, of which the second is on another host."""
+    """Return two balancers, of which the second is on another host."""
     values = inventory_values()
     values["hosts"] = [{"name": "front2", "ssh": "root@10.0.0.2"}]
     own = {key: values["balancer"].pop(key) for key in OWN}

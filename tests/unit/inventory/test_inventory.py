@@ -1,4 +1,4 @@
-"""The inventory; one that contradicts itself is refused whole, and every contradiction is told."""
+"""The inventory; one that contradicts itself is refused whole, and every contradiction is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lb.apply: what it does with files, HAProxy and its master, all of them replaced here.
+"""lb.apply: its use of files, HAProxy and its master, all of them replaced here.
 
 On a real HAProxy: tests/integration/test_balancer_haproxy.py.
 """
@@ -26,7 +26,7 @@ STATE = "3 mb_brokers 1 mb1 10.0.1.1 2 8 100 100 2 15 3 3 6 22 0 0 - 5672 - 0 0 
 
 
 class FakeHAProxy:
-    """A master that starts a new worker when told, unless it is `broken` for that configuration."""
+    """Master that starts a new worker when told, unless it is `broken` for that configuration."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, read: Inventory) -> None:
         self.read = read

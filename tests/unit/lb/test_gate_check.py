@@ -12,7 +12,7 @@ from messagebus.topology import GATE
 
 
 def _methods(sent: bytes) -> list[tuple[int, object]]:
-    """(channel, method) of every frame, by another implementation."""
+    """Return (channel, method) of every frame, by another implementation."""
     found = []
     while sent:
         consumed, frame = pika.frame.decode_frame(sent)

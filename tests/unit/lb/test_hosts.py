@@ -1,4 +1,4 @@
-"""lb.hosts with a host that is made up; on real SSH: tests/integration/test_balancers.py."""
+"""lb.hosts with a fake host; on real SSH: tests/integration/test_balancers.py."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BALANCER = inventory().balancer
 
 
 class Host:
-    """Its files, and what it was told to run."""
+    """Host with files that records its commands."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}

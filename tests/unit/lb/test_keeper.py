@@ -62,7 +62,7 @@ def test_at_a_start_from_nothing_all_are_down_and_orders_stay() -> None:
 
 
 def test_a_broker_that_the_file_does_not_tell_of_starts_as_down() -> None:
-    """New, or lost with the end of a file that was cut off anywhere."""
+    """It is new, or lost with the end of a file that was cut off anywhere."""
     read = inventory(3)
     config = render.render(read)
     assert keeper.cold("", config) == state.cold("", read.brokers)

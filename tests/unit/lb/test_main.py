@@ -1,4 +1,4 @@
-"""python -m lb: exit codes, errors in one line, and what is printed."""
+"""python -m lb: exit codes, errors in one line, and output."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support.balancer import BASE, PASSWORD, inventory, inventory_values
 
 
 def _section(text: str, head: str) -> list[str]:
-    """The lines of one section, stripped."""
+    """Return the lines of one section, stripped."""
     after = text.split(f"\n{head}\n", 1)[1]
     return [line.strip() for line in re.split(r"\n(?=\S)", after, maxsplit=1)[0].splitlines()]
 

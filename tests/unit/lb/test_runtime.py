@@ -53,7 +53,7 @@ class FakeServer:
 
 
 class FakeHAProxy:
-    """What haproxyadmin would give for one process."""
+    """HAProxy of one process, as haproxyadmin would give it."""
 
     mb1 = FakeServer()
 

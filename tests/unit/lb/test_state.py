@@ -22,7 +22,7 @@ UP, DOWN = "2", "0"
 
 
 def _states(text: str) -> dict[str, tuple[str, int]]:
-    """name -> (operational state, administrative state)"""
+    """Return name -> (operational state, administrative state)."""
     return {name: (row.text.split()[5], row.admin_state) for name, row in rows(text).items()}
 
 

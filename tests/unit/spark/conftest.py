@@ -43,7 +43,7 @@ def session() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def planted_run(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    """One of each in a set that is large against it."""
+    """A run with one of each fault in a set that is large against it."""
     faults = Faults(lost=1, altered=1, unexplained=1, swapped=1, orphans=1, cut_lines=1)
     folder = tmp_path_factory.mktemp("planted")
     truth = write_run(folder, messages=4_000, faults=faults)

@@ -35,7 +35,7 @@ HOST: dict[str, Any] = {"host": "h", "process": "p", "wall_minus_monotonic_ns": 
 
 @dataclass
 class Recorded:
-    """A run that is written out. at: seconds since its start."""
+    """Run that is written out. at: seconds since its start."""
 
     name: str
     end_s: float
@@ -79,7 +79,7 @@ class Recorded:
         return made
 
     def send(self, at: float, **changed: Any) -> dict[str, Any]:
-        """Publish and, if it was confirmed, deliver."""
+        """Add a publish and, if it was confirmed, its delivery."""
         row = self.publish(at, **changed)
         if row["outcome"] == "confirmed":
             self.deliver(row)
@@ -119,7 +119,7 @@ def ns(at_s: float) -> int:
 
 @dataclass
 class Told:
-    """What a job said. first: the first line of its text."""
+    """Output of a job. first: the first line of its text."""
 
     code: int
     text: str
@@ -144,9 +144,9 @@ class Asked:
     compared: dict[str, dict[str, Any]]
 
     def counts(self, run: str) -> dict[str, int]:
-        """Of `FAULTS`, of a run that was compared, as the jobs of Spark found them.
+        """Return the counts of `FAULTS` in a compared run, as the jobs of Spark found them.
 
-        Without clocks: that is said of a latency, and the audit without Spark has none.
+        Clocks are left out: they concern a latency, and the audit without Spark has none.
         """
         rows = self.compared[run]["numbers"]
         found = {row["name"]: row["value"] for row in rows if row["name"] in FAULTS}
@@ -183,7 +183,7 @@ def ask(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     measure = compare._measured
 
     def once(run: Run) -> dict[str, Any]:
-        """No run changes here once it is compared, and one stands in every comparison."""
+        """Measure a run once: it does not change once compared, and one stands in every comparison."""
         name = run.manifest.run_id
         if name not in measured:
             measured[name] = measure(run)
@@ -197,7 +197,7 @@ def ask(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def names(told: Sequence[str]) -> set[str]:
-    """Of faults, by their words."""
+    """Return the names of faults, by their words."""
     return {name for name, words in FAULTS.items() for text in told if words in text}
 
 
@@ -218,7 +218,7 @@ def test_a_fault_is_its_words_and_can_be_allowed_by_its_name() -> None:
 
 
 def steady(name: str, seconds: float = 60, **manifest: Any) -> Recorded:
-    """Two a second."""
+    """Record a run of two messages a second."""
     made = Recorded(name, seconds, manifest=manifest)
     for number in range(int(2 * seconds)):
         made.send(number / 2)
@@ -226,7 +226,7 @@ def steady(name: str, seconds: float = 60, **manifest: Any) -> Recorded:
 
 
 def faulty(name: str) -> Recorded:
-    """A minute with nothing confirmed from 10 to 40 s, after a kill; and a record with holes in it."""
+    """Record a minute without confirms from 10 to 40 s, after a kill, and with holes in the record."""
     kill = {"kind": "kill", "broker": "mb1", "at_ns": ns(10), "done_ns": ns(10)}
     made = Recorded(name, 60)
     for number in range(120):
@@ -326,7 +326,7 @@ def test_what_confirms_less_or_nothing_is_worse_than_any(
 
 
 def strict(name: str) -> Recorded:
-    """Three hours with a kill in the middle; one message for each leniency that an audit might have."""
+    """Record three hours with a kill in the middle, and one message for each leniency of an audit."""
     kill = {"kind": "kill", "broker": "mb1", "at_ns": ns(1.5 * HOUR), "done_ns": ns(1.5 * HOUR)}
     made = Recorded(name, 3 * HOUR)
     made.manifest = {

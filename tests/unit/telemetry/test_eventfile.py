@@ -109,7 +109,7 @@ def test_a_block_that_the_system_takes_in_pieces_is_written_whole(
 
 
 class Lines:
-    """Stands in for the recorder: keeps the lines."""
+    """Stand-in for the recorder that keeps the lines."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, object]] = []

@@ -479,7 +479,7 @@ def test_baggage_goes_along_and_comes_out_where_the_handler_runs(bench: Bench) -
 
 
 class Other(TextMapPropagator):
-    """One header of its own."""
+    """Propagator with one header of its own."""
 
     def extract(
         self,
@@ -560,7 +560,7 @@ UNSAMPLED = f"{PARENT[:-2]}00"
 
 
 class NoIds(RandomIdGenerator):
-    """Of an application whose spans are all counted: none may be made."""
+    """Generator for an application whose spans are all counted: none may be made."""
 
     def generate_span_id(self) -> int:
         raise AssertionError("a span was made, only to be dropped")
@@ -598,7 +598,7 @@ def test_what_is_published_while_one_is_handled_that_is_not_sampled_is_not_sampl
 
 
 class Own(Sampler):
-    """One that samples whatever it is asked about."""
+    """Sampler of an application, which samples all spans."""
 
     def should_sample(self, *args: Any, **named: Any) -> Any:
         return ALWAYS_ON.should_sample(*args, **named)

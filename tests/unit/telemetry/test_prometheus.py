@@ -48,7 +48,7 @@ class Client:
 
 
 class Page:
-    """What a registry shows, read back by the reference parser and held against the conventions."""
+    """Contents of a registry, read back by the reference parser and checked against the conventions."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

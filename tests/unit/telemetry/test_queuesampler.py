@@ -27,7 +27,7 @@ def counted(name: str, unacked: int | None = None) -> SubscriptionCount:
 def sampled(
     tmp_path: Path, *answers: SubscriptionCounts | Exception
 ) -> tuple[QueueSampler, list[Any]]:
-    """Look once for each answer; the sampler, and its rows."""
+    """Look once for each answer; return the sampler, and its rows."""
     said: Iterator[SubscriptionCounts | Exception] = iter(answers)
 
     def count(_bus: BusConfig) -> SubscriptionCounts:

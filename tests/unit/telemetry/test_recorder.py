@@ -1,4 +1,4 @@
-"""The recorder without its thread: what waits is written by hand."""
+"""The recorder without its thread: waiting rows are written by hand."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_wrong_settings_are_told(tmp_path: Path, options: dict[str, Any]) -> Non
 def test_on_a_disk_that_fills_up_what_was_written_and_what_was_lost_add_up(
     tmp_path: Path, taken_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As ENOSPC comes: a write takes a part, and the next one nothing."""
+    """ENOSPC comes so: a write takes a part, and the next one nothing."""
     room = [taken_bytes]
 
     class Filling:

@@ -1,4 +1,4 @@
-"""The bus in memory: what a test does to it, asks of it, and is told when it asks in vain."""
+"""The bus in memory: a test's acts, its questions, and the errors of its assertions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Clients:
         self._consumers: list[AsyncConsumer] = []
 
     def keep(self, work: asyncio.Task[Any]) -> None:
-        """It ends with the consumer that it belongs to."""
+        """Await this work at the end, with the consumer that it belongs to."""
         self._stack.push_async_callback(asyncio.wait_for, work, WITHIN_S)
         self._stack.push_async_callback(self._stop_all)
 
@@ -345,7 +345,7 @@ async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients
 
 # ---------------------------------------------------------------------- handlers
 class Failing:
-    """Fails so many times, then does its work. runs: which attempt each was."""
+    """Handler that fails this many times, then does its work. runs: the attempt of each."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.runs = failures, list[int]()
@@ -360,7 +360,7 @@ POLICY = RetryPolicy(attempts_max=3, first_delay_s=5, factor=3, jitter=0)
 
 
 async def handling(clients: Clients, failures: int) -> Failing:
-    """One message, whose handler runs for the first time."""
+    """Pass one message, whose handler runs for the first time; return the handler."""
     handler = Failing(failures)
     consumer = await clients.consumer()
     clients.keep(asyncio.create_task(consumer.run(handler, retry=POLICY)))

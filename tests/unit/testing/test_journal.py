@@ -1,4 +1,4 @@
-"""testing.journal: what was published first, what is a copy, and what a copy says of its original."""
+"""testing.journal: first publishes, copies, and a copy's meaning for its original."""
 
 from __future__ import annotations
 

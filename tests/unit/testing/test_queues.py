@@ -19,7 +19,7 @@ LIMIT = 3
 
 
 class Bench:
-    """One queue, a clock, and what became of what left it."""
+    """One queue, a clock, and the fate of its messages."""
 
     def __init__(self, **arguments: Any) -> None:
         self.now_ms = 0
@@ -210,7 +210,7 @@ def test_an_unused_queue_is_gone_in_time_and_a_used_one_never() -> None:
 
 
 class AgainstAnOracle(RuleBasedStateMachine):
-    """Any number of takers; the oracle keeps one sorted list and one table of who has what."""
+    """Machine with any number of takers; its oracle keeps one sorted list and one table of who has what."""
 
     def __init__(self) -> None:
         super().__init__()

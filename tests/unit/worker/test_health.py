@@ -1,4 +1,4 @@
-"""What is answered to whom asks how a worker is."""
+"""Answers to health checks of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which app a name means, and what is said when there is none."""
+"""The app that a name means, and the error when there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from messagebus.worker.process import load
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory, and modules that are forgotten again."""
+    """A working directory; imported modules are forgotten again."""
     before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

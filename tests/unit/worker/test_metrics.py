@@ -1,4 +1,4 @@
-"""What is shown at /metrics."""
+"""The contents of /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says at its end and how it hears of its parent's. See tests/integration/test_worker.py."""
+"""A worker's last line, and its parent's end. See tests/integration/test_worker.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_was_not_finished_is_told_by_name() -> None:
 
 
 class Asked(App):
-    """Counts how often it is asked to stop."""
+    """App that counts how often it is asked to stop."""
 
     asked = 0
 
@@ -68,7 +68,7 @@ def test_an_app_is_asked_and_left_when_it_does_not_end_in_time(
 
 
 def test_a_parent_that_reads_late_gets_whole_lines() -> None:
-    """Also of a look that is longer than a socket takes at once."""
+    """So does one with a look that is longer than a socket takes at once."""
     ours, theirs = socket.socketpair()
     look = {"ready": True, "subscriptions": {f"orders/{n}": "open" for n in range(20_000)}}
     with ours, theirs, ours.makefile("rb") as lines:

@@ -1,4 +1,4 @@
-"""The pulse of an app: what is told of it, where a loop is stuck, and which lines are the application's."""
+"""The pulse of an app: its contents, where a loop is stuck, and which lines are the application's."""
 
 from __future__ import annotations
 

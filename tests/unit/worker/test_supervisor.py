@@ -1,4 +1,4 @@
-"""What a supervisor thinks of its children. It is run in tests/integration/test_worker.py."""
+"""The supervisor's judgement of its children. It is run in tests/integration/test_worker.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settling, with programs that only pretend."""
+"""Settling, with fake programs."""
 
 from __future__ import annotations
 

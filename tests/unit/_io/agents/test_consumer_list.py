@@ -1,4 +1,4 @@
-"""_io.agents.consumer_list: whatever answers a request for the list, only a good newer one changes it."""
+"""_io.agents.consumer_list: of all answers to a request for the list, only a good newer one changes it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BAD: dict[str, Answer] = {
 
 
 class Agent:
-    """Answers in turn what it is given; then keeps every request."""
+    """Agent that gives its answers in turn; then it keeps every request."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -84,7 +84,10 @@ Follow = Callable[..., Awaitable[tuple[ListFollower, list[BrokerList], Agent]]]
 
 @pytest.fixture
 async def follow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Follow]:
-    """``await follow(*answers)`` -> the follower when all are read, the lists it applied, the agent."""
+    """Function that follows a list: ``await follow(*answers)``.
+
+    Returns the follower when all answers are read, the lists it applied, the agent.
+    """
     for name in ("RETRY_FIRST_MS", "RETRY_MAX_MS", "ASK_EVERY_MS"):
         monkeypatch.setattr(module, name, 0)
     made: list[ListFollower] = []

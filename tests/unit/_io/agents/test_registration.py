@@ -1,4 +1,4 @@
-"""_io.agents.registration: what agents answer becomes a registration, an error of ours, or another try."""
+"""_io.agents.registration: agents' answers become a registration, an error of ours, or another try."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Answer = httpx.Response | Exception
 
 
 class Asked:
-    """Answers in turn, the last one for ever."""
+    """Agents that give their answers in turn, the last one for ever."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -256,7 +256,7 @@ async def test_many_strange_certificates_in_a_row_are_told_at_once() -> None:
 
 
 class SlowLink:
-    """A broker far away: each request takes some turns of the loop; `refused` by exchange."""
+    """Link to a broker far away: each request takes some turns of the loop; `refused` by exchange."""
 
     def __init__(self) -> None:
         self.address = Broker.parse("mb1:5672")

@@ -1,4 +1,4 @@
-"""What agents say of subscriptions, and who did not say anything."""
+"""Agents' answers about subscriptions, and agents without an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Answer = httpx.Response | Exception
 
 
 class Agents:
-    """answers: ``METHOD host:port/path`` -> what comes back; who is not in it refuses."""
+    """Agents. answers: ``METHOD host:port/path`` -> response; an agent that is not in it refuses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[str, Answer] = {}

@@ -1,4 +1,4 @@
-"""_io.amqp.batch: what was packed comes out again, and nothing that is no batch can harm."""
+"""_io.amqp.batch: packed messages come out again, and nothing that is no batch can harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""_io.amqp.connection: the seam in pika holds; where it does not, that is seen before anything is sent."""
+"""_io.amqp.connection: the seam in pika holds; where it does not, this is noticed before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administration of a broker: which requests are made, and what their answers mean."""
+"""Administration of a broker: its requests, and the meaning of their answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("queue", "exchange", "destination")
 
 
 class FakeLink:
-    """Remembers calls; refuses those in `refused`, by method and name, with a code."""
+    """Link that remembers calls; it refuses those in `refused`, by method and name, with a code."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -268,7 +268,7 @@ async def test_the_settle_queue_is_always_a_new_one(control: Control, link: Fake
 
 
 class Rightless:
-    """A link on which this is refused for want of rights, everything else for another reason."""
+    """Link on which this is refused for want of rights, everything else for another reason."""
 
     def __init__(self, *names: str) -> None:
         self.names, self.closed = names, False

@@ -118,7 +118,7 @@ FULL = Message(
 
 
 def foreign(headers: dict[str, Any] | None = None, **fields: Any) -> bytes:
-    """As another client may write it."""
+    """Encode a message as another client may write it."""
     if headers is not None:
         fields["headers"] = headers
     return b"".join(pika.BasicProperties(**fields).encode())

@@ -1,4 +1,4 @@
-"""_io.amqp.dead_letters: what a broker changes in a message, and that it changes nothing else."""
+"""_io.amqp.dead_letters: the broker's changes of a message, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""_io.amqp.frames: byte for byte what pika writes, and in any pieces what a broker sends."""
+"""_io.amqp.frames: byte for byte as pika writes them, and read from a broker's bytes in any pieces."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def parser() -> FrameParser:
 
 
 def flat(items: list[Any]) -> list[Any]:
-    """Every delivery on its own, however many came in a row."""
+    """Return every delivery on its own, however many came in a row."""
     found: list[Any] = []
     for item in items:
         if isinstance(item, Contents):

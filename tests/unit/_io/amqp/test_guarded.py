@@ -1,4 +1,4 @@
-"""_io.amqp.connection: what others write ends no connection, what lies about its size does."""
+"""_io.amqp.connection: odd contents end no connection, wrong sizes do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _asked_anew() -> Iterator[None]:
 
 
 def read(*pieces: bytes) -> list[Any]:
-    """The frames that a connection without a socket sees."""
+    """Return the frames that a connection without a socket reads."""
     seen: list[Any] = []
     connection = object.__new__(GuardedConnection)
     connection.params, connection._frame_buffer = pika.ConnectionParameters(frame_max=4096), b""

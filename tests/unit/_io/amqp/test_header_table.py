@@ -28,7 +28,7 @@ VALUES = st.recursive(
 
 
 def table(*entries: tuple[bytes, bytes]) -> bytes:
-    """Names and encoded values."""
+    """Encode a table of names and encoded values."""
     whole = b"".join(bytes((len(name),)) + name + value for name, value in entries)
     return struct.pack(">I", len(whole)) + whole
 

@@ -1,4 +1,4 @@
-"""_io.amqp.link: who waits for a link's end waits for it, cancelled or not."""
+"""_io.amqp.link: callers that wait for a link's end get it, cancelled or not."""
 
 from __future__ import annotations
 

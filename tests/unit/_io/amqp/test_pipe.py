@@ -1,4 +1,4 @@
-"""_io.amqp.pipe: which path a process takes, and that the slow one says so once."""
+"""_io.amqp.pipe: the choice of a process's path, and one log line for the slow one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def delivery(body: bytes = b"x") -> Delivery:
 
 
 class Bench:
-    """A consumer that has what is put into it."""
+    """Consumer with deliveries that the test puts in."""
 
     def __init__(self, size: int = 3, linger_s: float = 60, **options: Any) -> None:
         self.waiting: deque[Delivery] = deque()
@@ -90,7 +90,7 @@ async def test_a_stop_sends_out_what_was_gathered_and_nothing_is_empty() -> None
 
 
 async def test_two_that_take_share_no_delivery_and_none_waits_for_ever() -> None:
-    """A run that ends takes what the waiting one had begun to gather."""
+    """A run that ends takes the deliveries that the waiting one had begun to gather."""
     bench = Bench(linger_s=0.05)
     bench.put(b"a")
     waiting = asyncio.create_task(bench.gathering.receive())

@@ -1,4 +1,4 @@
-"""_io.consume.driver: what a consumer that starts is told, and in which order things end and are dialled."""
+"""_io.consume.driver: answers at a consumer's start, and the order of ends and dials."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAIT_S = 10.0
 
 
 class RefusedFirst(MemoryWire):
-    """Registration is refused at once; links open only after that."""
+    """Wire that refuses the registration at once; links open only after that."""
 
     def __init__(self, brokers: MemoryBrokers) -> None:
         super().__init__(brokers)
@@ -131,7 +131,7 @@ def _listed(*names: str) -> BrokerList:
 
 
 class SwallowsSome(MemoryWire):
-    """Of some brokers nobody ever answers a dial."""
+    """Wire with some brokers that never answer a dial."""
 
     def __init__(self, brokers: MemoryBrokers, deaf: frozenset[str]) -> None:
         super().__init__(brokers)

@@ -1,4 +1,4 @@
-"""_io.consume.idle: what waits untouched goes back in time, and the link brings more when it is asked."""
+"""_io.consume.idle: untouched deliveries go back in time, and the link brings more when it is asked."""
 
 from __future__ import annotations
 

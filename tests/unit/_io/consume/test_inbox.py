@@ -27,7 +27,7 @@ BATCH = encode(Message(body=b"", content_type="application/vnd.messagebus.batch"
 
 
 class FakePipe:
-    """Keeps what is answered."""
+    """Pipe that keeps the answers."""
 
     def __init__(self) -> None:
         self.on_contents: Callable[[list[Arrived]], None]
@@ -46,7 +46,7 @@ class FakePipe:
 
 
 class FakeCopies:
-    """Copies at once, unless told to fail."""
+    """Copies that are made at once, unless they are to fail."""
 
     def __init__(self) -> None:
         self.given_back: list[bytes] = []
@@ -93,7 +93,7 @@ class Bench:
         self.epoch = self.inbox.connected(MB1, self.pipe)  # type: ignore[arg-type]
 
     def relink(self) -> None:
-        """The link ends, and another one is open."""
+        """End the link and open another one."""
         self.inbox.disconnected(MB1)
         self.pipe = FakePipe()
         self.inbox.connected(MB1, self.pipe)  # type: ignore[arg-type]
@@ -452,7 +452,7 @@ async def test_what_runs_on_until_the_consumer_timeout_does_not_multiply_what_wa
 
 
 def worn(count: int, **properties: str) -> bytes:
-    """As a quorum queue delivers what has come back so often."""
+    """Encode a message as a quorum queue delivers it after this many returns."""
     return counted(encode(Message(body=b"", **properties), "worn", 17), count)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""_io.consume.run_in_threads: jobs go to the threads in their order, whatever is withdrawn meanwhile."""
+"""_io.consume.run_in_threads: jobs go to the threads in order, also when some are withdrawn meanwhile."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_what_is_old_is_withdrawn_in_order_and_the_rest_stays() -> None:
 
 
 async def test_what_is_answered_without_a_thread_makes_no_room_for_more() -> None:
-    """As what does not fit its type, of a batch."""
+    """A delivery of a batch that does not fit its type is such a one."""
     jobs = [delivery(number) for number in range(1, 200)]
 
     def take() -> Delivery | None:

@@ -1,4 +1,4 @@
-"""_io.consume.run_on_loop: a loop that does not turn is told, with who keeps it."""
+"""_io.consume.run_on_loop: a loop that does not turn is logged, with the handler that keeps it."""
 
 from __future__ import annotations
 

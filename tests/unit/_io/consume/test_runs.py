@@ -1,4 +1,4 @@
-"""_io.consume.runs: what becomes of a delivery when its run has ended, and what is told."""
+"""_io.consume.runs: the answer to a delivery when its run has ended, and the log of it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_what_a_handler_returns_counts_only_where_it_says_something() -> None:
 
 
 class Proxy:
-    """Of nothing: it cannot even be asked what it is."""
+    """Proxy of nothing: it cannot even be asked what it is."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

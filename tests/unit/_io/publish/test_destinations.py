@@ -1,4 +1,4 @@
-"""Lanes: when a destination may be published to."""
+"""_io.publish.destinations: the moment from which a destination may be published to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORDERS, SECRETS = Topic("orders"), Topic("secrets")
 
 
 class FakeTopology:
-    """Answers from a list of faults; None is an answer without one."""
+    """Topology that answers from a list of faults; None is an answer without one."""
 
     def __init__(self, *faults: MessageBusError | None) -> None:
         self.faults = list(faults)

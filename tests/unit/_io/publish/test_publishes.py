@@ -1,4 +1,4 @@
-"""_io.publish.publishes: ids that never repeat, and exactly one end told to whoever waits."""
+"""_io.publish.publishes: ids that never repeat, and exactly one end for each waiting call."""
 
 from __future__ import annotations
 

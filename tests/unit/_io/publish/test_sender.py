@@ -1,4 +1,4 @@
-"""_io.publish.sender: what the outbox gives out leaves as the frames of the same messages."""
+"""_io.publish.sender: the outbox's messages leave as the frames of the same messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = Shapes()
 
 
 class FakePipe:
-    """Keeps what is written."""
+    """Pipe that keeps the written frames."""
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
@@ -34,7 +34,7 @@ class FakePipe:
 
 
 def sent(*entries: Entry) -> list[tuple[bytes, Message]]:
-    """The publishes that were written: their method frame, and the message."""
+    """Return the written publishes: their method frame, and the message."""
     pipe = FakePipe()
     Sender(pipe).send(list(entries), "mb1:5672", 5)  # type: ignore[arg-type]
     stream, found = b"".join(pipe.out), []

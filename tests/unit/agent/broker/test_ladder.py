@@ -1,4 +1,4 @@
-"""The way out of the delay ladder: its order, an earlier version's, and what is told."""
+"""The way out of the delay ladder: its order, an earlier version's, and its log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IS_BOUND = "bind mb.undelivered mb.park/mb.due"
 
 
 class FakeControl:
-    """Says what it was asked; `refuses` is the code of the next declaration of mb.due."""
+    """Control that records requests; `refuses` is the code of the next declaration of mb.due."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

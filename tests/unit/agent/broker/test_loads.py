@@ -1,4 +1,4 @@
-"""agent.broker.loads: ages from counts, and counts as told by a broker in memory."""
+"""agent.broker.loads: ages from counts, and counts of a broker in memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_of_a_broker_that_is_away_nothing_is_shown() -> None:
 def test_the_age_is_that_of_the_oldest_message_to_within_a_sample(
     steps: list[tuple[int, int]],
 ) -> None:
-    """Against a queue that knows when each message came; between two samples some come, then some go."""
+    """The oracle is a queue with each message's time; between two samples some come, then some go."""
     ages, queue, departed = Ages(), deque[int](), 0
     for number, (come, go) in enumerate(steps, start=1):
         now_ms = number * STEP_MS

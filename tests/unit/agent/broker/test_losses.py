@@ -1,4 +1,4 @@
-"""agent.broker.losses: each loss is told once, and once more when repaired; whose a deletion is."""
+"""agent.broker.losses: each loss is reported once, and once more when repaired; the origin of a deletion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from messagebus.core.register import Entry
 
 
 def losses() -> tuple[Losses, list[int]]:
-    """And how often they were reported."""
+    """Return losses, and their reports."""
     reports: list[int] = []
     return Losses("mb1:5672", lambda: reports.append(1)), reports
 

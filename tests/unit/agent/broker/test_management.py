@@ -1,4 +1,4 @@
-"""What the management API tells."""
+"""Answers of the management API."""
 
 from __future__ import annotations
 

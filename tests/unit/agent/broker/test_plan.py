@@ -1,4 +1,4 @@
-"""What is to be done on a broker."""
+"""Plans for a broker."""
 
 from __future__ import annotations
 

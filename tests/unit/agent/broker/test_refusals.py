@@ -1,4 +1,4 @@
-"""agent.broker.refusals: what was refused rests for a while, unless it is wanted otherwise."""
+"""agent.broker.refusals: a refused entry rests for a while, unless it is wanted otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bringing about, noticing and answering, on a broker that does what it is told to."""
+"""Declaring, noticing and answering, on a broker that a test steers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUBSCRIPTION = "mb.sub/orders/a"
 
 @dataclass
 class FakeBroker:
-    """What is on it, and what it does next."""
+    """Broker with its contents and its next answers."""
 
     queues: dict[str, int | None] = field(default_factory=dict)
     exchanges: set[str] = field(default_factory=set)
@@ -70,7 +70,7 @@ class FakeBroker:
         self.suspend()
 
     def suspend(self) -> None:
-        """Maintenance mode: connections are closed, the port refuses; the gate stays."""
+        """Put it into maintenance mode: connections are closed, the port refuses; the gate stays."""
         self.is_up = False
         for link in self.links:
             link.abort()
@@ -401,7 +401,7 @@ async def test_a_new_queue_is_bound_only_when_it_is_settled(rig: Rig) -> None:
 
 
 async def test_the_undelivered_are_let_go_when_all_is_bound_and_settled(rig: Rig) -> None:
-    """Or what is due for a queue that is still to be bound would be taken for undelivered."""
+    """Else a message that is due for a queue still to be bound would be taken for undelivered."""
     rig.broker.kill()
     rig.broker.bound.clear()
     before = rig.settler.calls
@@ -569,7 +569,7 @@ async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
 async def test_a_queue_that_exists_otherwise_keeps_no_gate_shut_and_drains_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    """It takes the messages; one that is not there at all would miss them."""
+    """It takes the messages; a missing queue would miss them."""
     monkeypatch.setattr(refusals, "REFUSED_RETRY_S", 0.01)
     rig.broker.kill()
     rig.broker.refuses = "mb.queue/bad"
@@ -620,7 +620,7 @@ async def test_of_a_broker_that_is_down_the_answer_is_later(rig: Rig) -> None:
 async def test_a_port_that_refuses_is_no_proof_that_a_broker_takes_no_publishes(
     rig: Rig, agent: str
 ) -> None:
-    """A suspended listener, or a firewall that rejects: it serves again with the gate that it has."""
+    """A listener may be suspended, or a firewall rejects: it serves again with the gate that it has."""
     await rig.until(lambda: rig.broker.gate)
     rig.broker.suspend()
     rig.want(entry("orders/a"))
@@ -825,7 +825,7 @@ async def test_what_may_be_of_an_earlier_life_waits_for_the_management_api(rig: 
 async def test_a_clock_that_was_ahead_hides_no_queue_that_vanished(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the time of the declaration: by its word each later deletion was before."""
+    """It does so for the time of the declaration: by its clock each later deletion was before."""
     monkeypatch.setattr(module, "AUDIT_INTERVAL_S", 3600.0)
     await rig.settled()
     with monkeypatch.context() as ahead:

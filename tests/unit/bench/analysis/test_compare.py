@@ -125,7 +125,7 @@ def test_a_pair_is_left_out_for_what_the_load_did_alone(
     ],
 )
 def test_what_the_second_alone_does_badly_is_a_regression(bad: dict[str, Any]) -> None:
-    """In three pairs of five; the others are alike to the digit."""
+    """It does so in three pairs of five; the others are alike to the digit."""
     a, b = [result()] * 5, [result(**bad)] * 3 + [result()] * 2
     compared = compare(a, b)
     assert (compared.pairs, compared.left_out) == (5, [])

@@ -12,7 +12,7 @@ from tests.support.runs import BROKERS, write_run
 
 
 class Tags(HTMLParser):
-    """Raises for what is not closed."""
+    """Parser that raises for tags that are not closed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ STEPS = [Step("a", SMALL), Step("b", SMALL), Step("c", TWO)]
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Brokers of each system that was started."""
+    """The brokers of each system that was started."""
     found: list[int] = []
 
     @contextmanager

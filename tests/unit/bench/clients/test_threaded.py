@@ -11,7 +11,7 @@ from bench.harness.outcomes import CONFIRMED, UNKNOWN
 
 
 class Blocks:
-    """Publishes when it is let; receives what it was given, once."""
+    """Client that publishes when the test lets it, and receives its messages once."""
 
     broker = "mb1"
 

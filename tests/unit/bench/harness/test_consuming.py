@@ -11,7 +11,7 @@ FILLER = Filler.of(bytes(40))
 
 
 class Receiver:
-    """Gives its deliveries two at a time."""
+    """Receiver that gives its deliveries two at a time."""
 
     def __init__(self, deliveries: list[Delivered]) -> None:
         self.left = deliveries

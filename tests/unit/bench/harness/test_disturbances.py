@@ -14,7 +14,7 @@ from tests.support.eventually import eventually
 
 
 class Noted:
-    """A system that notes what is done to it; refuses: to be killed."""
+    """System that notes its disturbances; refuses: to be killed."""
 
     def __init__(self, *, refuses: Exception | None = None) -> None:
         self.done: list[str] = []

@@ -1,4 +1,4 @@
-"""Against HdrHistogram, fed one by one."""
+"""Histograms against HdrHistogram, fed one by one."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ NS = 1_000_000_000
 
 
 async def waits(seconds: float, count: int) -> list[float]:
-    """How late each ended, in seconds."""
+    """Return how late each wait ended, in seconds."""
     late = []
     with Alarm() as alarm:
         for _ in range(count):

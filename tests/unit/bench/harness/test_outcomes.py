@@ -32,7 +32,7 @@ def received(
 
 
 def audit(outcomes: Outcomes, received: Sequence[Received]) -> Fates:
-    """All publishers send to one topic."""
+    """Audit a run in which all publishers send to one topic."""
     return judge(outcomes, received, lambda _: "orders")
 
 

@@ -18,7 +18,7 @@ S = 1_000 * MS
 
 
 class Clock:
-    """Moves a microsecond at each look, and by what the sender takes."""
+    """Clock that moves a microsecond at each look, and by the time that the sender takes."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Steered:
-    """stall: the message whose sending takes a second, -1 for none. outcome: of all."""
+    """Steered sender. stall: the message whose sending takes a second, -1 for none. outcome: of all."""
 
     def __init__(self, clock: Clock, stall: int = -1, outcome: int = CONFIRMED) -> None:
         self._clock, self._stall, self._outcome = clock, stall, outcome

@@ -47,7 +47,7 @@ def test_a_process_that_is_gone_has_no_sample() -> None:
 
 
 def test_a_run_that_is_over_at_once_has_its_first_and_its_last_look() -> None:
-    """What brokers used between the two is all that the messages cost, however short the run."""
+    """All that brokers used between the two is the cost of the messages, however short the run."""
     sampler = Sampler([Probe("mb1", os.getpid(), counts)], time.monotonic_ns())
     sampler.start()
     samples, busy = sampler.stop()
@@ -80,7 +80,7 @@ def test_what_was_used_between_two_samples_is_counted_by_its_part() -> None:
 
 
 def test_a_broker_that_nobody_looked_at_meanwhile_has_its_share_of_cpu_and_no_memory() -> None:
-    """A sampler that had no turn on a busy machine: one look before, the next long after."""
+    """The sampler had no turn on a busy machine: one look before, the next long after."""
     seen = [
         Sample("mb1", at, cpu_s=at, memory_mib=1.0, written_bytes=0, ready=3) for at in (-1.0, 15.0)
     ]

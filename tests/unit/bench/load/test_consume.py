@@ -21,7 +21,7 @@ NO_COUNTS = (
 
 
 class FakeConsumer:
-    """Hands out what it was given, then stops the load; acks of odd tags are stale."""
+    """Consumer that hands out its deliveries, then stops the load; acks of odd tags are stale."""
 
     def __init__(self, count: int) -> None:
         self.waiting = [
@@ -50,7 +50,7 @@ class FakeConsumer:
         return delivery.receipt.tag % 2 == 0
 
     def stats(self) -> ConsumerStats:
-        """A link to the second broker from the second look on; none to the third."""
+        """Return statistics with a link to the second broker from the second look on; none to the third."""
         self.looks += 1
         states = {
             "b1:1": "open",

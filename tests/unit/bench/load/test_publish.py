@@ -19,7 +19,7 @@ MS = 1_000_000
 
 
 class Clock:
-    """Sleeping moves it; nothing else does."""
+    """Clock that only sleeping moves."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -34,7 +34,7 @@ class Clock:
 
 
 class FakePublisher:
-    """Keeps what was submitted; `settle` ends it. stop() ends the rest as unknown."""
+    """Publisher that keeps its publishes; `settle` ends them. stop() ends the rest as unknown."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

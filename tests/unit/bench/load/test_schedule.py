@@ -1,4 +1,4 @@
-"""Against the integral of the rate; and what n processes send together is what one would send."""
+"""Schedules against the integral of the rate: n processes together send as one would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Its turns are tested in tests/integration/test_bench_systems.py."""
+"""The system of an App; its turns are tested in tests/integration/test_bench_systems.py."""
 
 from bench.systems.ours_app import BODY_BYTES, Order, order_message
 from messagebus import Delivery, Queue, Receipt

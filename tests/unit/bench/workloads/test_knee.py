@@ -14,7 +14,7 @@ FAULT = "p99 of confirm 99 ms"
 
 
 def searched(search: Knee, knee: float, fault: str = FAULT) -> list[float]:
-    """The rates that were tried, of a system that takes so many."""
+    """Return the rates that were tried, of a system that sustains up to knee."""
     while (rate := search.next_rate()) is not None:
         search.note(rate, "" if rate <= knee else fault)
         assert len(search.tries) < TRIES_MAX

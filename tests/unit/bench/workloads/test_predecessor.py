@@ -13,7 +13,7 @@ BASE = Profile.load_file(PROFILES / "seed-s1.toml")
 
 
 def results(repeat: int, base: Profile = BASE) -> dict[str, dict[str, Any]]:
-    """Standalone is twice as fast with 2 nodes and three times with 3."""
+    """Return results where standalone is twice as fast with 2 nodes and three times with 3."""
     return {
         step.name: {
             "profile": step.profile.as_json(),
@@ -66,7 +66,7 @@ def test_ratios_are_of_standalone_over_native_within_each_repetition() -> None:
 
 
 def test_costs_are_compared_the_other_way_round() -> None:
-    """A tenth of a second for a thousand messages and two tenths for half of them."""
+    """One takes a tenth of a second for a thousand messages, the other two tenths for half of them."""
     figures = {each.id: each for each in predecessor.figures("seed-s1", results(3), 3, "again")}
     assert figures["measure.seed_s1.n2_w50.broker_cpu_standalone"].value == 500.0
     assert figures["measure.seed_s1.n2_w50.broker_cpu_native"].value == 2000.0

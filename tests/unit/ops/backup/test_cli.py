@@ -1,4 +1,4 @@
-"""ops backup and restore on a cluster that is made up; on a real one: tests/integration/test_backup.py."""
+"""ops backup and restore on a fake cluster; on a real one: tests/integration/test_backup.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENTRY = {"origin": "mb1", "alive": True, "tomb": 0, "changed_at_ms": 1}
 
 
 class Cluster:
-    """What two brokers and their agents have, and the orders that they got."""
+    """Data of two brokers and their agents, and the orders that they got."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.layout = Layout(dir=folder, numbers=(1, 2))
@@ -92,7 +92,7 @@ class Cluster:
         return "complete"
 
     def forget(self) -> None:
-        """As brokers and agents that were installed anew."""
+        """Empty brokers and agents, as after a new installation."""
         self.maps = {name: {"entries": []} for name in self.maps}
         self.defined = {name: {} for name in self.defined}
         self.served = dict.fromkeys(self.served, 1)

@@ -20,7 +20,7 @@ class Node:
 
 
 class Cluster:
-    """answering: parts that answer. processes: part -> what its supervisor says of it.
+    """Cluster. answering: parts that answer. processes: part -> its supervisor's report.
 
     silent: balancers that do not answer -> whether their host says that they have ended.
     """

@@ -38,7 +38,7 @@ def test_an_agent_is_behind_in_what_any_other_knows_later() -> None:
 
 
 class Connections:
-    """Who is connected to a broker by its statistics, look by look: client -> whether it consumes."""
+    """Clients of a broker by its statistics, look by look: client -> whether it consumes."""
 
     def __init__(self, *looks: dict[str, bool]) -> None:
         self.looks = list(looks)

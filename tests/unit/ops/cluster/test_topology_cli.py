@@ -19,7 +19,7 @@ def entry(wanted: str, number: int = 1) -> dict[str, Any]:
 
 
 class Agents:
-    """Every broker has what its agent knows. merged: who was told, in order."""
+    """Agents whose brokers have all that they know. merged: agents that were told, in order."""
 
     def __init__(self, **entries: list[dict[str, Any]]) -> None:
         self.maps = {

@@ -25,7 +25,7 @@ NAMES = ("admin", "probe", "bus")
 
 
 class Killed(BaseException):
-    """An operator who is gone."""
+    """Raised where the operator is killed."""
 
 
 class Brokers:
@@ -200,7 +200,7 @@ def test_an_unknown_user_is_told_with_the_nearest(layout: Layout) -> None:
 def test_hosts_have_the_new_one_before_their_broker_is_told(
     brokers: Brokers, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So no start of a broker, at whatever moment, brings the old one back after it had the new one."""
+    """So no start of a broker, at any moment, restores the old password after it had the new one."""
     text = layout.inventory.read_text().replace('"local"', '"systemd"')
     hosts = [f'[[hosts]]\nname = "h{n}"\nssh = "root@h{n}"\n' for n in (1, 2)]
     for number in (1, 2):
@@ -237,7 +237,7 @@ def test_hosts_have_the_new_one_before_their_broker_is_told(
 
 @pytest.fixture
 def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was changed, of a cluster whose inventory the environment names."""
+    """The changes in a cluster whose inventory the environment names."""
     layout = Layout(dir=tmp_path, numbers=(1, 2))
     layout.inventory.write_text(files.inventory_toml(layout))
     secrets.ensure(layout.secrets_dir)

@@ -31,7 +31,7 @@ def view(tmp_path: Path) -> View:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Part of an address -> what is answered there, a status or a JSON value."""
+    """Part of an address -> its answer, a status or a JSON value."""
     known: dict[str, Any] = {}
 
     def request(method: str, url: str, **_more: object) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The folder of port locks, which lies where anybody may write."""
+"""The folder of port locks, in a place that anybody may write to."""
 
 from __future__ import annotations
 

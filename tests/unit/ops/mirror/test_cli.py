@@ -1,4 +1,4 @@
-"""`ops drbd`, on hosts that only say what was recorded."""
+"""`ops drbd`, on hosts that answer from records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 
 class Asked:
-    """Has the commands ask `FakeHosts`."""
+    """Commands that ask `FakeHosts`."""
 
     def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._file, self._monkeypatch = file, monkeypatch
@@ -63,7 +63,7 @@ def answers(holds: str = "", name: str = "db1") -> dict[str, str | None]:
 
 
 class Named(FakeHosts):
-    """Each of them knows its name."""
+    """Hosts that know their names."""
 
     def run(self, host: str, argv: Sequence[str]) -> str:
         return host if argv[0] == "uname" else super().run(host, argv)
@@ -211,7 +211,7 @@ def test_who_went_on_alone_says_so_and_its_partner_goes_on_without_it_by_name_on
 def test_the_disk_of_another_mirror_holds_something(
     drbd: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ours is only what DRBD holds already, and what was made a moment ago and never had data."""
+    """Only DRBD's own disks are ours, and disks made a moment ago that never had data."""
     told: dict[str, str | None] = {
         **answers("drbd"),
         "drbdsetup events2 --now --statistics mb1": "exists -",

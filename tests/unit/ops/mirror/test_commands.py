@@ -1,4 +1,4 @@
-"""Exactly what runs on a host of a mirror."""
+"""Exact commands on a host of a mirror."""
 
 from __future__ import annotations
 

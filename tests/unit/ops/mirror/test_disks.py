@@ -1,4 +1,4 @@
-"""The order of what is done to a mirror, and exactly what runs where."""
+"""Steps of making a mirror: their order, and their exact commands and hosts."""
 
 from __future__ import annotations
 

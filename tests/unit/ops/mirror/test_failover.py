@@ -1,4 +1,4 @@
-"""A broker goes to the other host of its mirror: the order, and exactly what runs where."""
+"""A broker goes to the other host of its mirror: the order of steps, and their exact commands and hosts."""
 
 from __future__ import annotations
 

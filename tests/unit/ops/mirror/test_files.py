@@ -24,7 +24,7 @@ def written(host: str, read: Inventory | None = None) -> dict[str, str]:
 
 
 def settings(resource: str) -> dict[str, str]:
-    """What the text sets, comments aside."""
+    """Return the settings of the text, comments aside."""
     lines = (line.split("#")[0].strip() for line in resource.splitlines())
     return dict(re.findall(r"^([a-z0-9-]+)\s+(.*);$", "\n".join(lines), re.MULTILINE))
 

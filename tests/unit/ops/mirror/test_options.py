@@ -1,4 +1,4 @@
-"""What is asked and refused before a plan about a mirror is made."""
+"""Questions and refusals before a plan about a mirror is made."""
 
 from __future__ import annotations
 

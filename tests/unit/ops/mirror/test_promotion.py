@@ -1,4 +1,4 @@
-"""A host becomes primary, or lets go: the order, and exactly what runs where."""
+"""A host becomes primary, or lets go: the order of steps, and their exact commands and hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DRBD 8.4 said in the states that a mirror can be in, and what may be done in each."""
+"""DRBD 8.4's own output in the states of a mirror, and the permitted acts in each."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ RECORDED = sorted(path for path in OUTPUTS.glob("*.txt") if path.name[0].isdigit
 
 
 def said(file: Path) -> dict[str, str]:
-    """Command -> its standard output, of one recorded state."""
+    """Return command -> its standard output, of one recorded state."""
     return {command: written for command, (_, written) in recorded_outputs(file).items()}
 
 
 def recorded(name: str) -> Status:
-    """name: number, and the host where both were recorded: ``07 A``."""
+    """Return a recorded state. name: number, and the host where both were recorded: ``07 A``."""
     number, _, host = name.partition(" ")
     (file,) = OUTPUTS.glob(f"{number}_*.{host or 'A'}.txt")
     outputs = said(file)
@@ -144,7 +144,7 @@ def test_generations_tell_who_has_newer_data(here: str, there: str, expected: Re
     [("06", False), ("07", False), ("11", True), ("12", True), ("12b", True), ("13", False)],
 )
 def test_a_split_brain_is_seen_before_and_after_the_two_have_met(state: str, split: bool) -> None:
-    """`drbdadm status` shows nothing in 12 and 12b, and in 11 nobody has met anybody."""
+    """`drbdadm status` shows nothing in 12 and 12b, and in 11 the two have not met."""
     assert is_split({"A": recorded(f"{state} A"), "B": recorded(f"{state} B")}) is split
 
 
@@ -281,7 +281,7 @@ def test_a_consistent_disk_after_a_boot_is_not_known_to_be_the_newest() -> None:
 
 @dataclasses.dataclass
 class Side:
-    """A host of the model: which writes its disk has, and what DRBD knows there."""
+    """Host of the model: the writes on its disk, and DRBD's knowledge there."""
 
     writes: set[int] = dataclasses.field(default_factory=set)
     history: list[str] = dataclasses.field(default_factory=lambda: ["G0"])
@@ -293,7 +293,7 @@ class Side:
 
 
 class Pair:
-    """Two disks and a cable, with fencing as our handler does it; knows every confirmed write."""
+    """Two disks and a cable, with fencing as our handler does it; the model knows every confirmed write."""
 
     def __init__(self) -> None:
         self.sides = {"A": Side(primary=True), "B": Side()}
@@ -318,7 +318,7 @@ class Pair:
             self.confirmed.add(number)
 
     def _outdates(self, side: Side, other: Side) -> bool:
-        """The handler: over the second network, or an operator who looked and saw it dead."""
+        """Run the handler: over the second network, or by an operator who looked and saw it dead."""
         if side.peer_disk != "Outdated":
             if other.on:
                 if other.primary:
@@ -378,7 +378,7 @@ class Pair:
         )
 
     def promote(self, name: str, *, asks: bool) -> None:
-        """As the playbook: the peer's word where it can be had, else the truth about its death."""
+        """Promote as the playbook does: by the peer's word if possible, else by the truth about its death."""
         side, peer = self.sides[name], PEER_OF[name]
         other = self.sides[peer]
         if not side.on:

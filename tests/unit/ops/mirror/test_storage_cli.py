@@ -1,4 +1,4 @@
-"""`ops storage`, on hosts that only say what was recorded."""
+"""`ops storage`, on hosts that answer from records."""
 
 from __future__ import annotations
 

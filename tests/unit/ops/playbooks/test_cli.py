@@ -12,7 +12,7 @@ from ops.local.layout import Layout
 
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a local cluster of which nothing runs."""
+    """The inventory of a local cluster of which nothing runs."""
     layout = Layout(dir=tmp_path, numbers=(1, 2))
     layout.inventory.write_text(files.inventory_toml(layout))
     layout.state_file.write_text(layout.to_json())

@@ -51,7 +51,7 @@ def test_what_was_not_kept_is_told(inventory: Path, capsys: pytest.CaptureFixtur
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
-    """An inventory of four brokers; what is said of each, a reason or "" for ready, and of the move."""
+    """An inventory of four brokers; the report on each, a reason or "" for ready, and on the move."""
     layout = Layout(dir=tmp_path, numbers=(1, 2, 3, 4))
     layout.inventory.write_text(files.inventory_toml(layout))
     layout.list_file.parent.mkdir()
@@ -76,7 +76,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict
 def test_nothing_is_moved_to_a_broker_that_takes_no_publishes(
     cluster: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One in alarm would confirm nothing."""
+    """A broker in alarm would confirm nothing."""
     inventory, told = cluster
     told |= {"mb2": "memory alarm", "mb4": "disk alarm"}
     secrets.ensure(inventory.parent / "secrets")

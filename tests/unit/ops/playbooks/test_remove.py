@@ -95,7 +95,7 @@ def test_what_nobody_takes_is_moved_when_no_consumer_is_there_any_more() -> None
 
 
 def test_a_run_that_was_blocked_is_taken_up_as_one_that_moves() -> None:
-    """What was done under one set of options has the same name, and stands first, under the other."""
+    """A step done under one set of options has the same name, and stands first, under the other."""
     plain = [step.name for step in removal().steps]
     moves = [step.name for step in removal(Drain(statistics_s=1.5, moves=True)).steps]
     assert plain == moves

@@ -1,4 +1,4 @@
-"""Hosts are looked at one and all before the first of them is changed."""
+"""All hosts are checked before the first of them is changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.balancer import BASE, mirrored_values
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done; hosts a1 and a2 need it, b1 does not, b2 is away."""
+    """The changes that were made; hosts a1 and a2 need them, b1 does not, b2 is away."""
     done: list[str] = []
     inventory = parse(mirrored_values(), base=BASE)
 

@@ -235,7 +235,7 @@ APPLICATIONS = ("application", "publisher", "consumer", "monitor", "probe")
 @pytest.mark.guarantee("roles-cannot-bind")
 @pytest.mark.parametrize("role", APPLICATIONS)
 def test_no_right_of_an_application_is_enough_for_a_binding(role: str) -> None:
-    """RabbitMQ wants the right to read the exchange, and to write to what it leads to."""
+    """RabbitMQ asks for the right to read the exchange, and to write to the target."""
     names = ("orders", "orders/billing", "queue:jobs", "delay:1000")
     parts = [*(declarations(parse_wanted(name)) for name in names), LADDER]
     _tags, configure, _write, read = RIGHTS[role]

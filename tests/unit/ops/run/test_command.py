@@ -33,7 +33,7 @@ def began(folder: Path, name: str = "remove mb2", **facts: object) -> Journal:
 
 
 def aged(folder: Path, by: timedelta) -> None:
-    """As if the run had stopped so long ago."""
+    """Make a run look as if it had stopped this long ago."""
     (file,) = (folder / "journal").glob("*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     at = (datetime.now(UTC) - by).strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -12,7 +12,7 @@ from ops.run.plan import Blocked, Command, Plan, Step
 
 
 class Recorder:
-    """Runs nothing; fails for argv that say so."""
+    """Runner that runs nothing; it fails for argv that say so."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -181,7 +181,7 @@ def failing(*steps: Step) -> Plan:
 
 
 def carried(plan: Plan, folder: Path) -> list[str]:
-    """What runs, whether it fails or not."""
+    """Carry out a plan that fails; return the commands that ran."""
     with pytest.raises(PlanFailed):
         carry_out(plan, Journal(folder, "test"))
     return carry_out.ran  # type: ignore[attr-defined, no-any-return]
@@ -231,7 +231,7 @@ def test_a_guard_that_does_not_hold_keeps_the_commands_from_being_run(
 
 
 class Disk(Recorder):
-    """Lists `files` when it is asked to."""
+    """Disk that lists `files` when it is asked to."""
 
     def __init__(self, *files: str) -> None:
         super().__init__()

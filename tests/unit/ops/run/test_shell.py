@@ -38,7 +38,7 @@ def test_a_command_that_takes_too_long_is_ended() -> None:
 
 
 class Channel:
-    """Says what it was told to run, and ends well."""
+    """Channel that records its command, and ends well."""
 
     def __init__(self) -> None:
         self.line = ""
@@ -66,7 +66,7 @@ class Channel:
 
 
 class Connection:
-    """As Fabric's. is_silent: its host was switched off, and nobody said so."""
+    """Connection like Fabric's. is_silent: its host was switched off without a word."""
 
     def __init__(self) -> None:
         self.dialled = 0

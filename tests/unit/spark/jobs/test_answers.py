@@ -36,7 +36,7 @@ def test_every_dimension_adds_up_to_the_whole(planted_run: Planted) -> None:
 
 
 def test_percentiles_are_those_of_the_rows_themselves(planted_run: Planted) -> None:
-    """Against HdrHistogram, fed the same rows one by one."""
+    """HdrHistogram is fed the same rows one by one."""
     answer = latency.measure(planted_run.run)
     reference = {name: HdrHistogram(1, hdr.TOP_NS, hdr.DIGITS) for name in (CONFIRM, SENT)}
     for path in planted_run.folder.glob("published-*.ndjson"):

@@ -76,8 +76,11 @@ def test_a_freeze_of_three_seconds_is_three_seconds_whatever_is_delivered_again_
 
 
 def write_frozen_run(folder: Path) -> None:
-    """Ten seconds, one publisher to each broker. What was delivered before one froze and had no answer
-    comes again while it is silent, and trails behind the end."""
+    """Write a run of ten seconds with one publisher to each broker.
+
+    Deliveries before one broker froze that had no answer come again while it is silent, and trail behind the
+    end.
+    """
     folder.mkdir()
     published: list[Row] = []
     delivered: list[Row] = []

@@ -1,4 +1,4 @@
-"""What keeps a report from being made; tests/integration/test_spark_jobs.py makes one."""
+"""Conditions that keep a report from being made; tests/integration/test_spark_jobs.py makes one."""
 
 from __future__ import annotations
 

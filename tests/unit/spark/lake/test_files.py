@@ -1,4 +1,4 @@
-"""Which files are read, by which clock, and which are not and why; no Spark needed."""
+"""The files that are read, by which clock, and those that are not and why; no Spark needed."""
 
 from __future__ import annotations
 

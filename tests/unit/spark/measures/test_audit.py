@@ -169,7 +169,7 @@ def test_repeats_are_counted_by_broker_and_reason(session: SparkSession) -> None
 
 
 def test_each_reason_explains_one_repeat(session: SparkSession) -> None:
-    """One that was not acked comes again once; of two copies one comes beside the other, once."""
+    """A message that was not acked comes again once; of two copies one comes beside the other, once."""
     owed = [
         delivery("owed", **STALE),
         delivery("owed", received_ns=5 * SECOND),

@@ -1,4 +1,4 @@
-"""Against counting at every instant."""
+"""Backlogs against counting at every instant."""
 
 from __future__ import annotations
 

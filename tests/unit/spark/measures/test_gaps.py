@@ -21,7 +21,7 @@ def found(session: SparkSession, spans: list[Span]) -> dict[str, tuple[int, int]
 
 
 def oracle(spans: list[Span]) -> dict[str, int]:
-    """At every end: since when was anything waiting, without an end in between?"""
+    """Return, for every end, since when anything waited without an end in between."""
     gaps: dict[str, int] = {}
     for who in {span[0] for span in spans}:
         ends = [end for name, _, end in spans if name == who and end is not None]

@@ -1,4 +1,4 @@
-"""Against the reference implementation, fed the same values one by one."""
+"""Histograms against the reference implementation, fed the same values one by one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_figure_is_given_where_its_samples_and_its_clocks_bear_it() -> None:
 
 
 def drawn(seed: int) -> list[int]:
-    """Values of a distribution that chance chooses: its shape, its scale, its size, its outliers."""
+    """Draw values of a random distribution: its shape, its scale, its size, its outliers."""
     chance = random.Random(seed)
     scale = 10 ** chance.uniform(0, 10)
     shapes: list[Callable[[], float]] = [

@@ -1,4 +1,4 @@
-"""Against a loop over the deliveries in the order of their arrival."""
+"""Order against a loop over the deliveries in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_it_agrees_with_a_loop(session: SparkSession, seed: int) -> None:
 def test_only_streams_with_something_late_in_them_are_sorted_whole(
     session: SparkSession, seed: int
 ) -> None:
-    """Late within a piece of time, and over many of them."""
+    """Deliveries are late within a piece of time, and over many of them."""
     chance = random.Random(seed)
     rows = []
     for stream in range(30):

@@ -1,4 +1,4 @@
-"""Midnight in the middle of a run: what is confirmed before it and delivered after it is not lost."""
+"""Midnight in the middle of a run: messages confirmed before it and delivered after it are not lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEFORE, AFTER = "2026-09-20", "2026-09-21"
 
 @pytest.fixture(scope="module")
 def run(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """20 s around midnight."""
+    """A run of 20 s around midnight."""
     place = tmp_path_factory.mktemp("midnight")
     folder = place / "run"
     write_run(folder, messages=400)

@@ -141,7 +141,7 @@ def summary(**changed: Any) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """What a page would fetch, and its text."""
+    """Parser for the addresses that a page would fetch, and for its text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

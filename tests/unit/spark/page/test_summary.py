@@ -34,7 +34,7 @@ RUN = Manifest(
 def ingested(
     manifest: Manifest = RUN, *, bad: int = 0, delivered: int = 4, **more: Any
 ) -> Ingested:
-    """One file of each kind."""
+    """Return one ingested file of each kind."""
     file = {"kind": "published", "good": 4, "anchors": 1, "has_anchor": True, "examples": {}}
     wrong = {MISSING: bad} if bad else {}
     files = {
@@ -50,7 +50,7 @@ def total(of: str, **known: object) -> dict[str, object]:
 
 
 def numbers(*, lost: int = 0, ids: int = 4, negative: int = 0) -> Numbers:
-    """Four messages of one publisher, all on the first broker."""
+    """Return the numbers of four messages of one publisher, all on the first broker."""
     pair = {"expected": 4, "delivered": 4 - lost, "deliveries": 4 - lost, "lost": lost}
     published: Rows = [
         {

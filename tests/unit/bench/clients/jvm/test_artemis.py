@@ -67,7 +67,7 @@ def test_what_is_written_can_be_read() -> None:
 
 
 class FakeLink(Link):
-    """Keeps what is written; says what it is told to."""
+    """Link that keeps the written frames and answers as told."""
 
     def __init__(self, broker: str, on_frames: Callable[[list[Frame]], None]) -> None:
         super().__init__(broker, on_frames)

@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def maven_says(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Instead of Maven: a shell with a script; its folder is the last argument's."""
+    """Run a shell with a script instead of Maven; its folder is the last argument's."""
     real = subprocess.run
 
     def run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

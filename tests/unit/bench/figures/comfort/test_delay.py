@@ -1,4 +1,4 @@
-"""Figures of delays, made from what was measured."""
+"""Figures of delays, made from measurements."""
 
 from __future__ import annotations
 

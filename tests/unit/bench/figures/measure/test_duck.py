@@ -1,4 +1,4 @@
-"""DuckDB's audit of made events finds what was planted: it may judge another audit."""
+"""DuckDB's audit of made events finds the planted faults: it may judge another audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a made run, by hand; that Spark says the same, tests/unit/spark/test_scans.py asks."""
+"""Scans of a made run, by hand; tests/unit/spark/test_scans.py compares them with Spark's."""
 
 from __future__ import annotations
 

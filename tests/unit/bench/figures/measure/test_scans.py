@@ -1,4 +1,4 @@
-"""What is made of CPU times; the answers themselves are compared in tests/unit/spark/test_scans.py."""
+"""Figures made of CPU times; the answers themselves are compared in tests/unit/spark/test_scans.py."""
 
 from __future__ import annotations
 

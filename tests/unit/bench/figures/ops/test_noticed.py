@@ -33,7 +33,7 @@ def took(begin_s: float, done_s: float, until_s: float) -> Took:
 
 
 def confirmed(*times_s: float, publisher: str = "p1", broker: str = "b1:1") -> list[Row]:
-    """Each of these was intended a hundredth of a second after the confirm before it."""
+    """Return confirmed rows; each was intended a hundredth of a second after the confirm before it."""
     rows: list[Row] = []
     for number, at_s in enumerate(times_s):
         waited_since = times_s[number - 1] + 0.01 if number else at_s - 0.01
