@@ -7,12 +7,13 @@ have. What a field means is not judged here, but for the bounds of a number.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import reprlib
 import typing
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
+
+from messagebus.terminal import did_you_mean
 
 __all__ = ["ANY", "Bounds", "beyond", "known", "made"]
 
@@ -56,8 +57,7 @@ def known(given: Mapping[str, Any], names: Collection[str], prefix: str, faults:
     """A line for each name that is not one of these, with the one that may be meant."""
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, list(names), 1)
-            hint = f"; meant is {prefix}{near[0]}?" if near else ""
+            hint = did_you_mean(f"{prefix}{name}", [f"{prefix}{each}" for each in names])
             faults.append(f"{prefix}{name} is not known{hint}")
 
 

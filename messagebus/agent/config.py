@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Self
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
 
 __all__ = ["AgentConfig"]
@@ -167,5 +167,4 @@ def read_secret(key: str, path: str) -> Secret:
 
 
 def _unknown(key: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(key, sorted(known), n=1)
-    return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"unknown setting {key!r}{did_you_mean(key, known)}"
