@@ -68,7 +68,7 @@ class HookChain:
         self.begin()
 
     def begin(self) -> None:
-        """Start a new range of message ids: the client starts, perhaps in a fork of the process that made it."""
+        """Start a new range of message ids: the client starts, perhaps in a fork of its process."""
         self._prefix = secrets.token_hex(10)
         self._numbers = itertools.count()  # next() of it is one step for all threads
 
@@ -89,7 +89,7 @@ class HookChain:
             except Exception as fault:  # no error of a hook may lose the message
                 self._failed("publishing", hook, fault)
             given.append(message)
-        if message.message_id != first.message_id:  # the broker and the other hooks know the first id
+        if message.message_id != first.message_id:  # the broker and other hooks know this id
             message = with_id(message, first.message_id)
         return message, Watched(self, destination, given, waiter)
 
@@ -97,7 +97,7 @@ class HookChain:
     def accepting(
         self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> Iterator[tuple[Message, Watched]]:
-        """Do as `publishing`, around the acceptance: the hooks also learn about messages that were not accepted."""
+        """Do as `publishing`, around the acceptance: the hooks also learn of messages not accepted."""
         message, watched = self.publishing(shape, body, message, waiter)
         try:
             yield message, watched

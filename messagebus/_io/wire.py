@@ -28,8 +28,8 @@ class Registration:
     """The result of a registration, by broker name.
 
     complete: every broker has it, or takes no publishes before it has it. held: has it, settled. later:
-    takes no publishes before it has it. missing: may take publishes without it -> the reason. options: name ->
-    its existing options, as `messagebus.topology.options_of` gives them; empty where no agent tells.
+    takes no publishes before it has it. missing: may take publishes without it -> the reason.
+    options: name -> its options, as `messagebus.topology.options_of` gives them; empty where unknown.
     """
 
     complete: bool

@@ -28,21 +28,21 @@ from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
 __all__ = ["WINDOW", "Mover"]
 
-# Published and not yet confirmed, over all targets; as many may be there twice after a kill.
+# Messages published and not yet confirmed, over all targets; up to as many are duplicated after a kill.
 WINDOW = 200
 DIAL_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 10.0
 CONFIRM_TIMEOUT_S = 30.0
-# Nothing came for so long, and the broker counts nothing: the queue is empty.
+# No delivery for this time, and none counted by the broker: the queue is empty.
 IDLE_S = 0.5
-# It counts some all the same: somebody else is to have them.
+# No delivery for this time although it counts some: another consumer holds them.
 HELD_S = 10.0
 NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A message, owed to its old broker. key: that it was published under. raw: its properties."""
+    """A message, unanswered at its old broker. key: its routing key. raw: its properties."""
 
     tag: int
     key: str
@@ -51,7 +51,7 @@ class _Taken:
 
 
 class _Way(NamedTuple):
-    """The way of a message: where it is published, and as what."""
+    """The target of a message: exchange and routing key, and the properties of the copy."""
 
     exchange: str
     key: str

@@ -80,7 +80,7 @@ See = Callable[[_Taken], bool]
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """ready: in the queue when it was opened. seen: of these. all_seen: none was left out."""
+    """The result of an inspection. ready: in the queue when it was opened. seen: number shown of these."""
 
     ready: int
     seen: int
@@ -94,7 +94,7 @@ class Parking:
     """The parking queues of one broker."""
 
     def __init__(self, bus: BusConfig, broker: str, *, is_named: bool) -> None:
-        """Set the broker. is_named: it calls itself as the list does, so another one at its address is refused."""
+        """Set the broker. is_named: it calls itself as the list does; another one there is refused."""
         self._bus, self._broker, self._is_named = bus, broker, is_named
 
     async def ready(self, sources: Iterable[Parked]) -> dict[Parked, int | None]:
@@ -128,7 +128,7 @@ class Parking:
         turn: Turn,
         on_moved: Moved,
     ) -> int:
-        """Put messages back into the source's own queue, undelivered ones where they were due. Returns how many.
+        """Put messages back into the source's queue, undelivered ones where they were due. Returns how many.
 
         turn: awaited before each, for the pace. on_moved: called for each. Raises TopologyError for a queue
         that is gone or full and takes nothing more. Raises it too for messages left behind, when all others

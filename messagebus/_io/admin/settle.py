@@ -155,7 +155,7 @@ class Settler:
         return int(found[1])
 
     async def files_synced(self) -> bool:
-        """Write out the file system of the data folder. False: not within SYNC_TIMEOUT_S."""
+        """Write out the file system of the data folder. False: it failed, or took longer than SYNC_TIMEOUT_S."""
         if not self.data_dir:
             return True
         done = await _run(["sync", "-f", self.data_dir], b"", {}, timeout_s=SYNC_TIMEOUT_S)
@@ -179,7 +179,7 @@ def _write_cookie(home: Path, cookie: str) -> None:
 async def _run(
     argv: list[str], stdin: bytes, environ: Mapping[str, str], *, timeout_s: float = CALL_TIMEOUT_S
 ) -> str | None:
-    """Standard output of a command, or None when it failed or took too long (it is killed then)."""
+    """Return a command's standard output; None when it failed or took too long (it is killed then)."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

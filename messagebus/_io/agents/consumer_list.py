@@ -185,7 +185,7 @@ class ListFollower:
         await asyncio.sleep(wait_ms / 1000)
 
     def _read_cache(self) -> None:
-        """Apply the cached list, so that a consumer can start while the balancer is down; ignore an invalid cache."""
+        """Apply the cached list, if valid, so that a consumer can start while the balancer is down."""
         if not self._bus.list_cache:
             return
         try:
