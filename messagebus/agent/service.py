@@ -45,7 +45,7 @@ __all__ = ["Service"]
 log = logging.getLogger("messagebus.agent")
 
 LOGIN_TIMEOUT_MS = 2_000
-# An alarm stops publishers at once; within this they are led to other brokers.
+# An alarm stops publishers at once; within this time they are led to other brokers.
 ALARM_INTERVAL_S = 2.0
 # Delay of a change of the verdict in the log; balancers get it at once.
 TELL_INTERVAL_S = 0.5

@@ -54,7 +54,7 @@ class Store:
         self._folder = Path(state_dir)
 
     def prepare(self) -> None:
-        """Make the folder. Raises ConfigError when it cannot be written to."""
+        """Create the folder. Raises ConfigError when it cannot be written to."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_synced(self._folder / "probe", "")

@@ -141,7 +141,7 @@ class Topology:
         self._turn = (self._turn + PULL_PEERS) % len(others)
         return list(islice([*others, *others], self._turn, self._turn + PULL_PEERS))
 
-    # Being told by a peer.
+    # Changes of peers.
 
     async def told(self, snapshot: Snapshot) -> Reply:
         """Take entries that a peer changed: store them, apply them, answer for them."""

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Fit = Callable[[typing.Any], typing.Any]
-"""From a decoded JSON value to one of the type. Raises Unfit."""
+"""A function from a decoded JSON value to a value of the type. Raises Unfit."""
 
 # The fault of a union gives the reasons of at most so many alternatives.
 ALTERNATIVES_TOLD_MAX = 3
@@ -66,7 +66,7 @@ _NARROWER = frozenset({("date", "datetime")})
 
 
 class Unusable(TypeError):
-    """Raised when an annotation says nothing that JSON could hold; at declaration, never later."""
+    """Raised when JSON cannot hold values of an annotation; at declaration, never later."""
 
 
 class Unfit(ValueError):

@@ -36,12 +36,12 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The delivery is done: acknowledge it."""
+    """The order to acknowledge the delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Another run. attempt: the number of that run. delay_ms: before it, not yet rounded to a step."""
+    """The order to run again. attempt: number of that run. delay_ms: before it, not rounded to a step."""
 
     attempt: int
     delay_ms: int
@@ -49,12 +49,12 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class ParkNow:
-    """A move into the parking queue."""
+    """The order to move the message into the parking queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The delivery is answered, and its message is gone."""
+    """The order to drop the message: acknowledge it without another run."""
 
 
 Action = Ack | Retry | ParkNow | Drop

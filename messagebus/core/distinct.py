@@ -15,14 +15,14 @@ __all__ = ["Dial", "Distinct", "HangUp"]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a link to this broker; tell `opened` or `failed`."""
+    """The order to open a link to this broker; then call `opened` or `failed`."""
 
     broker: str
 
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Give up this dial: enough others answered."""
+    """The order to give up this dial: enough others answered."""
 
     broker: str
 

@@ -32,7 +32,7 @@ __all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State", "Subset"]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a link to this broker; tell `opened` or `lost`. failures: tries that failed in a row."""
+    """The order to open a link; then call `opened` or `lost`. failures: tries that failed in a row."""
 
     broker: str
     failures: int = 0
@@ -40,14 +40,14 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no more deliveries; keep the link for the answers that are owed, then tell `drained`."""
+    """The order to take no more deliveries; keep the link for owed answers, then call `drained`."""
 
     broker: str
 
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Close the link, or give up the dial. No event is expected afterwards."""
+    """The order to close the link, or give up the dial. No event is expected afterwards."""
 
     broker: str
 

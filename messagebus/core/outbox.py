@@ -117,7 +117,7 @@ class Outbox:
     # ------------------------------------------------------------------ questions
     @property
     def in_flight(self) -> int:
-        """Sent and not answered, on all links; a batch counts once."""
+        """The number of publishes sent and not answered, on all links; a batch counts once."""
         return sum(len(window) for window in self._windows.values())
 
     def has_room(self, size: int, count: int = 1) -> bool:

@@ -36,7 +36,7 @@ class Receipt(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Send basic.ack on the link of this ledger."""
+    """The order to send basic.ack on the link of this ledger."""
 
     tag: int
     multiple: bool

@@ -113,7 +113,7 @@ class Snapshot:
 class Register:
     """The map of one agent. Not thread-safe.
 
-    me: broker name of this agent. kept: what it stored before its start, None for nothing.
+    me: broker name of this agent. kept: the map stored before its start, None for none.
     """
 
     def __init__(self, me: str, kept: Snapshot | None = None) -> None:
@@ -329,7 +329,7 @@ class Register:
         return is_new and entry.alive and entry.number <= self._dropped
 
     def _adopt(self) -> None:
-        """Take the floor, and become intact, by what a majority of the others say."""
+        """Take the floor, and become intact, by the maps of a majority of the others."""
         peers = [self._maps[p] for p in self._heard_in_life() if p in self._maps and p != self.me]
         needed = majority(len(self._voters))
         if len(peers) >= needed:
@@ -392,7 +392,7 @@ def _larger(ours: Entry, theirs: Entry) -> Entry:
 
 
 class Answer(Enum):
-    """The knowledge of one broker after a change was sent to its agent."""
+    """The known state of one broker after a change was sent to its agent."""
 
     HELD = "held"
     LATER = "later"

@@ -33,7 +33,7 @@ STAY_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a link through the balancer; tell `opened` or `lost` with this number."""
+    """The order to open a link through the balancer; then call `opened` or `lost` with this number."""
 
     link: int
     timeout_ms: int
@@ -41,14 +41,14 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Publish through this link from now on; an earlier one only waits for its answers."""
+    """The order to publish through this link; an earlier one only waits for its answers."""
 
     link: int
 
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Close this link or give up this dial. No event is expected afterwards."""
+    """The order to close this link or give up this dial. No event is expected afterwards."""
 
     link: int
 

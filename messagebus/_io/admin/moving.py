@@ -304,7 +304,7 @@ def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
 
 
 async def _look_for(link: Link, queue: str) -> int:
-    """Return how many messages are ready. Raises TopologyError when the queue is not there."""
+    """Return how many messages are ready. Raises TopologyError when the queue does not exist."""
     try:
         answer = await _within(link.try_call("queue_declare", queue=queue, passive=True), link)
     except ChannelRefused as refused:

@@ -62,7 +62,7 @@ Turn = Callable[[], Awaitable[None]]
 
 
 class _Taken(NamedTuple):
-    """A parked message, owed to its broker. raw: its properties."""
+    """A parked message, unanswered at its broker. raw: its properties."""
 
     tag: int
     facts: Facts
@@ -170,7 +170,7 @@ class Parking:
             return ""
 
         async def turn() -> None:
-            """Take a turn, as fast as it goes."""
+            """Return at once: dropping has no pace."""
 
         return await self._move(source, ready, choice, limit, turn, move, on_moved)
 
@@ -340,7 +340,7 @@ class _Pass:
 
 
 class _NoQueue(TopologyError):
-    """Raised when a message was sent back."""
+    """Raised when the broker returned a message."""
 
 
 class _Putting:

@@ -155,7 +155,7 @@ class Settler:
         return int(found[1])
 
     async def files_synced(self) -> bool:
-        """Write out the file system of the data folder. False: it failed, or took longer than SYNC_TIMEOUT_S."""
+        """Write out the file system of the data folder. False: failed, or not within SYNC_TIMEOUT_S."""
         if not self.data_dir:
             return True
         done = await _run(["sync", "-f", self.data_dir], b"", {}, timeout_s=SYNC_TIMEOUT_S)

@@ -181,7 +181,7 @@ class HotConnection(GuardedConnection):
             self.bytes_sent += len(data)
             if self._direct and not transport._tx_buffers:
                 # Send at once when nothing waits: saves two epoll_ctl and a turn of the loop each.
-                with contextlib.suppress(OSError):  # full, or broken: pika's own write finds out
+                with contextlib.suppress(OSError):  # full, or broken: pika's own write handles it
                     data = data[transport._sock.send(data) :]
             if data:
                 transport.write(data)

@@ -42,7 +42,7 @@ CALL_TIMEOUT_S = 5.0
 # Time for the check of one right, many of which are under way.
 RIGHT_MS = 10
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
-# No exchange has this name, and no user need have a right on it.
+# No exchange has this name, and no user needs a right on it.
 NOWHERE = "mb.nowhere"
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for (queue|exchange) '([^']+)' in vhost '[^']*': "

@@ -34,7 +34,7 @@ from messagebus.message import BINARY
 
 __all__ = ["PROPERTIES_BYTES_MAX", "copied"]
 
-# They must fit into one frame, of 128 KiB by default, or the broker ends the link.
+# Properties must fit into one frame, of 128 KiB by default, or the broker ends the link.
 PROPERTIES_BYTES_MAX = 120 * 1024
 USER_ID, APP_ID, CLUSTER_ID = 1 << 4, 1 << 3, 1 << 2
 _ORDER = (

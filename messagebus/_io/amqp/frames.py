@@ -41,7 +41,7 @@ _TAG = Struct(">QB")  # delivery tag, redelivered
 _ANSWER = Struct(">BHIIQBB")  # a whole ack or nack frame
 ANSWER_SIZE = _ANSWER.size
 ANSWER_PAYLOAD = ANSWER_SIZE - FRAME_OVERHEAD
-# One piece is cached for each body size that was seen; sizes are as many as an application has kinds.
+# Bound of body sizes with a cached piece each; applications have few different sizes.
 SIZES_MAX = 4096
 
 
@@ -154,7 +154,7 @@ class Confirm(NamedTuple):
 
 
 Arrived = tuple[int, bool, bytes, bytes]
-"""A delivery's tag, whether it was redelivered, its properties (flags and list, not decoded), its body."""
+"""A delivery's tag, its redelivered flag, its properties (flags and list, not decoded), its body."""
 
 
 class Contents(NamedTuple):

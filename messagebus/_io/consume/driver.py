@@ -193,7 +193,7 @@ class ConsumeDriver:
         left = inbox.handed_out
         await inbox.finish(FINISH_TIMEOUT_S)
         links, self._links = self._links, {}
-        for broker in links:  # an answer from now on goes nowhere
+        for broker in links:  # answers are stale from now on
             inbox.disconnected(broker)
         for link in links.values():
             self._closing.spawn(link.close())
@@ -277,7 +277,7 @@ class ConsumeDriver:
         return self._inbox.has(delivery)
 
     def ack(self, delivery: Delivery) -> bool:
-        """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
+        """Ack a delivery. False, and counted: its link has ended, and the broker delivers it again."""
         if not self._woken:
             self._wake()
         return self._inbox.ack(delivery)
@@ -498,7 +498,7 @@ class ConsumeDriver:
         if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
             self._register_soon()
         if self._members.states.get(broker) is State.DIALING:
-            # A certificate that is not taken locks no account.
+            # A refused certificate locks no account.
             refused = type(fault) is LoginRefused
             self._members.lost(broker, now_ms(), random.random(), refused=refused)
 

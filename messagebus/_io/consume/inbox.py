@@ -429,7 +429,7 @@ class Inbox:
         """Return whether its broker may soon park it for its returns, although nobody has seen it.
 
         RabbitMQ counts every return: by a nack, a closed channel, a lost link. A copy counts from zero, but
-        stands at the end of the queue. So the bound is half of the delivery limit, for ordered queues all of it.
+        stands at the end of the queue. So the bound is half of the limit, or all of it for ordered queues.
         """
         limit = self.delivery_limit
         if not limit:
@@ -478,14 +478,14 @@ class Inbox:
                     del desk.copied_out[tag]
                     held = desk.ledger.open_parts(tag)
                     self._copy_parts(desk.ledger, tag, held)
-                    for _part in held:  # their answers will be stale
+                    for _part in held:  # the application's answers will be stale
                         self._fanin.answered(desk.ledger.broker)
 
     def flush(self) -> None:
         """Send all answers given since the last time, together."""
         for desk in self._desks.values():
             if desk.ledger.rejected:
-                self._reject_batches(desk)  # before a "multiple" reaches over them
+                self._reject_batches(desk)  # before a "multiple" ack includes them
             for tag, multiple in desk.ledger.flush():
                 desk.pipe.ack(tag, multiple)
             desk.pipe.flush()

@@ -166,7 +166,7 @@ class HandlerThreads:
         result = self._handling.handler(run.item)
         if result is None or not inspect.isawaitable(result):
             return result
-        with self._lock:  # `_replace` finds it there, or has been here before
+        with self._lock:  # `_replace` finds it there, or ran before
             if self._handling.runs.is_overrunning(run):
                 if inspect.iscoroutine(result):
                     result.close()
@@ -262,7 +262,7 @@ class Bridge:
             answer = self._answers.popleft()
             try:
                 answer()
-            except Exception:  # the next ones go out all the same
+            except Exception:  # go on with the next ones
                 log.exception("an answer failed, its delivery comes again")
             self._held -= 1
         self._room.set()
@@ -291,7 +291,7 @@ class Bridge:
         async def wait() -> object:
             try:
                 return await result
-            except (SystemExit, KeyboardInterrupt) as error:  # would end the loop of all
+            except (SystemExit, KeyboardInterrupt) as error:  # would end the application's loop
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         return asyncio.run_coroutine_threadsafe(wait(), self._loop)
@@ -310,7 +310,7 @@ class Bridge:
         live = delivery.ledger.is_live
         self._answers.append(answer)
         if not self._woken:
-            self._woken = True  # a race wakes twice, never not at all: cleared before taking
+            self._woken = True  # a race wakes twice, never zero times: cleared before taking
             with contextlib.suppress(RuntimeError):  # the loop is closed: it is delivered again
                 self._loop.call_soon_threadsafe(self._give)
         return live

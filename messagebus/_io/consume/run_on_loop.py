@@ -235,7 +235,7 @@ class HandlerTasks:
         match error:
             case KeyboardInterrupt():
                 return self._is_main and _may_be_interrupted()
-            case GeneratorExit():  # the loop is gone, or the handler is a strange one
+            case GeneratorExit():  # the loop is gone, or the handler raised it by itself
                 return not self._loop.is_running()
             case _:
                 return False

@@ -393,7 +393,7 @@ class PublishDriver:
             self.fatal = fault
             self.connected.set()
         self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
-        # A certificate that is not taken locks no account.
+        # A refused certificate locks no account.
         refused = type(fault) is LoginRefused
         self.route.lost(number, now_ms(), random.random(), refused=refused)
         self._arm()

@@ -30,7 +30,7 @@ __all__ = [
 NEVER_SENT = ("", 0)
 # More shapes than any application has kinds of messages; above it the cache is cleared.
 SHAPES_MAX = 10_000
-# Half the cost of the class's own constructor, which checks its arguments by name.
+# Costs half of the class's own constructor, which checks its arguments by name.
 _new = tuple.__new__
 # Looked up once: finding an enum's member takes 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}

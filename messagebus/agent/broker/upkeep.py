@@ -106,13 +106,13 @@ class Upkeep:
         # Set once the first link is open or failed: before that nothing is known.
         self.tried = asyncio.Event()
         self._control: Control | None = None
-        self._gate_open: bool | None = None  # None: not known, the link was lost while it was open
+        self._gate_open: bool | None = None  # None: unknown, the link was lost while it was open
         self._has_events = False
         self._awaited_event = ""
         self.events_proven = False
         self._brought: dict[str, Entry] = {}
         self._vanished: set[str] = set()
-        self._suspects: set[str] = set()  # may have vanished: the clock says that it cannot be
+        self._suspects: set[str] = set()  # may have vanished, although the clock says no
         self._brought_version = 0
         self._behind_since_ms: int | None = None
         self._births: dict[str, int | None] | None = None
@@ -358,7 +358,7 @@ class Upkeep:
                 await self.bring_about()
                 self.fault = ""
             except StillReading as fault:
-                self.fault = str(fault)  # `recovery` has told it
+                self.fault = str(fault)  # `recovery` has logged it
             except (NotBroughtAbout, ManagementUnavailable) as fault:
                 self._tell_fault(str(fault))
             if self.refusals:
@@ -393,7 +393,7 @@ class Upkeep:
             log.warning("broker not kept broker=%s reason=%s", self._config.broker, fault)
         self.fault = fault
 
-    # Bringing about.
+    # Applying the map.
 
     async def bring_about(self) -> None:
         """Apply the map to the broker, settle it, and open the gate when it may.
