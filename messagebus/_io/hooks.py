@@ -19,7 +19,7 @@ __all__ = ["HookChain", "Watched", "add_headers", "hook_chain", "with_id"]
 
 log = logging.getLogger("messagebus.hooks")
 
-# The first failure of a hook is logged, and then one in so many.
+# The first failure of a hook is logged, and then each TOLD_EVERY-th one.
 TOLD_EVERY = 10_000
 # A member of a slotted class is set past the guard of a frozen one in a third of the time.
 _MEMBERS = [vars(Message)[name] for name in Message.__slots__]

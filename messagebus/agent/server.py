@@ -1,4 +1,4 @@
-"""The agent's HTTP server: uvicorn with bounds on connections that nobody has logged in on.
+"""The agent's HTTP server: uvicorn with bounds on connections before any login.
 
 A request must arrive within REQUEST_WITHIN_S, headers and body together, or its connection is closed. A
 connection on which none begins is closed too. There are fewer connections than descriptors.

@@ -36,7 +36,7 @@ __all__ = [
 Fit = Callable[[typing.Any], typing.Any]
 """A function from a decoded JSON value to a value of the type. Raises Unfit."""
 
-# The fault of a union gives the reasons of at most so many alternatives.
+# Number of alternatives whose reasons the fault of a union gives, at most.
 ALTERNATIVES_TOLD_MAX = 3
 KINDS: Mapping[type, str] = {
     type(None): "null",
@@ -109,7 +109,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Lists. items: the node of each place; with `repeats` the last may repeat. into: type of the result."""
+    """Lists. items: node of each place; with `repeats` the last is for 0 or more. into: the result's type."""
 
     items: tuple[Node, ...]
     repeats: bool

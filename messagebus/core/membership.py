@@ -32,7 +32,7 @@ __all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State", "Subset"]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """The order to open a link; then call `opened` or `lost`. failures: tries that failed in a row."""
+    """The order to open a link to this broker; then call `opened` or `lost`. failures: in a row so far."""
 
     broker: str
     failures: int = 0

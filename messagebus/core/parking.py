@@ -282,7 +282,7 @@ class Spread:
     """The choice of targets for messages: the same one for all messages of a key, the others in turn."""
 
     def __init__(self, targets: int) -> None:
-        """Create a spread over so many targets, 1 or more."""
+        """Create a spread. targets: their number, 1 or more."""
         self._targets, self._next = targets, -1
 
     def place(self, key: str) -> int:

@@ -4,7 +4,7 @@ A quorum queue's own name lies in a table that RabbitMQ 3.10 writes to disk up t
 a kill before that loses the queue and every confirmed message in it. `Settler` has the table
 written and fsynced by one `erl_call` (3 ms; `rabbitmqctl eval` takes 0.5 s and there is no HTTP way),
 and then the file system of the data folder. The table is an internal of Ra: it is looked up by the
-name of its file. Where that fails `settle` says so, and the caller declares one more queue
+name of its file. Where that fails `names_synced` is False, and the caller declares one more queue
 (which flushes the names before it) and waits SLOW_S.
 
 Sources: reference/topology.md section 3; `ei_connect` and `erl_call` manual pages.

@@ -28,7 +28,7 @@ def http_client(
     """
 
     async def name(request: httpx.Request) -> None:
-        """Set the TLS name: the balancer passes TLS through to a server called tls_server_name."""
+        """Set the SNI name: TLS passes through the balancer, to a certificate for tls_server_name."""
         if bus.tls_server_name and request.url.host == bus.address.host.strip("[]"):
             request.extensions["sni_hostname"] = bus.tls_server_name
 

@@ -61,8 +61,8 @@ RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
 # An agent that has just started knows nothing yet, and any agent may be behind one address. Each agent whose
 # broker takes publishes knows what was declared.
 ABSENT_SURE = 3
-# One agent with an unknown certificate is no reason to give up: the next try may reach another agent. So
-# many in a row (within half a second) are: then our own authority is wrong.
+# One agent with an unknown certificate is no reason to give up: the next try may reach another agent.
+# STRANGERS_MAX in a row (within half a second) mean that our own authority is wrong.
 STRANGERS_MAX = 4
 # RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/ARCHITECTURE.md.
 SETTLE_MS = 4_000

@@ -216,8 +216,8 @@ class Link:
         """End the link politely; frames written before are sent. Bounded by CLOSE_TIMEOUT_MS.
 
         Unanswered deliveries come again in their order, because consumers end with their channel and are not
-        cancelled before. With single active consumers a cancel would serve the next one at once with the
-        messages behind those of this one, which come back a moment later.
+        cancelled before. With single active consumers a cancel would let the next one go on at once, before
+        the unanswered deliveries of this one come back.
         """
         self._finish(LinkLost(self.address.name, "closed"))
         if self.connection.is_open and not self._aborted:

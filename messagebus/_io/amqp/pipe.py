@@ -64,7 +64,7 @@ class Alike(Protocol):
 
 
 class Frames(Protocol):
-    """Publishing to one address; added messages go out with the pipe's next `flush`."""
+    """The publisher to one address; added messages go out with the pipe's next `flush`."""
 
     def add(self, out: list[bytes], properties: bytes, body: bytes) -> None: ...
 

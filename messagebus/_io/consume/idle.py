@@ -1,4 +1,4 @@
-"""The return of deliveries that nobody takes, before the broker's consumer timeout.
+"""The return of untaken deliveries, before the broker's consumer timeout.
 
 A broker that waits for an answer longer than its consumer timeout (30 minutes by default)
 closes the channel, and all unanswered deliveries on it come again. That affects deliveries in our

@@ -336,7 +336,7 @@ class LoopWatch:
             looked_s = now_s
 
     def look(self, now_s: float) -> None:
-        """Log if the loop is blocked and that is due."""
+        """Log, when due, that the loop is blocked."""
         blocked_s = now_s - self._beaten_s
         if blocked_s < self._blocked_s:
             self._told_s = 0.0

@@ -111,7 +111,7 @@ Job = Delivery | Batch
 
 @dataclass(frozen=True, slots=True)
 class BatchHandler:
-    """A handler of batches whose payloads are read before. read: raises the answer to a misfit."""
+    """A handler function of batches whose payloads are read before. read: raises the answer to a misfit."""
 
     function: Callable[[Batch], object]
     read: Callable[[Delivery], Any] | None
@@ -326,7 +326,7 @@ class Handling:
                 return f"{delivery.attempt} of {self._rule.attempts_max} attempts failed"
 
     def _tell(self, delivery: Delivery, answer: str, words: Words, error: BaseException) -> None:
-        """Log one line for a failed run, without its traceback: an exception may be 10 MB."""
+        """Log one line for a run that did not end well, without traceback: an exception may be 10 MB."""
         level = logging.INFO if isinstance(error, RetryLater) else logging.WARNING
         if not log.isEnabledFor(level) or not self._may_tell():
             return

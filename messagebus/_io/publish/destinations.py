@@ -3,8 +3,8 @@
 Runs on one asyncio loop. A lane opens when the destination is registered and the current link was
 seen to have it. A broker that forbids an exchange closes the whole link for it. So a forbidden
 destination is refused for REFUSED_S, or each publish to it would cost all the others their link. Publishing
-does not create an undeclared queue, unless that is asked for: a mistyped name would keep messages that
-nobody ever reads. Publishes to it are unroutable, and it is looked for again after ABSENT_S.
+does not create an undeclared queue, unless that is asked for: a mistyped name would keep messages without
+a reader. Publishes to it are unroutable, and it is looked for again after ABSENT_S.
 """
 
 from __future__ import annotations

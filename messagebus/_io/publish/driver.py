@@ -523,7 +523,7 @@ class PublishDriver:
         self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
     def _leave_if_slow(self, now: int) -> None:
-        """Leave a slow broker. With an fsync stall of all brokers it moves once, then waits for an answer."""
+        """Leave a slow broker, once in 10 * confirm_slow_ms until one answers: all may stall at fsync."""
         slow_ms = self._config.confirm_slow_ms
         if now < self._slow_until_ms or self.outbox.unanswered_ms(now) < slow_ms:
             return

@@ -20,7 +20,7 @@ __all__ = ["Ladder"]
 log = logging.getLogger("messagebus.agent")
 
 PRECONDITION_FAILED = 406
-# One look in so many declares the ladder again, in case somebody has deleted a part.
+# Every REPAIR_EVERY-th look declares the ladder again, in case a part was deleted.
 REPAIR_EVERY = 10
 
 _DUE = Declarations(exchanges=tuple(e for e in LADDER.exchanges if e.name == DUE))

@@ -26,7 +26,7 @@ LOSSES_KEPT = 100
 SAME_LOSS_MS = 100
 T = TypeVar("T")
 
-# While events are proven to arrive, the audit looks for lost events only: one round in so many steps.
+# While events are proven to arrive, the audit looks for lost events only: one round in AUDIT_STEPS steps.
 # With 10 entries that is 0.1 % of a core instead of 0.6 %.
 AUDIT_STEPS = 10
 # Names kept that we deleted or declared, the newest: events of earlier ones have come long ago. A later
