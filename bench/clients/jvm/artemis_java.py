@@ -69,7 +69,7 @@ def options(profile: Profile, host: str, samples: Path) -> list[str]:
 
 
 def read(text: str) -> list[dict[str, Any]]:
-    """Parse its samples, one per line. A killed process leaves an incomplete file; broken lines are skipped."""
+    """Parse its samples, one per line. A killed process leaves an incomplete last line, which is skipped."""
     lines = (line.strip().rstrip(",") for line in text.splitlines())
     found = []
     for line in lines:
