@@ -61,7 +61,7 @@ __all__ = ["COMMANDS", "WORKLOADS", "Workload", "measured"]
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
 Load = Callable[[str], Profile]
-"""A profile of ours, by its name."""
+"""Returns one of our profiles by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ class Compared:
 
     @property
     def vanished(self) -> bool:
-        """Whether a has it in some pair and b does not, for example deliveries."""
+        """True if a has it in some pair and b does not, for example deliveries."""
         nothing = (None, 0.0) if self.number.more_is_better else (None,)
         return self.is_due and any(bool(x) and y in nothing for x, y in self._pairs)
 

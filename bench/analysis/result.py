@@ -274,7 +274,7 @@ class Result:
 
     @property
     def _is_even(self) -> bool:
-        """Whether the schedule itself has a steady rate."""
+        """True if the schedule itself has a steady rate."""
         return isinstance(self.profile.load.schedule, Constant | Poisson)
 
     @property

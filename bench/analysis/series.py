@@ -39,7 +39,7 @@ __all__ = [
 
 Run = Callable[[Profile, Path, Running], dict[str, Any]]
 Results = dict[str, dict[str, Any]]
-"""Name of a step -> what its ``result.json`` has."""
+"""Name of a step -> the content of its ``result.json``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Figure:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the value meets the goal but some repetition does not."""
+        """True if the value meets the goal but some repetition does not."""
         return self.met is False and _meets(self.goal, self.value)
 
     @property

@@ -59,7 +59,7 @@ SETTLE_S = 5.0
 CASES = {"idle": "none waiting", "waiting": f"{WAITING:,} delayed messages waiting"}
 
 Late = Mapping[int, Sequence[Sequence[float]]]
-"""Step in seconds -> for each repetition how many seconds late each message came; below 0: early."""
+"""Step in seconds -> for each repetition the lateness of each message in seconds; below 0: early."""
 
 
 def delay_figures(scene: Scene) -> Iterator[Figure]:

@@ -82,7 +82,7 @@ class _Rows:
 
 
 Save = Callable[[str, pa.Table], None]
-"""Given the name of a file, ``published-000``, and its rows."""
+"""Called with the name of a file, ``published-000``, and its rows."""
 
 
 def make(folder: Path, messages: int, *, seed: int = 1, save: Save | None = None) -> Planted:

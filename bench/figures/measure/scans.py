@@ -23,7 +23,7 @@ from bench.figures.scene import Group, Scene, repeat_command
 __all__ = ["GROUP", "RATIO_MAX", "Histograms", "different", "fed", "scan_figures", "told"]
 
 Histograms: TypeAlias = Mapping[tuple[str, str], HdrHistogram]
-"""(publisher, broker) -> all times from the intended one to the confirm, in ns."""
+"""(publisher, broker) -> latencies from the intended time to the confirm, in ns."""
 
 TOP_NS = 1 << 47
 DIGITS = 3
