@@ -159,7 +159,7 @@ def run(
     seed-s1, seed-s2, latency-matrix, fan-in and peers are workloads of several runs; with --dir they go on
     where they were interrupted.
 
-    Exit code 7: the numbers are not to be trusted, and why is on the first lines of the report.
+    Exit code 7: the numbers are not to be trusted; the first lines of the report give the reasons.
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
@@ -224,7 +224,7 @@ def with_system(profile: Profile, name: str | None) -> Profile:
 )
 @click.argument("folder", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
-    """Make the report of a run again from its files; of one that was cut short, of what is there."""
+    """Make the report of a run again from its files; after an interrupted run, from those it left."""
     if (found := read_outside(folder)) is not None:
         click.echo(write_outside(found, folder))
         faults = found["faults"]
@@ -353,8 +353,8 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     """Find the highest constant rate at which 99 % of PROFILE's messages come within --p99-max-ms.
 
     Confirms, and deliveries where there are consumers. A rate also fails when the load was held back, or
-    when the client was the bottleneck: then it is the client's knee, and told as such. Each try has a
-    system of its own, so that none meets what another one left; a rate fails when it failed twice, and the
+    when the client was the bottleneck; the answer is then the client's knee and says so. Each try has a
+    system of its own, so that tries do not affect each other. A rate fails when it failed twice, and the
     answer has held twice.
     """
     wanted = profile_of(profile)

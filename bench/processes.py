@@ -39,7 +39,7 @@ class Child:
         return self.process.poll()
 
     def last_line(self) -> str:
-        """The last line of its log, "" if there is none."""
+        """Return the last line of its log, "" if there is none."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
             said = file.read().decode(errors="replace").strip().splitlines()

@@ -279,7 +279,7 @@ class Result:
 
     @property
     def brokers(self) -> dict[str, dict[str, Any]]:
-        """broker -> its cost in the measured part; in a closed loop from the first sample to the last.
+        """The cost by broker in the measured part; in a closed loop from the first sample to the last.
 
         Work after the last confirm, deliveries above all, belongs to the messages too. messages_cpu_s: CPU
         time of the messages. It and cpu_us are None if the measured part is too short, or has no sample of

@@ -124,11 +124,11 @@ def figures(
 ) -> None:
     """Measure the figures of the project, all or those of GROUPS, on a local cluster of its own.
 
-    GROUPS are names, such as client.publish, or what several begin with, such as way.
+    GROUPS are names, such as client.publish, or common beginnings of names, such as way.
 
-    Prints a table and keeps it as bench/results/NAME.json, after each group. A machine that does
-    other things meanwhile measures those too: the load before and after is in the file. Exit code 7:
-    a goal was not met.
+    Prints a table and keeps it as bench/results/NAME.json, after each group. Other load
+    of the machine affects the figures: the file has its load before and after. Exit code 7: a goal was
+    not met.
     """
     console = Console(highlight=False, soft_wrap=True)
     wanted = chosen(groups)

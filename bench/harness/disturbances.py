@@ -28,7 +28,7 @@ def steps(disturbances: Sequence[Disturbance]) -> list[tuple[float, int, bool]]:
 class Disturber:
     """A thread that causes and ends the disturbances.
 
-    start_ns: start of the load, on this process's clock.
+    start_ns: start of the load, on this process's monotonic clock.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Published:
         return found
 
     def silence_ns(self, from_ns: int, until_ns: int) -> int | None:
-        """Return the longest time without a confirm while one was awaited; see `bench.audit`."""
+        """Return the longest wait for a confirm within these times; see `bench.audit`."""
         if self.settled_ns is None:
             return None
         confirmed = self.outcomes == CONFIRMED

@@ -174,7 +174,7 @@ class Sampler:
         self._thread.start()
 
     def waiting(self) -> int:
-        """The messages in the queues of all brokers that answered in the last round of samples."""
+        """Return the messages in the queues of all brokers that answered in the last round of samples."""
         last = {each.broker: (each.ready or 0) + (each.unacked or 0) for each in self._samples}
         return sum(last.values())
 

@@ -70,7 +70,7 @@ def publish(
 ) -> None:
     """Publish records at the rate of rate.json in the folder of the run; record every outcome.
 
-    Exit code 0: everything that was handed over is confirmed.
+    Exit code 0: all submitted messages are confirmed.
     """
     _prepare_folder(folder)
     config = PublisherConfig(deadline_ms=DEADLINE_MS)
@@ -119,7 +119,7 @@ def consume(
 ) -> None:
     """Receive until SIGTERM, answer at once, record every delivery.
 
-    Exit code 0: everything that was received has its answer, stale ones included.
+    Exit code 0: all received messages are answered, stale answers included.
     """
     _prepare_folder(folder)
     consumer = Consumer(

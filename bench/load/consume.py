@@ -65,9 +65,9 @@ class ConsumeLoad:
     def run(self) -> Progress:
         """Receive until stopped, then stop the consumer; return counts.
 
-        The consumer gives back deliveries that were not handed out.
-        A delivery is recorded after its answer was accepted, so a process that is killed in between
-        has answered up to one block of deliveries that its file does not show.
+        The consumer gives back deliveries that were not handed out. A delivery is recorded after its answer
+        was accepted, so a process that is killed in between has answered up to one block of deliveries that
+        its file does not show.
         """
         self._show("running")
         while not self._stopping:

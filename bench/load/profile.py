@@ -62,13 +62,13 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 }
 PROCESSES_MAX = 200
 STAMP_LEAST = 18
-# The upper bound of our client's window, beyond any practical use.
+# Publishes of one connection. Confirms carry 64 bits; this is our client's bound, beyond any practical use.
 WINDOW_MAX = 65_535
 BATCH_MAX = 10_000
 # Each key has a weight in a list.
 KEYS_MAX = 1_000_000
 KEY_SKEW_MAX = 10
-# A week.
+# A week. `bench soak` serves for runs of more than a day.
 SECONDS_MAX = 604_800
 # The name of a run with recorded events: as `messagebus.telemetry` allows, with room for the appended time.
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -172,6 +172,7 @@ class Time:
     """The times of a run.
 
     warm_up_s: load before the measured part. drain_s: upper bound of the wait for deliveries.
+
     The measured part has whole seconds. A closed loop is measured from its first message to its last;
     measured_s is its upper bound.
     """

@@ -121,7 +121,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A closed loop: each publisher sends its next message when its window has room, `count` in all.
+    """A closed loop: each publisher sends `count` messages, the next one when its window has room.
 
     A message is intended when it is submitted. The wait before that is not seen, so latencies of a closed
     loop are too low. It measures rates, not latencies.

@@ -442,7 +442,7 @@ def lying(host: str, port: int, broker: str, cluster: str) -> ThreadingHTTPServe
 
 
 class _Forks(_Trial):
-    """A publishing process that forks, and a fork with publishers that are not started yet."""
+    """A process that forks while it publishes, and has other publishers that are not started yet."""
 
     name = "forks"
 
