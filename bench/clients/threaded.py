@@ -142,7 +142,7 @@ async def _working(
     def run() -> None:
         try:
             client = connect()
-        except Exception as fault:  # whatever that library raises: the run says it in one line
+        except Exception as fault:  # any error of that library: the run reports it in one line
             error = BenchError(f"cannot connect: {fault!r}")
             loop.call_soon_threadsafe(ready.set_exception, error)
             return
