@@ -128,7 +128,7 @@ def repeat_command(group: str, repeat: int = 0) -> str:
 
 
 TOPIC, SUBSCRIPTION = "figures", "sink"
-# The warm-up as a fraction of a turn's messages; the least of both numbers, for quick runs.
+# The warm-up as a fraction of a turn's messages; lower bounds of the warm-up, and of a quick turn's messages.
 WARM_UP_PART = 0.1
 WARM_UP_LEAST, QUICK_LEAST = 100, 500
 PROCESS_WITHIN_S = TURN_WITHIN_S + 60.0

@@ -70,7 +70,7 @@ def batch_figures(scene: Scene) -> Iterator[Figure]:
 
     def prepare(case: Case) -> None:
         if case.task.verb == "consume":
-            # Fills the queue with full batches.
+            # Fills the queue with messages that end up in full batches.
             fill(scene, case.task)
         else:
             purge(scene, case.task)
